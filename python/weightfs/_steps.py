@@ -75,11 +75,13 @@ class Steps:
             os.close(lock)
         return final
 
-    def prune(self, keep, newest):
-        """Removes the lowest steps, so that `keep` stay. `newest` is one of those that stay. Each disappears by a
-        rename before its files are deleted, so no part of a step is visible."""
+    def prune(self, keep, newest, used=()):
+        """Removes the lowest steps, so that `keep` stay. `newest` is one of those that stay; steps in `used` stay
+        beside them. Each disappears by a rename before its files are deleted, so no part of a step is visible."""
         others, hidden = [step for step in self.numbers() if step != newest], []
         for step in others[:-(keep - 1) or None]:
+            if step in used:
+                continue
             with contextlib.suppress(FileNotFoundError):   # another program has removed it
                 os.rename(self.directory_of(step), name := self._hidden_name(step))
                 hidden.append(name)

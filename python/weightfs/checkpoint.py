@@ -12,8 +12,6 @@
 A step is the directory `step-00000100` with the file `state.pt`, which torch.load reads anywhere. docs/CHECKPOINTS.md
 says what stays after a kill, a power loss and on a full pool."""
 
-import asyncio
-import concurrent.futures
 import contextlib
 import errno
 import logging
@@ -26,6 +24,8 @@ from weightfs import _process, _restore
 from weightfs._handle import aio_handle
 from weightfs._numbers import MOST_BYTES, flag, whole
 from weightfs._process import check_process
+from weightfs._pushes import Pushes, Pushing
+from weightfs._saving import Outcome
 from weightfs._snapshot import Snapshot
 from weightfs._steps import Steps
 
@@ -34,38 +34,14 @@ _MOST_STEP = (1 << 63) - 1
 _THREADS = 2   # for each transfer
 
 
-class Saving(concurrent.futures.Future):
+class Saving(Outcome):
     """The future of one save, which can be awaited. result() returns the directory of the step, once it is durable. A
-    save cannot be canceled. Any thread may use it, but not a forked child. `step` is the number of the step."""
+    save cannot be canceled. Any thread may use it, but not a forked child. `step` is the number of the step. `pushed`
+    is the future of its push, or None for a manager without push=."""
 
-    def __init__(self, step):
-        super().__init__()
-        self.step, self._process, self._error_seen = step, _process.pid, False
-        self.set_running_or_notify_cancel()
-
-    def exception(self, timeout=None):
-        """The exception that the save failed with, or None. Raises concurrent.futures.TimeoutError."""
-        check_process(self._process, "manager")
-        error = super().exception(timeout)
-        self._error_seen = True
-        return error
-
-    def result(self, timeout=None):
-        """Returns the directory, or raises the exception of the save."""
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        return super().result()
-
-    def raise_unseen(self):
-        """Waits for the save. Raises its exception if nobody has asked for it yet."""
-        check_process(self._process, "manager")
-        concurrent.futures.wait([self])
-        if not self._error_seen:
-            self.result()
-
-    def __await__(self):
-        return asyncio.wrap_future(self).__await__()
+    def __init__(self, step, pushed=None):
+        super().__init__(step)
+        self.pushed = pushed
 
 
 class Manager:
@@ -73,10 +49,11 @@ class Manager:
     any filesystem, and on a weightfs mount by leases.
 
     save() returns when the state is copied to memory. A background thread then writes and publishes the copy. One save
-    is under way at a time, so the memory is that of one state: it is allocated by the first save and reused. The
-    interpreter waits for the save under way before it exits."""
+    is under way at a time, so the memory is that of one state: it is allocated by the first save and reused. With
+    push=, each saved step is then pushed into an S3 bucket, one at a time, while the training and the next saves go on.
+    The interpreter waits for the save and the pushes under way before it exits."""
 
-    def __init__(self, directory, keep=None, *, max_memory=None, handle=None):
+    def __init__(self, directory, keep=None, *, max_memory=None, handle=None, push=None):
         """Opens a directory of steps, which is created if it is missing. Removes what killed programs left there.
 
         Args:
@@ -85,14 +62,18 @@ class Manager:
             keep: how many steps stay after a save; the lowest are removed. None: all.
             max_memory: the most bytes that the copy of a state may have. None: no limit.
             handle: an aio_handle. None: the manager opens one, and closes it in close().
+            push: s3://BUCKET/PREFIX/NAME, or a dict with this as `url` and other arguments of weightfs.s3.push, such as
+                {"url": ..., "keep": 10, "endpoint_url": ...}. The version of a step is its number. An unfinished push
+                of the step by an earlier run is replaced (take_over). None: nothing is pushed.
 
         Raises:
-            OSError: the directory cannot be created or read."""
+            OSError: the directory cannot be created or read, or with push= there is no program weightfs."""
         self._keep = None if keep is None else whole("keep", keep, 1, _MOST_STEP)
         most = None if max_memory is None else whole("max_memory", max_memory, 1, MOST_BYTES)
         self._process, self._lock, self._busy, self._closed = _process.pid, threading.RLock(), False, False
         self._snapshot, self._saving = Snapshot(most), None
-        self._steps = Steps(directory)
+        self._pushes = None if push is None else Pushes(push, self._prune_pushed)
+        self._steps, self._files, self._newest = Steps(directory), threading.Lock(), None
         self._own_handle = handle is None
         self._handle = aio_handle(overlap_events=True, num_threads=_THREADS) if handle is None else handle
 
@@ -100,9 +81,10 @@ class Manager:
         """Copies a state and starts to write it. First waits for the save that is under way.
 
         Args:
-            step: a whole number, at least 0. A step that exists is replaced by one rename.
+            step: a whole number, at least 0, with push= at least 1. A step that exists is replaced by one rename; a
+                version that exists is not replaced.
             state: everything that torch.save accepts. It may be changed as soon as save() returns.
-            wait: return only when the step is durable.
+            wait: return only when the step is durable. It may not be pushed yet.
 
         Returns:
             the Saving of this step.
@@ -112,11 +94,12 @@ class Manager:
             ValueError, TypeError: a wrong step, or the manager is closed.
             Exception: of torch.save, or of the previous save if nobody has asked its future. Then this state was not
                 saved."""
-        step, wait = whole("step", step, 0, _MOST_STEP), flag("wait", wait)
+        least = 0 if self._pushes is None else 1   # the least version
+        step, wait = whole("step", step, least, _MOST_STEP), flag("wait", wait)
         with self._exclusively():
-            self.wait()
+            self._wait_saved()
             self._snapshot.take(state)
-            self._saving = saving = Saving(step)
+            self._saving = saving = Saving(step, None if self._pushes is None else Pushing(step))
             writer = threading.Thread(target=self._write, args=(saving,), name=f"weightfs step {step}")
             try:
                 writer.start()
@@ -127,10 +110,16 @@ class Manager:
         return saving
 
     def wait(self):
-        """Waits for the save under way. Raises its exception if nobody has asked its future."""
+        """Waits for the save and the pushes under way. Raises the exception of the save, or otherwise of the first
+        push, that nobody has asked a future for."""
         check_process(self._process, "manager")
-        if self._saving is not None:
-            self._saving.raise_unseen()
+        self._wait_saved()
+        if self._pushes is None:
+            return
+        try:
+            self._pushes.wait()
+        finally:
+            self._prune_pushed()   # if a push ended while a save was removing steps
 
     def steps(self):
         """The saved steps, as a list in ascending order."""
@@ -182,8 +171,8 @@ class Manager:
         return self._from_file(step, False, lambda path: _restore.restore(state, path, self._handle))[0]
 
     def close(self):
-        """Waits for the save under way and frees the memory; the manager cannot be used afterwards. Raises the
-        exception of the save if nobody has asked its future."""
+        """Waits for the save and the pushes under way and frees the memory; the manager cannot be used afterwards.
+        Raises exceptions as wait() does."""
         if self._closed or _process.pid != self._process:   # in a forked child, everything belongs to the parent
             return
         with self._exclusively():
@@ -224,8 +213,16 @@ class Manager:
         if self._closed:
             raise ValueError("the manager is closed")
 
+    def _wait_saved(self):
+        if self._saving is not None:
+            self._saving.raise_unseen()
+
     def _write(self, saving):
         """Writes the snapshot and publishes it as a step. Sets the outcome of `saving`."""
+        with self._files:
+            self._write_locked(saving)
+
+    def _write_locked(self, saving):
         failure = None
         try:
             path = self._publish(saving.step)
@@ -235,13 +232,31 @@ class Manager:
         if failure is not None:
             log.error("step %d was not saved: %s", saving.step, failure)
             saving.set_exception(failure)
+            if saving.pushed is not None:
+                saving.pushed.set_exception(failure)   # wait() raises that of the save, not this one
             return
-        try:
-            if self._keep is not None:
-                self._steps.prune(self._keep, saving.step)
-        except OSError as error:
-            log.warning("step %d is saved, but older steps were not removed: %s", saving.step, error)
+        self._newest = saving.step
+        if saving.pushed is not None:
+            self._pushes.add(saving.pushed, path)
+        self._prune()
         saving.set_result(path)
+
+    def _prune(self):
+        """Removes the steps beyond `keep` whose push is not pending. The caller holds _files."""
+        try:
+            if self._keep is not None and self._newest is not None:
+                self._steps.prune(self._keep, self._newest, self._pushes.steps() if self._pushes is not None else ())
+        except OSError as error:
+            log.warning("step %d is saved, but older steps were not removed: %s", self._newest, error)
+
+    def _prune_pushed(self):
+        """Removes the steps that only their push has kept."""
+        # A push does not wait for a save. The save that holds the lock, or the next one, removes what this one cannot.
+        if self._files.acquire(blocking=False):
+            try:
+                self._prune()
+            finally:
+                self._files.release()
 
     def _publish(self, step):
         content = self._snapshot.view()

@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of directories in S3 buckets: push, pull, versions, prune.
+
+    from weightfs import s3
+
+    s3.push("/mnt/tensors/run/step-1000", "s3://bucket/team/run", version=1000)
+    s3.pull("s3://bucket/team/run", "/mnt/tensors/model", progress=lambda done, total: print(done, total))
+
+    pushing = s3.push_async("/mnt/tensors/run/step-2000", "s3://bucket/team/run")   # result(), await, cancel()
+
+Each call runs the program `weightfs` as a process of its own, so a transfer does not use the memory or the GIL of the
+caller. The program is named by the argument `program` or by the variable WEIGHTFS_PROGRAM, or is found in PATH.
+
+Every function accepts these options of the connection: endpoint_url, region, profile, ca_bundle, no_sign_request,
+path_style, connections. `weightfs push --help` explains them. Credentials are found as by AWS's programs.
+
+When the interpreter exits, it ends the transfers that are under way; the same push later continues. If the interpreter
+is killed, the kernel ends them, on systems whose `setpriv` has the option --pdeathsig (util-linux 2.33)."""
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import datetime
+import errno
+import functools
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import typing
+
+from weightfs import _process
+from weightfs._numbers import flag, whole
+from weightfs._process import check_process
+from weightfs._publish import Publication, publication
+
+__all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Transfer", "Version", "prune", "pull",
+           "pull_async", "push", "push_async", "versions"]
+
+log = logging.getLogger("weightfs")
+_MOST_VERSION = (1 << 63) - 1
+_MOST_KEPT = 1_000_000
+_MOST_CONNECTIONS = 256
+_END_LIMIT_S = 10   # after SIGTERM, before SIGKILL
+
+
+class S3Error(OSError):
+    """A command failed. Its text is the line that the program printed: what failed, where, and the next step."""
+
+
+class Pushed(typing.NamedTuple):
+    """What push() did.
+
+    Attributes:
+        path: the directory or file.
+        url: the URL of the version.
+        version: its number.
+        files, bytes: number of files and their sizes together.
+        sent_bytes: the bytes of files that this push sent; fewer if it continued another one.
+        existed: the version was there already, from the same source."""
+
+    path: str
+    url: str
+    version: int
+    files: int
+    bytes: int
+    sent_bytes: int
+    existed: bool
+
+
+class Pulled(typing.NamedTuple):
+    """What pull() did.
+
+    Attributes:
+        url: the URL of the version.
+        version: its number.
+        directory: the new directory.
+        files, bytes: number of files and their sizes together.
+        downloaded: the bytes that were received.
+        fetched_again: parts that were fetched again because of a wrong checksum.
+        publication: with publish=True the Publication of the directory, otherwise None."""
+
+    url: str
+    version: int
+    directory: str
+    files: int
+    bytes: int
+    downloaded: int
+    fetched_again: int
+    publication: typing.Optional[Publication]
+
+
+class Version(typing.NamedTuple):
+    """A version in a bucket.
+
+    Attributes:
+        version: its number.
+        complete: False for one whose push has not ended.
+        created: when its push began (UTC).
+        files, bytes: number of files and their sizes together; None if it is not complete.
+        source: what was pushed.
+        push: the id of the push."""
+
+    version: int
+    complete: bool
+    created: datetime.datetime
+    files: typing.Optional[int]
+    bytes: typing.Optional[int]
+    source: str
+    push: str
+
+
+class PrunedVersion(typing.NamedTuple):
+    """A version that prune() removed: its number, whether it was an unfinished push, the number and the bytes of its
+    objects, and the number of its multipart uploads."""
+
+    version: int
+    unfinished: bool
+    objects: int
+    bytes: int
+    uploads: int
+
+
+class Pruned(typing.NamedTuple):
+    """What prune() did.
+
+    Attributes:
+        removed: a PrunedVersion for each version that it removed, or with dry_run=True would remove.
+        kept: the numbers of the complete versions that stay.
+        unfinished: the numbers of the unfinished pushes that stay.
+        foreign: the numbers below the URL that weightfs did not make, which stay."""
+
+    removed: typing.List[PrunedVersion]
+    kept: typing.List[int]
+    unfinished: typing.List[int]
+    foreign: typing.List[int]
+
+
+def push(path, url, *, version=None, verify=False, take_over=False, keep=None, progress=None, program=None,
+         **connection):
+    """Copies a directory or a file into a bucket, as a version that exists completely or not at all. After an
+    interruption, the same call continues.
+
+    Args:
+        path: the directory or file.
+        url: s3://BUCKET/PREFIX/NAME, below which the versions are.
+        version: its number. None: that of the publication, otherwise the time of the newest file.
+        verify: read everything back and compare it before the version exists.
+        take_over: replace an unfinished push of somebody else.
+        keep: afterwards remove all but so many of the greatest versions. None: remove none.
+        progress: progress(done, total) is called with numbers of bytes, at most ten times a second. An exception that
+            it raises ends the transfer, and push() raises it.
+        program: the program to run.
+        connection: see above.
+
+    Returns:
+        a Pushed.
+
+    Raises:
+        S3Error: the program failed. No version exists that did not exist before.
+        FileNotFoundError: there is no program."""
+    return _push(path, url, version, verify, take_over, keep, progress, program, connection).run()
+
+
+def push_async(path, url, *, version=None, verify=False, take_over=False, keep=None, progress=None, program=None,
+               **connection):
+    """Starts push(), and returns its Transfer. `progress` is called on another thread."""
+    return _push(path, url, version, verify, take_over, keep, progress, program, connection).start()
+
+
+def pull(url, directory, *, version=None, files=None, slices=None, publish=False, progress=None, program=None,
+         **connection):
+    """Copies a version into a new directory, which appears complete, verified and durable, or not at all.
+
+    Args:
+        url: s3://BUCKET/PREFIX/NAME, or one version of it, s3://BUCKET/PREFIX/NAME/N.
+        directory: the directory to create. It must not exist, or be empty.
+        version: its number. None: the greatest.
+        files: patterns, such as "*.json". Only files whose paths match one of them are pulled.
+        slices: pairs of a pattern of paths and a pattern of names. Of safetensors files whose paths match, only the
+            tensors whose names match are pulled.
+        publish: publish the directory afterwards (weightfs.publish).
+        progress, program, connection: as in push().
+
+    Returns:
+        a Pulled.
+
+    Raises:
+        S3Error: the program failed. There is no new directory.
+        FileNotFoundError: there is no program."""
+    return _pull(url, directory, version, files, slices, publish, progress, program, connection).run()
+
+
+def pull_async(url, directory, *, version=None, files=None, slices=None, publish=False, progress=None, program=None,
+               **connection):
+    """Starts pull(), and returns its Transfer. `progress` is called on another thread."""
+    return _pull(url, directory, version, files, slices, publish, progress, program, connection).start()
+
+
+def versions(url, *, unfinished=False, program=None, **connection):
+    """Lists the versions in a bucket, the greatest first.
+
+    Args:
+        url: s3://BUCKET/PREFIX/NAME.
+        unfinished: also list versions whose push has not ended.
+
+    Returns:
+        a list of Version."""
+    words = ["versions", *_switches(all=("unfinished", unfinished)), *_connection(**connection)]
+    return Transfer(_command(program, words, url), _versions).run()
+
+
+def prune(url, keep, *, unfinished_after_days=7.0, dry_run=False, program=None, **connection):
+    """Removes all but the greatest versions, and abandoned pushes.
+
+    Args:
+        url: s3://BUCKET/PREFIX/NAME.
+        keep: how many complete versions stay.
+        unfinished_after_days: also remove unfinished pushes in which nothing has changed for so many days.
+        dry_run: remove nothing.
+
+    Returns:
+        a Pruned."""
+    words = ["prune", *_values(keep=whole("keep", keep, 1, _MOST_VERSION)),
+             f"--unfinished-after={float(unfinished_after_days)}", *_switches(dry_run=("dry_run", dry_run)),
+             *_connection(**connection)]
+    return Transfer(_command(program, words, url), _pruned).run()
+
+
+class Transfer(concurrent.futures.Future):
+    """A push or pull under way, which can be awaited. result() returns the Pushed or Pulled. Any thread may use it, but
+    not a forked child. Canceling the task that awaits it cancels the transfer."""
+
+    def __init__(self, command, made, progress=None):
+        """Only the functions of this module create transfers. made(json) makes the result."""
+        super().__init__()
+        self._command, self._made, self._progress = command, made, progress
+        self._owner, self._guard, self._child, self._canceled = _process.pid, threading.Lock(), None, False
+
+    def start(self):
+        """Runs the program on another thread. Returns the transfer."""
+        # At exit it must not be waited for, but ended.
+        threading.Thread(target=self._settle, name=self._title(), daemon=True).start()
+        return self
+
+    def run(self):
+        """Runs the program on this thread. Returns the result."""
+        _running.add(self)
+        try:
+            return self._made(self._output())
+        finally:
+            _running.discard(self)
+
+    def running(self):
+        return not self.done()
+
+    def cancel(self):
+        """Asks the program to end. Returns False if the transfer is done. Only cancelled(), once it is done, says
+        whether it was canceled: its last step may have been under way."""
+        check_process(self._owner, "transfer")
+        with self._guard:
+            if self.done():
+                return False
+            self._canceled = True
+            if self._child is not None:
+                # Not SIGINT, which programs that a script starts in the background ignore.
+                self._child.send_signal(signal.SIGTERM)
+        return True
+
+    def exception(self, timeout=None):
+        """The exception that the transfer failed with, or None. Raises concurrent.futures.TimeoutError and
+        concurrent.futures.CancelledError."""
+        check_process(self._owner, "transfer")
+        return super().exception(timeout)
+
+    def result(self, timeout=None):
+        """Returns the Pushed or Pulled, or raises the exception of the transfer."""
+        check_process(self._owner, "transfer")
+        return super().result(timeout)
+
+    def __await__(self):
+        return asyncio.wrap_future(self).__await__()
+
+    # --- Internals ---
+
+    def _title(self):
+        return f"weightfs {os.fsdecode(self._command[1])}"
+
+    def _settle(self):
+        """Runs the program and sets the outcome."""
+        try:
+            result = self.run()
+        except BaseException as error:
+            with self._guard:
+                canceled = self._canceled and isinstance(error, (S3Error, concurrent.futures.CancelledError))
+            if canceled:
+                super().cancel()
+                self.set_running_or_notify_cancel()
+            else:
+                self.set_exception(error)
+            return
+        self.set_result(result)
+
+    def _output(self):
+        """Runs the program. Returns the JSON that it printed."""
+        # Its standard output cannot be a pipe that nobody reads while this thread reads the other one.
+        with open(os.memfd_create("weightfs", os.MFD_CLOEXEC), "w+b") as output:
+            child = self._spawn(output)
+            try:
+                with child.stderr:
+                    lines = self._follow(child.stderr)
+                code = child.wait()
+            except BaseException:   # KeyboardInterrupt, or an exception of `progress`
+                _end(child)
+                raise
+            if code != 0:
+                raise S3Error("\n".join(lines) or self._describe(code))
+            output.seek(0)
+            return json.loads(output.read())
+
+    def _spawn(self, output):
+        before = _ends_with_parent()
+        with self._guard:
+            if self._canceled:
+                raise concurrent.futures.CancelledError
+            # In a session of its own it gets no Ctrl-C of the terminal: the caller decides what that ends.
+            self._child = subprocess.Popen([*before, *self._command], stdin=subprocess.DEVNULL, stdout=output,
+                                           stderr=subprocess.PIPE, start_new_session=True)
+            return self._child
+
+    def _follow(self, stream):
+        """Reads standard error to its end. Returns the lines of the error."""
+        errors, last = [], None
+        for line in stream:
+            text = line.decode(errors="replace").rstrip("\n")
+            if text.startswith('{"done"'):
+                numbers = _numbers(text)
+                last = numbers or last
+                if self._progress is not None and numbers is not None:
+                    self._progress(*numbers)
+            elif text.startswith("weightfs: warning: "):
+                log.warning("%s", text[len("weightfs: warning: "):])
+            elif text:
+                errors.append(text[len("weightfs: "):] if text.startswith("weightfs: ") else text)
+        if self._progress is not None and last is not None and last[0] < last[1] and self._child.wait() == 0:
+            self._progress(last[1], last[1])
+        return errors
+
+    def _describe(self, code):
+        ended = signal.strsignal(-code) if code < 0 else None
+        return f"{self._title()} ended with {f'signal {-code} ({ended})' if ended else f'status {code}'}"
+
+
+# --- Commands ---
+
+
+def push_words(*, version=None, verify=False, take_over=False, keep=None, **connection):
+    """The options of a push on the command line. TypeError and ValueError for wrong ones."""
+    return [*_values(version=None if version is None else whole("version", version, 1, _MOST_VERSION),
+                     keep=None if keep is None else whole("keep", keep, 1, _MOST_KEPT)),
+            *_switches(verify=("verify", verify), take_over=("take_over", take_over)), *_connection(**connection)]
+
+
+def find_program(program=None):
+    """The path of the program. FileNotFoundError if there is none."""
+    wanted = os.fsdecode(program or os.environ.get("WEIGHTFS_PROGRAM") or "weightfs")
+    found = shutil.which(wanted)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such program: install weightfs, or name its program in the "
+                                "argument program=, in WEIGHTFS_PROGRAM or in PATH", wanted)
+    return os.path.abspath(found)
+
+
+def _push(path, url, version, verify, take_over, keep, progress, program, connection):
+    words = ["push", "--progress",
+             *push_words(version=version, verify=verify, take_over=take_over, keep=keep, **connection)]
+    return Transfer(_command(program, words, os.path.abspath(os.fsencode(path)), url), lambda made: Pushed(**made),
+                    progress)
+
+
+def _pull(url, directory, version, files, slices, publish, progress, program, connection):
+    words = ["pull", "--progress",
+             *_values(version=None if version is None else whole("version", version, 1, _MOST_VERSION)),
+             *_switches(publish=("publish", publish)), *_connection(**connection)]
+    if isinstance(files, str):
+        raise TypeError(f"files is {files!r}: it must be a list of patterns")
+    words += [f"--files={pattern}" for pattern in files or ()]
+    words += [f"--slice={pattern}:{names}" for pattern, names in slices or ()]
+    return Transfer(_command(program, words, url, os.path.abspath(os.fsencode(directory))), _pulled, progress)
+
+
+def _command(program, words, *names):
+    return [os.fsencode(word) for word in (find_program(program), *words, "--json", "--", *names)]
+
+
+def _connection(*, endpoint_url=None, region=None, profile=None, ca_bundle=None, no_sign_request=False,
+                path_style=False, connections=None):
+    most = None if connections is None else whole("connections", connections, 1, _MOST_CONNECTIONS)
+    bundle = None if ca_bundle is None else os.fsdecode(ca_bundle)
+    return [*_values(endpoint_url=endpoint_url, region=region, profile=profile, ca_bundle=bundle, connections=most),
+            *_switches(no_sign_request=("no_sign_request", no_sign_request), path_style=("path_style", path_style))]
+
+
+def _values(**values):
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+
+
+def _switches(**switches):
+    return [f"--{option.replace('_', '-')}" for option, (name, value) in switches.items() if flag(name, value)]
+
+
+def _pulled(made):
+    published = publication(made["directory"]) if made.pop("publication", None) is not None else None
+    return Pulled(**made, publication=published)
+
+
+def _versions(made):
+    return [Version(one["version"], one["complete"], _time(one["created"]), one.get("files"), one.get("bytes"),
+                    one["source"], one["push"]) for one in made["versions"]]
+
+
+def _pruned(made):
+    return Pruned([PrunedVersion(**one) for one in made["removed"]], made["kept"], made["unfinished"], made["foreign"])
+
+
+def _numbers(text):
+    """The numbers of a line of --progress. A killed program may leave a part of a line."""
+    try:
+        values = json.loads(text)
+        return values["done"], values["total"]
+    except (ValueError, KeyError):
+        return None
+
+
+def _time(text):
+    return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc)
+
+
+# --- Ends ---
+
+_running = set()   # transfers whose program may run
+
+
+@functools.lru_cache(maxsize=None)
+def _ends_with_parent():
+    """The words before a command that let the kernel end it with the thread that started it, if there is a program for
+    that. A function that runs between fork and exec could do it, too, but is not safe with threads."""
+    words = ["setpriv", "--pdeathsig", "TERM", "--"]
+    with contextlib.suppress(OSError):
+        if subprocess.run([*words, "true"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            return words
+    return []
+
+
+def _end(child):
+    """Ends the program, if it still runs."""
+    child.terminate()
+    try:
+        child.wait(_END_LIMIT_S)
+    except BaseException as error:
+        child.kill()
+        child.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+
+
+@atexit.register
+def _end_all():
+    own = [transfer for transfer in list(_running) if transfer._owner == _process.pid]
+    for transfer in own:
+        transfer.cancel()
+    for transfer in own:
+        if transfer._child is not None:
+            _end(transfer._child)
+
+
+def _after_fork():
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+import builtins
+import concurrent.futures
+import datetime
+from collections.abc import Callable, Generator, Iterable
+from os import PathLike
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+
+from typing_extensions import Self, Unpack
+
+from weightfs import Publication
+
+__all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Transfer", "Version", "prune", "pull",
+           "pull_async", "push", "push_async", "versions"]
+
+_Path = str | builtins.bytes | PathLike[str] | PathLike[builtins.bytes]
+_Progress = Callable[[int, int], object] | None
+_Result = TypeVar("_Result")
+
+class _Connection(TypedDict, total=False):
+    endpoint_url: str | None
+    region: str | None
+    profile: str | None
+    ca_bundle: _Path | None
+    no_sign_request: bool
+    path_style: bool
+    connections: int | None
+
+class S3Error(OSError): ...
+
+class Pushed(NamedTuple):
+    path: str
+    url: str
+    version: int
+    files: int
+    bytes: int
+    sent_bytes: int
+    existed: bool
+
+class Pulled(NamedTuple):
+    url: str
+    version: int
+    directory: str
+    files: int
+    bytes: int
+    downloaded: int
+    fetched_again: int
+    publication: Publication | None
+
+class Version(NamedTuple):
+    version: int
+    complete: bool
+    created: datetime.datetime
+    files: int | None
+    bytes: int | None
+    source: str
+    push: str
+
+class PrunedVersion(NamedTuple):
+    version: int
+    unfinished: bool
+    objects: int
+    bytes: int
+    uploads: int
+
+class Pruned(NamedTuple):
+    removed: list[PrunedVersion]
+    kept: list[int]
+    unfinished: list[int]
+    foreign: list[int]
+
+class Transfer(concurrent.futures.Future[_Result], Generic[_Result]):
+    # Created by push_async() and pull_async() only.
+    def __init__(self, command: list[builtins.bytes], made: Callable[[Any], _Result],
+                 progress: _Progress = None) -> None: ...
+    def start(self) -> Self: ...
+    def run(self) -> _Result: ...
+    def running(self) -> bool: ...
+    def cancel(self) -> bool: ...
+    def exception(self, timeout: float | None = None) -> BaseException | None: ...
+    def result(self, timeout: float | None = None) -> _Result: ...
+    def __await__(self) -> Generator[Any, None, _Result]: ...
+
+def push(path: _Path, url: str, *, version: int | None = None, verify: bool = False, take_over: bool = False,
+         keep: int | None = None, progress: _Progress = None, program: _Path | None = None,
+         **connection: Unpack[_Connection]) -> Pushed: ...
+def push_async(path: _Path, url: str, *, version: int | None = None, verify: bool = False, take_over: bool = False,
+               keep: int | None = None, progress: _Progress = None, program: _Path | None = None,
+               **connection: Unpack[_Connection]) -> Transfer[Pushed]: ...
+def pull(url: str, directory: _Path, *, version: int | None = None, files: Iterable[str] | None = None,
+         slices: Iterable[tuple[str, str]] | None = None, publish: bool = False, progress: _Progress = None,
+         program: _Path | None = None, **connection: Unpack[_Connection]) -> Pulled: ...
+def pull_async(url: str, directory: _Path, *, version: int | None = None, files: Iterable[str] | None = None,
+               slices: Iterable[tuple[str, str]] | None = None, publish: bool = False, progress: _Progress = None,
+               program: _Path | None = None, **connection: Unpack[_Connection]) -> Transfer[Pulled]: ...
+def versions(url: str, *, unfinished: bool = False, program: _Path | None = None,
+             **connection: Unpack[_Connection]) -> list[Version]: ...
+def prune(url: str, keep: int, *, unfinished_after_days: float = 7.0, dry_run: bool = False,
+          program: _Path | None = None, **connection: Unpack[_Connection]) -> Pruned: ...

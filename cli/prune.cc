@@ -11,6 +11,7 @@
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/s3_options.h"
+#include "cli/usage.h"
 #include "common/size_text.h"
 
 namespace weightfs::cli {
@@ -88,7 +89,7 @@ void AddPrune(CLI::App& app, int* exit_code) {
   command->add_option("--keep", arguments->keep, "Number of complete versions to keep, the greatest ones")
       ->type_name("N")
       ->required()
-      ->check(CLI::Range(uint64_t{1}, uint64_t{INT64_MAX}).description(""));
+      ->check(CheckNumber(1, INT64_MAX));
   command
       ->add_option("--unfinished-after", arguments->unfinished_after_days,
                    "Also remove unfinished pushes in which nothing has changed for so many days")

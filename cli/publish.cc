@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/publication_text.h"
+#include "cli/usage.h"
 #include "client/publication.h"
 #include "common/printable.h"
 #include "common/size_text.h"
@@ -66,7 +67,7 @@ void AddPublish(CLI::App& app, int* exit_code) {
       ->add_option("--version", arguments->version,
                    "Version of the publication, such as the number of the step; default: the time as YYYYMMDDhhmmss")
       ->type_name("N")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{INT64_MAX}).description(""));
+      ->check(CheckNumber(1, INT64_MAX));
   command->add_flag("--json", arguments->json, "Print the publication as JSON");
   command->footer(
       "Afterwards every change of the directory and of everything below it fails with EPERM, also for root, until it "

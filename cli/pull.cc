@@ -15,6 +15,7 @@
 #include "cli/publication_text.h"
 #include "cli/s3_options.h"
 #include "cli/transfer_progress.h"
+#include "cli/usage.h"
 #include "common/printable.h"
 #include "common/size_text.h"
 
@@ -106,7 +107,7 @@ void AddPull(CLI::App& app, int* exit_code) {
       ->required();
   command->add_option("--version", arguments->version, "The version; default: the greatest one")
       ->type_name("N")
-      ->check(CLI::Range(uint64_t{1}, uint64_t{INT64_MAX}).description(""));
+      ->check(CheckNumber(1, INT64_MAX));
   command->add_option("--files", arguments->files, "Only the files whose paths match this pattern; may be repeated")
       ->type_name("GLOB")
       ->allow_extra_args(false);

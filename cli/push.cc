@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -34,14 +35,13 @@ constexpr seconds kLook{1};           // between two looks for new publications
 constexpr seconds kLongestPause{60};  // after failures in a row
 
 struct Arguments {
-  std::vector<std::string> names;  // PATH and URL; with --watch only the URL
+  std::string path, url;
   std::optional<std::string> watched;
   std::optional<uint64_t> version;
-  size_t keep = 0;  // 0: all
+  std::string rate;  // empty: unlimited
+  size_t keep = 0;   // 0: all
   bool take_over = false, verify = false, json = false, progress = false;
   S3Arguments s3;
-
-  const std::string& url() const { return names.back(); }
 };
 
 void Report(const Arguments& arguments, const std::string& path, const std::string& url,
@@ -129,12 +129,25 @@ int Watch(const Arguments& arguments, const OpenedSeries& opened, const std::ato
 }
 
 int Push(const Arguments& arguments) {
-  const auto opened = OpenSeries(arguments.url(), arguments.s3);
+  const auto opened = OpenSeries(arguments.url, arguments.s3);
   if (!opened.has_value()) return Fail(opened.error());
   const std::atomic<bool>& interrupted = CatchInterrupts();
   if (arguments.watched) return Watch(arguments, *opened, interrupted);
-  const auto pushed = PushOne(arguments, *opened, arguments.names.front(), interrupted);
+  const auto pushed = PushOne(arguments, *opened, arguments.path, interrupted);
   return pushed.has_value() ? kSuccess : Fail(pushed.error());
+}
+
+// With --watch the only name is the URL. Returns what is wrong with the names.
+std::string CheckNames(Arguments* arguments) {
+  if (!arguments->watched) {
+    return arguments->url.empty()
+               ? "URL is missing; write e.g. 'weightfs push /mnt/tensors/step-1000 s3://bucket/team/run'"
+               : "";
+  }
+  if (!arguments->url.empty()) return "with --watch DIR it takes only a URL, s3://BUCKET/PREFIX/NAME";
+  if (arguments->version) return "with --watch each directory has the version of its publication; omit --version";
+  arguments->url = std::exchange(arguments->path, {});
+  return {};
 }
 
 }  // namespace
@@ -142,29 +155,30 @@ int Push(const Arguments& arguments) {
 void AddPush(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("push", "Copy a directory into an S3 bucket, as a version");
   auto arguments = std::make_shared<Arguments>();
-  command
-      ->add_option("PATH URL", arguments->names,
-                   "A directory or file, and s3://BUCKET/PREFIX/NAME; with --watch only the URL")
+  command->add_option("PATH", arguments->path, "A directory or file; with --watch the URL instead")
       ->type_name("")
-      ->required()
-      ->expected(1, 2);
-  auto* watch =
-      command
-          ->add_option("--watch", arguments->watched,
-                       "Push each published directory in DIR, now and when it is published, until interrupted")
-          ->type_name("DIR");
+      ->required();
+  command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX/NAME")->type_name("");
+  command
+      ->add_option("--watch", arguments->watched,
+                   "Push each published directory in DIR, now and when it is published, until interrupted")
+      ->type_name("DIR");
   command
       ->add_option("--version", arguments->version,
                    "Number of the version; default: that of the publication, otherwise the time of the newest file")
       ->type_name("N")
-      ->excludes(watch);
+      ->check(CheckNumber(1, INT64_MAX));
   command
       ->add_option("--keep", arguments->keep, "Afterwards remove all but the N greatest versions (see weightfs prune)")
       ->type_name("N")
-      ->check(CLI::Range(size_t{1}, size_t{1'000'000}).description(""));
+      ->check(CheckNumber(1, INT64_MAX));
   command->add_flag("--verify", arguments->verify, "Read everything back and compare it before the version exists");
   command->add_flag("--take-over", arguments->take_over, "Replace an unfinished push of somebody else");
   command->add_flag("--json", arguments->json, "Print the result as JSON; with --watch one line for each version");
+  command
+      ->add_option("--rate", arguments->rate, "Maximum bytes per second, so that other users of the network keep some")
+      ->type_name("SIZE")
+      ->check(CheckSize);
   command->add_flag("--progress", arguments->progress,
                     "Print progress as JSON lines to standard error, for programs: done and total, in bytes");
   AddS3Options(*command, &arguments->s3);
@@ -179,12 +193,11 @@ void AddPush(CLI::App& app, int* exit_code) {
       "  weightfs push --watch /mnt/tensors/run s3://bucket/team/run\n"
       "  weightfs push model.safetensors s3://models/llama --endpoint-url http://gateway:7480");
   command->callback([arguments, exit_code] {
-    if (arguments->names.size() != (arguments->watched ? 1U : 2U)) {
-      *exit_code =
-          FailUsage("push", arguments->watched ? "with --watch DIR it takes only a URL, s3://BUCKET/PREFIX/NAME"
-                                               : "it takes a PATH and a URL, s3://BUCKET/PREFIX/NAME");
+    if (const auto wrong = CheckNames(arguments.get()); !wrong.empty()) {
+      *exit_code = FailUsage("push", wrong);
       return;
     }
+    if (!arguments->rate.empty()) arguments->s3.upload_rate = ParseSize(arguments->rate)->value;
     *exit_code = Push(*arguments);
   });
 }

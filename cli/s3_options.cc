@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "cli/usage.h"
 #include "common/result.h"
 #include "s3/location.h"
 
@@ -25,6 +26,7 @@ Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& argum
   if (arguments.path_style) overrides.addressing = s3::Addressing::kPath;
   ASSIGN_OR_RETURN(s3::Settings settings, s3::LoadSettings(overrides));
   if (arguments.connections) settings.connections = *arguments.connections;
+  settings.upload_rate = arguments.upload_rate;
   OpenedSeries opened;
   ASSIGN_OR_RETURN(opened.client, s3::Client::Create(settings));
   opened.bucket = std::make_unique<s3::Bucket>(*opened.client, location.bucket);
@@ -65,7 +67,7 @@ void AddS3Options(CLI::App& command, S3Arguments* arguments) {
       ->group(kGroup);
   command.add_option("--connections", arguments->connections, "Maximum number of concurrent requests; default: 16")
       ->type_name("N")
-      ->check(CLI::Range(1U, kMaximumConnections).description(""))
+      ->check(CheckNumber(1, kMaximumConnections))
       ->group(kGroup);
 }
 

@@ -18,6 +18,7 @@ namespace weightfs::cli {
 struct S3Arguments {
   s3::SettingsOverrides overrides = {};
   std::optional<unsigned> connections = {};
+  uint64_t upload_rate = 0;  // bytes per second of all uploads; 0: unlimited. The caller sets it
 
   // The values of the flags.
   bool no_sign_request = false;

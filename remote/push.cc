@@ -106,10 +106,17 @@ Result<void> Pusher::ChooseVersion() {
   return {};
 }
 
-// True if an earlier push of the same source has made the version.
+// True if an earlier push of the same source has made the version. A manifest of our own that arrived damaged, so that
+// no reader accepts it, is removed.
 Result<bool> Pusher::IsComplete() {
   const auto existing = series_.Load(manifest().version, options_.interrupted);
   if (!existing && existing.error().code == ErrorCode::kNotFound) return false;
+  if (!existing && existing.error().code == ErrorCode::kCorrupt) {
+    const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
+    if (!claim || claim->push != manifest().push) return existing.error();
+    RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
+    return false;
+  }
   if (!existing) return existing.error();
   if (existing->push != manifest().push) {
     return Error{ErrorCode::kExists, fmt::format("{}: exists already, from {}, {}; push another version", url(),
@@ -224,14 +231,17 @@ Result<void> Pusher::CheckClaim() const {
 
 Result<void> Pusher::WriteManifest() {
   manifest().created_ns = Now();
-  const auto put = series_.bucket().PutObject(series_.ManifestKey(manifest().version), manifest().Encode(),
-                                              {.if_none_match = true}, options_.interrupted);
-  if (!put && put.error().code != ErrorCode::kExists) return put.error();
-  // An attempt whose answer was lost may have written it, and so may a second push of the same source.
-  ASSIGN_OR_RETURN(const bool complete, IsComplete());
-  if (!complete) return Error{ErrorCode::kIo, url() + ": its manifest disappeared after it was written"};
-  report_.existed = false;
-  return {};
+  const std::string text = manifest().Encode();
+  for (int attempt = 1; attempt <= kAttempts; ++attempt) {
+    const auto put = series_.bucket().PutObject(series_.ManifestKey(manifest().version), text, {.if_none_match = true},
+                                                options_.interrupted);
+    if (!put && put.error().code != ErrorCode::kExists) return put.error();
+    // An attempt whose answer was lost may have written it, and so may a second push of the same source.
+    ASSIGN_OR_RETURN(const bool complete, IsComplete());
+    report_.existed = false;
+    if (complete) return {};
+  }
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kAttempts)};
 }
 
 Result<PushReport> Pusher::Run() {

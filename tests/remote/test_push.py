@@ -107,6 +107,34 @@ def test_damage_on_the_way_to_the_bucket_is_noticed_with_verify(server, tree, ta
     assert not differences(comparable(tree), comparable(target))
 
 
+def test_damage_of_any_request_leaves_no_damaged_version(server, local, target):
+    """Small bodies are signed with their hash. A manifest of 64 KiB is not: it is read back and written again."""
+    tree = make_tree(local / "source", large=MIB)
+    for number in range(600):
+        (tree / f"file-with-a-long-name-so-that-the-manifest-is-large-{number}").write_bytes(b"")
+    server.fail(1, "flip_request", key="/manifest$", method="PUT")
+    push(server, tree, "--version", 5, "--verify")
+    assert comparable_pull(server, target, tree)
+    tree = make_tree(local / "small", large=MIB)
+    for at in range(1, 20, 2):
+        server.fail(at, "flip_request")
+        for _ in range(3):
+            if weightfs(server, "push", tree, URL, "--version", 10 + at, "--verify", codes=(0, 1)).code == 0:
+                break
+            server.heal()
+        else:
+            raise AssertionError(f"the push does not recover from request {at}")
+        server.heal()
+        assert comparable_pull(server, target.with_name(f"at-{at}"), tree)
+
+
+def test_a_rate_limits_the_push(server, tree):
+    begun = time.monotonic()
+    push(server, tree, "--rate", "8M")
+    assert time.monotonic() - begun > 1   # 17 MiB
+    assert "--rate" in weightfs(server, "push", tree, URL, "--rate", "much", codes=(2,)).err
+
+
 def test_verify_names_what_was_damaged_later(server, tree):
     push(server, tree, "--version", 5)
     key = f"{SERIES}/5/large"

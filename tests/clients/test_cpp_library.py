@@ -83,5 +83,6 @@ def test_the_library_exports_only_its_interface(prefix):
     lines = process.run(["nm", "-DC", "--defined-only", library]).out.splitlines()
     names = [line.split(maxsplit=2)[2] for line in lines]
     shown = {re.match(r"weightfs::client::(\w+)", name)[1] for name in names}
-    assert shown == {"FindLocked", "Handle", "IsLocked", "LockedMemory", "MemoryView", "Operation", "RandomReader"}
+    assert shown == {"FindLocked", "Handle", "IsLocked", "LockedMemory", "MemoryView", "Operation", "PublicationOf",
+                     "Publish", "RandomReader", "Unpublish"}
     assert not [name for name in names if "Impl::" in name or "Ring" in name]

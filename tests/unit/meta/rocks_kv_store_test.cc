@@ -129,16 +129,19 @@ TEST_F(RocksKvStoreTest, ASizeIsEstimatedByThePrefix) {
     Put(*store, fmt::format("a{:08}", n), value);
     if (n % 4 == 0) Put(*store, fmt::format("b{:08}", n), value);
   }
-  const auto expect = [](uint64_t size, uint64_t wanted) {
-    EXPECT_GT(size, wanted / 2);
-    EXPECT_LT(size, wanted * 2);
+  // What RocksDB tells of a table in memory comes from the heights of its random towers: it was off by a factor of 2.8
+  // in one of 600 runs. Tables on disk are exact to a block.
+  const auto expect = [](uint64_t size, uint64_t wanted, uint64_t factor) {
+    EXPECT_GT(size, wanted / factor);
+    EXPECT_LT(size, wanted * factor);
   };
-  expect(store->EstimateSize("a"), 4'000'000);  // in memory
+  expect(store->EstimateSize("a"), 4'000'000, 16);
   EXPECT_TRUE(store->Sync().has_value());
   store.reset();
+  Open({}).reset();  // writes what the log holds into tables
   store = Open({.read_only = true});
-  expect(store->EstimateSize("a"), 4'000'000);
-  expect(store->EstimateSize("b"), 1'000'000);
+  expect(store->EstimateSize("a"), 4'000'000, 2);
+  expect(store->EstimateSize("b"), 1'000'000, 2);
   EXPECT_LT(store->EstimateSize("c"), 100'000u);
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs publish and unpublish: make a directory complete, durable and immutable, and revert that.
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <memory>
@@ -12,8 +11,10 @@
 #include "cli/publication_text.h"
 #include "cli/usage.h"
 #include "client/publication.h"
+#include "common/hex.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "common/utc_time.h"
 
 namespace weightfs::cli {
 namespace {
@@ -47,14 +48,9 @@ int Unpublish(const Arguments& arguments) {
 }  // namespace
 
 nlohmann::ordered_json PublicationJson(const std::string& directory, const client::Publication& publication) {
-  std::string id;
-  for (const uint8_t byte : publication.id) id += fmt::format("{:02x}", byte);
-  return {{"directory", directory},
-          {"version", publication.version},
-          {"id", id},
-          {"published", fmt::format("{:%FT%TZ}", fmt::gmtime(publication.time_ns / 1'000'000'000))},
-          {"files", publication.files},
-          {"bytes", publication.bytes}};
+  return {{"directory", directory},      {"version", publication.version},
+          {"id", ToHex(publication.id)}, {"published", FormatUtc(publication.time_ns)},
+          {"files", publication.files},  {"bytes", publication.bytes}};
 }
 
 void AddPublish(CLI::App& app, int* exit_code) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/scrub_report.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 
@@ -12,6 +11,7 @@
 #include "cli/output.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "common/utc_time.h"
 #include "lease/ioctl.h"
 
 namespace weightfs::cli {
@@ -30,11 +30,7 @@ ScrubFindings FindingsOf(const weightfs_scrub_findings& found) {
   return findings;
 }
 
-std::string Time(int64_t time_ns) {
-  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(static_cast<std::time_t>(time_ns / kSecond)));
-}
-
-Json TimeJson(int64_t time_ns) { return time_ns == 0 ? Json() : Json(Time(time_ns)); }
+Json TimeJson(int64_t time_ns) { return time_ns == 0 ? Json() : Json(FormatUtc(time_ns)); }
 
 std::string Days(std::chrono::milliseconds period) {
   return fmt::format("{:g}", std::chrono::duration<double, std::ratio<86400>>(period).count());
@@ -87,7 +83,7 @@ std::string FindingLines(const ScrubFindings& found, std::string_view when) {
 
 std::string Progress(const ScrubReport& report) {
   const ScrubState& state = report.state;
-  std::string text = fmt::format("running since {}: {} of about {}", Time(state.started_ns),
+  std::string text = fmt::format("running since {}: {} of about {}", FormatUtc(state.started_ns),
                                  FormatSize(ByteCount{state.checked_bytes}), FormatSize(ByteCount{state.total_bytes}));
   if (report.remaining_ns > 0) {
     text += fmt::format(", {} per second, {} left", FormatSize(report.rate), Duration(report.remaining_ns));
@@ -153,8 +149,8 @@ std::string ScrubLines(const ScrubReport& report) {
   std::string text = "scrub    ";
   text += on ? fmt::format("every {} days", Days(report.period)) : std::string("off (mount option scrub=)");
   text += state.last_completed_ns == 0 ? "; none was completed yet"
-                                       : fmt::format("; the last one ended {}", Time(state.last_completed_ns));
-  if (report.next_ns != 0) text += fmt::format(", the next one begins {}", Time(report.next_ns));
+                                       : fmt::format("; the last one ended {}", FormatUtc(state.last_completed_ns));
+  if (report.next_ns != 0) text += fmt::format(", the next one begins {}", FormatUtc(report.next_ns));
   text += "\n";
   if (state.running()) {
     const std::string progress = on ? Progress(report)

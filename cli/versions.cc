@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs versions: list the versions in a bucket.
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <memory>
@@ -14,6 +13,7 @@
 #include "cli/s3_options.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "common/utc_time.h"
 #include "remote/series.h"
 
 namespace weightfs::cli {
@@ -32,10 +32,6 @@ struct Row {
   uint64_t files = 0, bytes = 0;
   std::string source, push;
 };
-
-std::string FormatTime(int64_t since_epoch_ns) {
-  return fmt::format("{:%FT%TZ}", fmt::gmtime(since_epoch_ns / 1'000'000'000));
-}
 
 // Returns none for a version that weightfs did not make.
 Result<std::optional<Row>> Describe(const remote::Series& series, uint64_t version,
@@ -71,7 +67,7 @@ void PrintJson(const std::string& url, const std::vector<Row>& rows) {
   auto versions = nlohmann::ordered_json::array();
   for (const Row& row : rows) {
     nlohmann::ordered_json json = {{"version", row.version}, {"complete", row.complete}};
-    json["created"] = FormatTime(row.created_ns);
+    json["created"] = FormatUtc(row.created_ns);
     if (row.complete) {
       json["files"] = row.files;
       json["bytes"] = row.bytes;
@@ -86,7 +82,7 @@ void PrintJson(const std::string& url, const std::vector<Row>& rows) {
 void PrintTable(const std::vector<Row>& rows) {
   Table table({{"VERSION", true}, {"PUSHED"}, {"FILES", true}, {"SIZE", true}, {"SOURCE"}});
   for (const Row& row : rows) {
-    table.Add({std::to_string(row.version), FormatTime(row.created_ns),
+    table.Add({std::to_string(row.version), FormatUtc(row.created_ns),
                row.complete ? FormatCount(row.files) : "unfinished",
                row.complete ? FormatSize(ByteCount{row.bytes}) : "", Printable(row.source)});
   }

@@ -14,6 +14,7 @@
 #include <memory>
 #include <utility>
 
+#include "common/hex.h"
 #include "common/printable.h"
 #include "common/unique_fd.h"
 

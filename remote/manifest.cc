@@ -8,7 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+#include <stdexcept>
 
+#include "common/hex.h"
 #include "common/printable.h"
 
 namespace weightfs::remote {
@@ -141,12 +143,6 @@ Sha256 Sha256Of(std::string_view bytes) {
   unsigned size = hash.size();
   EVP_Digest(bytes.data(), bytes.size(), hash.data(), &size, EVP_sha256(), nullptr);
   return hash;
-}
-
-std::string ToHex(std::span<const uint8_t> bytes) {
-  std::string text;
-  for (const uint8_t byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
 }
 
 Result<void> CheckPath(std::string_view path) {

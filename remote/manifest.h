@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,7 +92,6 @@ struct Claim {
 };
 
 Sha256 Sha256Of(std::string_view bytes);
-std::string ToHex(std::span<const uint8_t> bytes);
 
 // kInvalid with a full line for a path that cannot be part of a version: not UTF-8, empty, more than 900 bytes, with an
 // impossible component, or `.weightfs` at its start.

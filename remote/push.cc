@@ -7,11 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <ctime>
 #include <utility>
 
 #include "client/publication.h"
+#include "common/hex.h"
 #include "common/printable.h"
+#include "common/utc_time.h"
 #include "remote/download.h"
 #include "remote/local_tree.h"
 #include "remote/upload.h"
@@ -29,27 +30,6 @@ int64_t Now() {
 std::string HostName() {
   std::array<char, 256> name{};
   return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : std::string("unknown");
-}
-
-// The time in UTC as the decimal number YYYYMMDDhhmmss.
-uint64_t VersionOf(int64_t nanoseconds) {
-  const time_t seconds = nanoseconds / 1'000'000'000;
-  tm utc{};
-  gmtime_r(&seconds, &utc);
-  uint64_t version = static_cast<uint64_t>(utc.tm_year) + 1900;
-  for (const int part : {utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec}) {
-    version = version * 100 + static_cast<uint64_t>(part);
-  }
-  return version;
-}
-
-std::string Time(int64_t nanoseconds) {
-  const time_t seconds = nanoseconds / 1'000'000'000;
-  tm utc{};
-  gmtime_r(&seconds, &utc);
-  std::array<char, 32> text{};
-  strftime(text.data(), text.size(), "%FT%TZ", &utc);
-  return text.data();
 }
 
 // One push of one version.
@@ -97,7 +77,7 @@ Result<void> Pusher::ChooseVersion() {
   }
   manifest().version = publication_       ? publication_->version
                        : options_.version ? *options_.version
-                                          : VersionOf(tree_.newest_ns());
+                                          : UtcVersion(tree_.newest_ns());
   manifest().push = publication_ ? ToHex(publication_->id) : tree_.Fingerprint();
   manifest().source = source();
   report_.version = manifest().version;
@@ -120,7 +100,7 @@ Result<bool> Pusher::IsComplete() {
   if (!existing) return existing.error();
   if (existing->push != manifest().push) {
     return Error{ErrorCode::kExists, fmt::format("{}: exists already, from {}, {}; push another version", url(),
-                                                 existing->source, Time(existing->created_ns))};
+                                                 existing->source, FormatUtc(existing->created_ns))};
   }
   report_.existed = true;
   manifest() = *existing;
@@ -142,7 +122,7 @@ Result<void> Pusher::TakeClaim() {
   return Error{ErrorCode::kBusy,
                fmt::format("{}: another push began this version, from {}, {}; let it finish, or replace it with "
                            "--take-over if it has ended",
-                           url(), found.source, Time(found.created_ns))};
+                           url(), found.source, FormatUtc(found.created_ns))};
 }
 
 // Removes what the other push has sent before the claim is replaced, so that a later push of ours does not find it.

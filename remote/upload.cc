@@ -183,13 +183,13 @@ Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) 
     RETURN_IF_ERROR(Read(source, 0, data));
   }
   if (present) {
-    Note(file.size);
+    done_bytes_ += file.size;
     return {};
   }
   BeginRequest();
   AddRequest(
       series_.bucket().StartPut(key, data, {}, [this, buffer, size = file.size](Result<std::string> result) mutable {
-        if (result) Note(size), sent_bytes_ += size;
+        if (result) done_bytes_ += size, sent_bytes_ += size;
         buffer.reset();
         EndRequest(result);
       }));
@@ -243,7 +243,7 @@ Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) 
     const std::span<std::byte> data(buffer.get(), size);
     RETURN_IF_ERROR(Read(source, begin, data));
     if (present || !upload->parts[number - 1].etag.empty()) {
-      Note(size);
+      done_bytes_ += size;
       continue;
     }
     ++upload->missing;
@@ -253,7 +253,7 @@ Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) 
         [this, upload, number, size, buffer](Result<std::string> result) mutable {
           if (result) {
             upload->parts[number - 1] = {.number = number, .size = size, .etag = *result};
-            Note(size);
+            done_bytes_ += size;
             sent_bytes_ += size;
             if (--upload->missing == 0) Complete(upload);
           }
@@ -353,8 +353,6 @@ Result<std::shared_ptr<std::byte>> Uploader::TakeBuffer(uint64_t size) {
     changed_.notify_all();
   });
 }
-
-void Uploader::Note(uint64_t bytes) { done_bytes_ += bytes; }
 
 Result<void> Uploader::CheckFailure() {
   if (options_.progress) options_.progress(done_bytes_.load());

@@ -11,7 +11,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -53,8 +52,6 @@ class Uploader {
   uint64_t sent_bytes() const { return sent_bytes_.load(); }
 
  private:
-  // Page-aligned memory that is reused.
-  class Buffers;
   struct Upload;
   using UploadPtr = std::shared_ptr<Upload>;
 
@@ -76,7 +73,6 @@ class Uploader {
   void Complete(UploadPtr upload);
   void CompleteUploads();
   Result<void> CompleteUpload(const Upload& upload);
-  void Note(uint64_t bytes);
   Result<void> WaitForAll();
   // Keeps the first error, and cancels the requests in progress.
   void Fail(Error error);

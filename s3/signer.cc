@@ -8,23 +8,13 @@
 #include <algorithm>
 #include <ctime>
 
+#include "common/hex.h"
 #include "s3/location.h"
 
 namespace weightfs::s3 {
 namespace {
 
 constexpr std::string_view kAlgorithm = "AWS4-HMAC-SHA256";
-
-std::string Hex(std::string_view bytes) {
-  static constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string hex;
-  hex.reserve(2 * bytes.size());
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    hex += {kDigits[byte >> 4], kDigits[byte & 15]};
-  }
-  return hex;
-}
 
 std::string Hmac(std::string_view key, std::string_view text) {
   std::string digest(EVP_MAX_MD_SIZE, '\0');
@@ -88,7 +78,7 @@ Fields Sign(const SignedRequest& request, const Credentials& credentials, std::c
   const auto scope = fmt::format("{}/{}/{}/aws4_request", day, request.region, request.service);
   auto key = Hmac("AWS4" + credentials.secret_key, day);
   for (const auto part : {request.region, request.service, std::string_view("aws4_request")}) key = Hmac(key, part);
-  const auto signature = Hex(Hmac(key, fmt::format("{}\n{}\n{}\n{}", kAlgorithm, time, scope, Sha256Hex(text))));
+  const auto signature = ToHex(Hmac(key, fmt::format("{}\n{}\n{}\n{}", kAlgorithm, time, scope, Sha256Hex(text))));
   added.emplace_back("authorization", fmt::format("{} Credential={}/{},SignedHeaders={},Signature={}", kAlgorithm,
                                                   credentials.access_key, scope, canonical.names, signature));
   return added;
@@ -111,7 +101,7 @@ std::string Sha256Hex(std::string_view bytes) {
   unsigned size = 0;
   EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_sha256(), nullptr);
   digest.resize(size);
-  return Hex(digest);
+  return ToHex(digest);
 }
 
 }  // namespace weightfs::s3

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/hex.h"
 #include "meta/facts.h"
 #include "store/check/fsck_internal.h"
 #include "store/names/acl.h"
@@ -17,11 +18,7 @@ namespace {
 constexpr uint64_t kMaximumInode = uint64_t{1} << 62;
 
 // Formats a key of unknown form for messages.
-std::string Hex(std::string_view bytes) {
-  std::string out;
-  for (const char c : bytes.substr(0, 24)) out += fmt::format("{:02x}", static_cast<unsigned char>(c));
-  return out;
-}
+std::string Hex(std::string_view bytes) { return ToHex(bytes.substr(0, 24)); }
 
 }  // namespace
 

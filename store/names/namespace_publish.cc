@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <ctime>
-#include <random>
 #include <thread>
 #include <unordered_set>
 #include <utility>
 
+#include "common/utc_time.h"
+#include "engine/superblock.h"
 #include "meta/facts.h"
 #include "meta/keys.h"
 #include "store/names/namespace.h"
@@ -20,24 +20,6 @@ namespace {
 
 // The kernel does not wait until the last close of a file has reached this process.
 constexpr std::chrono::seconds kCloseWait{2};
-
-// The time in UTC as the decimal number YYYYMMDDhhmmss.
-uint64_t VersionOf(time_t seconds) {
-  tm utc{};
-  gmtime_r(&seconds, &utc);
-  uint64_t version = static_cast<uint64_t>(utc.tm_year) + 1900;
-  for (const int part : {utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec}) {
-    version = version * 100 + static_cast<uint64_t>(part);
-  }
-  return version;
-}
-
-std::array<uint8_t, 16> RandomId() {
-  std::random_device random;
-  std::array<uint8_t, 16> id;
-  for (uint8_t& byte : id) byte = static_cast<uint8_t>(random());
-  return id;
-}
 
 }  // namespace
 
@@ -161,7 +143,7 @@ Result<void> Namespace::CollectTree(const InodePtr& top, Tree* tree) {
 
 Result<uint64_t> Namespace::NextVersionLocked() {
   ASSIGN_OR_RETURN(const auto last, ReadFact(catalog_, kLastVersionFact));
-  return std::max(VersionOf(Timestamp::Now().seconds), last.value_or(0) + 1);
+  return std::max(UtcVersion(Timestamp::Now().seconds * 1'000'000'000), last.value_or(0) + 1);
 }
 
 Result<PublicationRecord> Namespace::GetPublication(InodeId ino) {
@@ -193,7 +175,7 @@ Result<PublicationRecord> Namespace::PublishTree(InodeId ino, const Credentials&
   RETURN_IF_ERROR(data_.CommitBeforeNaming(tree.Among(data_.UncommittedFiles())));
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   PublicationRecord publication;
-  publication.id = RandomId();
+  publication.id = NewUuid();
   publication.time = Timestamp::Now();
   publication.files = tree.files();
   MutexLock lock(mutex_);

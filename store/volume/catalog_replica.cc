@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/catalog_replica.h"
 
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,18 +9,13 @@
 
 #include "common/log.h"
 #include "common/shell_quote.h"
+#include "common/utc_time.h"
 #include "io/huge_pages.h"
 #include "meta/keys.h"
 #include "store/replica/mirrored_kv_store.h"
 
 namespace weightfs {
 namespace {
-
-// The time in UTC, in full seconds.
-std::string TimeText(int64_t time_ns) {
-  const std::time_t seconds = time_ns / 1'000'000'000;
-  return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(seconds));
-}
 
 // Gives a restored catalog a version after that of the replica, whose log may end in damage.
 Result<void> FinishRestore(KvStore& catalog, const replica::Root& root, uint64_t known, ReplicaRestore* restored) {
@@ -65,8 +59,8 @@ std::string DescribeBehind(const std::string& directory, const ReplicaState& sta
   const std::string lost =
       state.tail.version.sequence > state.catalog.sequence
           ? fmt::format("the catalog lacks the last {} changes that it had on {}",
-                        state.tail.version.sequence - state.catalog.sequence, TimeText(state.tail.time_ns))
-          : fmt::format("the catalog is not the one that the devices had on {}", TimeText(state.tail.time_ns));
+                        state.tail.version.sequence - state.catalog.sequence, FormatUtc(state.tail.time_ns))
+          : fmt::format("the catalog is not the one that the devices had on {}", FormatUtc(state.tail.time_ns));
   return fmt::format(
       "{}: {}: it was damaged, or replaced by an older copy; 'weightfs fsck {} --repair' restores it from "
       "the replica on the devices, and 'weightfs mount -o ro' shows what it has",
@@ -75,7 +69,7 @@ std::string DescribeBehind(const std::string& directory, const ReplicaState& sta
 
 std::string DescribeRestored(const ReplicaRestore& restored) {
   std::string text =
-      fmt::format("the catalog was restored from its replica on the devices, as of {}", TimeText(restored.time_ns));
+      fmt::format("the catalog was restored from its replica on the devices, as of {}", FormatUtc(restored.time_ns));
   if (restored.missing > 0) text += fmt::format("; {} later changes are lost", restored.missing);
   if (restored.damaged_frames > 0) {
     text += fmt::format("; {} parts of the replica are damaged, and their records are lost", restored.damaged_frames);

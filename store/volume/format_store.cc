@@ -2,7 +2,6 @@
 // Format. Order of steps: check everything that may fail and reserve the space; only then remove old content; write
 // store.json last, so that an incomplete store is not a store.
 #include <fcntl.h>
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 #include "common/log.h"
 #include "common/size_text.h"
 #include "common/sync_directory.h"
+#include "common/utc_time.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "store/names/namespace.h"
@@ -292,9 +292,10 @@ Result<void> Formatter::FillDevices() {
 }
 
 Result<void> Formatter::WriteSuperblocks() {
-  const auto now = std::chrono::system_clock::now();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
   description_.id = NewUuid();
-  description_.created = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::chrono::system_clock::to_time_t(now)));
+  description_.created = FormatUtc(now.count());
   for (size_t index = 0; index < targets_.size(); ++index) {
     Superblock superblock;
     superblock.store_id = description_.id;
@@ -302,7 +303,7 @@ Result<void> Formatter::WriteSuperblocks() {
     superblock.device_index = description_.devices[index].index;
     superblock.device_count = static_cast<uint16_t>(targets_.size());
     superblock.device_size = targets_[index].size;
-    superblock.created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
+    superblock.created_ns = now.count();
     RETURN_IF_ERROR(WriteSuperblock(*targets_[index].device, superblock));
   }
   return {};

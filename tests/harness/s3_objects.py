@@ -6,6 +6,8 @@ import hashlib
 import threading
 import time
 
+from harness.crc32c import crc32c
+
 MIN_PART = 5 << 20
 
 
@@ -17,25 +19,6 @@ class Failure(Exception):
 
 def etag_of(body):
     return f'"{hashlib.md5(body).hexdigest()}"'
-
-
-def make_crc32c_table():
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-CRC32C = make_crc32c_table()
-
-
-def crc32c(body):
-    value = 0xFFFFFFFF
-    for byte in body:
-        value = CRC32C[(value ^ byte) & 255] ^ value >> 8
-    return value ^ 0xFFFFFFFF
 
 
 def check_sums(body, headers, accepts_wrong_crc32c):

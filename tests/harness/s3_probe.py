@@ -3,6 +3,8 @@
 import json
 import os
 
+import pytest
+
 from harness.filesystems import program
 from harness.process import run
 
@@ -37,3 +39,9 @@ class Probe:
             assert "\n" not in answer["error"], answer
             raise Refused(answer)
         return answer
+
+    def refused(self, *words, **options):
+        """Runs a command that must fail. Returns the error."""
+        with pytest.raises(Refused) as caught:
+            self(*words, **options)
+        return caught.value

@@ -14,18 +14,11 @@ from pathlib import Path
 
 import numpy
 
+from harness import crc32c
+
 BLOCK = 4096
 SLICE = 4 << 20
-
-
-def make_table():
-    values = numpy.arange(256, dtype=numpy.uint32)
-    for _ in range(8):
-        values = numpy.where(values & 1, values >> 1 ^ numpy.uint32(0x82F63B78), values >> 1)
-    return values
-
-
-TABLE = make_table()
+TABLE = numpy.array(crc32c.TABLE, dtype=numpy.uint32)
 
 
 def checksums(body):

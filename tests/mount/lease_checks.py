@@ -76,7 +76,8 @@ class Holder:
     """A process that holds a lease. It reports when it has the lease and then waits forever."""
 
     def __init__(self, code, *arguments, **options):
-        text = f"import sys, os, signal\nsys.path.insert(0, {os.fspath(Path(__file__).parent)!r})\n" \
+        folders = [os.fspath(folder) for folder in Path(__file__).parents[:2]]
+        text = f"import sys, os, signal\nsys.path[:0] = {folders!r}\n" \
                f"from lease_client import *\n{code}\nprint('held', flush=True)\nsignal.pause()\n"
         self.process = subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE,
                                         **options)

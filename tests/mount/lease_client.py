@@ -9,6 +9,8 @@ import os
 import socket
 import struct
 
+from harness.crc32c import crc32c
+
 BLOCK = 4096
 VERSION = 1
 READ, RESERVE, COMMIT, RELEASE, READ_MANY, COMMIT_MANY = range(1, 7)
@@ -20,20 +22,6 @@ EXTENT = struct.Struct("=QQQII")
 TICKET = struct.Struct("=II16s96s")
 IOC_LEASE = (3 << 30) | (TICKET.size << 16) | (ord("W") << 8) | 5
 F_ADD_SEALS, SEALS = 1033, 2 | 4 | 8
-
-_TABLE = []
-for _byte in range(256):
-    for _ in range(8):
-        _byte = (_byte >> 1) ^ (0x82F63B78 if _byte & 1 else 0)
-    _TABLE.append(_byte)
-
-
-def crc32c(data):
-    value = 0xFFFFFFFF
-    for byte in data:
-        value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
-    return value ^ 0xFFFFFFFF
-
 
 def blocks_of(data):
     """`data` in whole blocks, the last one padded with zeros."""

@@ -7,6 +7,7 @@ import os
 import random
 import struct
 
+from harness.crc32c import crc32c
 from harness.filesystems import weightfs
 from harness.tree import digest, digests
 
@@ -14,25 +15,6 @@ SUPERBLOCK_OFFSETS = (0, 512 << 10, 1 << 20, (1 << 20) + (512 << 10))
 SUPERBLOCK_SIZE = 4096
 VERSION, READ_ONLY_FEATURES, INCOMPATIBLE_FEATURES, FLAGS = (8, "<I"), (24, "<Q"), (32, "<Q"), (76, "<I")
 CLEAN = 1
-
-
-def _table():
-    entries = []
-    for value in range(256):
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-        entries.append(value)
-    return entries
-
-
-_TABLE = _table()
-
-
-def crc32c(data):
-    value = 0xFFFFFFFF
-    for byte in data:
-        value = _TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
-    return value ^ 0xFFFFFFFF
 
 
 def patch(path, offset, data):

@@ -6,7 +6,6 @@ Whatever happens to the store, commands end: each has a time limit here."""
 import errno
 import fcntl
 import json
-import mmap
 import os
 import re
 import signal

@@ -5,6 +5,7 @@ import pytest
 from harness.radosgw import missing_programs, temporary_radosgw
 from harness.s3_probe import Probe
 from harness.s3_server import S3Server
+from versions import make_tree
 
 
 @pytest.fixture
@@ -28,3 +29,16 @@ def radosgw():
     with temporary_radosgw() as gateway:
         Probe(gateway.environment())("send", method="PUT")
         yield gateway
+
+
+@pytest.fixture
+def tree(local):
+    """A directory to push; see versions.make_tree."""
+    return make_tree(local / "source")
+
+
+@pytest.fixture
+def target(local):
+    """The path of a directory to pull, which does not exist; nothing is beside it."""
+    (local / "targets").mkdir()
+    return local / "targets/pulled"

@@ -10,19 +10,8 @@ import pytest
 from harness import process, s3_versions
 from harness.filesystems import wait_until
 from harness.tree import differences
-from versions import (SERIES, URL, comparable, is_untouched, keys, make_tree, pull, put, refused, start, weightfs,
+from versions import (SERIES, URL, comparable, is_untouched, keys, pull, put, refused, start, weightfs,
                       write)
-
-
-@pytest.fixture
-def tree(local):
-    return make_tree(local / "source")
-
-
-@pytest.fixture
-def target(local):
-    (local / "targets").mkdir()
-    return local / "targets/pulled"
 
 
 def assert_equal(tree, target):

@@ -16,17 +16,6 @@ from versions import SERIES, URL, comparable, environment, keys, make_tree, pull
 MIB = 1 << 20
 
 
-@pytest.fixture
-def tree(local):
-    return make_tree(local / "source")
-
-
-@pytest.fixture
-def target(local):
-    (local / "targets").mkdir()
-    return local / "targets/pulled"
-
-
 def push(server, path, *words, url=URL, **options):
     return json.loads(weightfs(server, "push", path, url, "--json", *words, **options).out)
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from harness import needs
-from harness.s3_probe import Probe, Refused
+from harness.s3_probe import Probe
 from harness.s3_signature import Key
 
 ODD_KEYS = ("plain", "a b", "a+b", "ü/ä", "50%", "%20", "a//b", "a/./b/../c", "~-._", "*'()!", "#?&=;:@$,",
@@ -34,12 +34,6 @@ def file(local):
         path.write_bytes(body)
         return path, body
     return make
-
-
-def refused(probe, *words, **options):
-    with pytest.raises(Refused) as caught:
-        probe(*words, **options)
-    return caught.value
 
 
 # Operations, on both services.
@@ -87,14 +81,14 @@ def test_an_unfinished_upload_is_found_and_completed_or_aborted(any_probe, file,
     assert (local / "read").read_bytes() == body
     any_probe("abort", key="resumed/c", upload_id=second)
     assert any_probe("uploads", key="resumed/")["uploads"] == []
-    assert refused(any_probe, "parts", key="resumed/c", upload_id=second).code == errno.ENOENT
-    assert refused(any_probe, "abort", key="resumed/c", upload_id=second).code == errno.ENOENT
+    assert any_probe.refused("parts", key="resumed/c", upload_id=second).code == errno.ENOENT
+    assert any_probe.refused("abort", key="resumed/c", upload_id=second).code == errno.ENOENT
 
 
 def test_a_conditional_put_fails_if_the_object_exists(any_probe, file):
     path, _ = file(1000)
     any_probe("put", key="condition", file=path, if_none_match=True)
-    error = refused(any_probe, "put", key="condition", file=path, if_none_match=True)
+    error = any_probe.refused("put", key="condition", file=path, if_none_match=True)
     assert error.code == errno.EEXIST and "PUT s3://tests/condition: HTTP 412 PreconditionFailed" in error.text
     any_probe("delete", key="condition")
     any_probe("delete", key="condition")
@@ -105,14 +99,14 @@ def test_a_range_of_a_replaced_object_is_stale(any_probe, file):
     etag = any_probe("put", key="replaced", file=path)["etag"]
     any_probe("download", key="replaced", if_match=etag)
     any_probe("put", key="replaced", file=file(1000)[0])
-    assert refused(any_probe, "download", key="replaced", if_match=etag, size=len(body)).code == errno.ESTALE
+    assert any_probe.refused("download", key="replaced", if_match=etag, size=len(body)).code == errno.ESTALE
 
 
 def test_a_range_past_the_end_is_an_error(any_probe, file):
     path, _ = file(1000)
     any_probe("put", key="short", file=path)
-    assert refused(any_probe, "download", key="short", offset=1000, size=1).code == errno.ERANGE
-    error = refused(any_probe, "download", key="short", offset=990, size=11)
+    assert any_probe.refused("download", key="short", offset=1000, size=1).code == errno.ERANGE
+    error = any_probe.refused("download", key="short", offset=990, size=11)
     assert error.code == errno.ERANGE and "the object has only 1000 bytes" in error.text
     assert error.answer["requests"] == 1
 
@@ -124,7 +118,7 @@ def test_lists_have_common_prefixes(any_probe, file):
     answer = any_probe("list", key="tree/", delimiter="/")
     assert [key for key, _, _ in answer["objects"]] == ["tree/b"]
     assert answer["prefixes"] == ["tree/a/", "tree/c d/"]
-    assert refused(any_probe, "list", key="tree/", limit=3).code == errno.E2BIG
+    assert any_probe.refused("list", key="tree/", limit=3).code == errno.E2BIG
 
 
 def test_more_objects_than_a_request_can_delete_are_deleted(any_probe, file):
@@ -137,21 +131,21 @@ def test_more_objects_than_a_request_can_delete_are_deleted(any_probe, file):
 
 
 def test_what_does_not_exist_is_not_found(any_probe):
-    error = refused(any_probe, "get", key="missing", file=os.devnull)
+    error = any_probe.refused("get", key="missing", file=os.devnull)
     assert error.code == errno.ENOENT and "GET s3://tests/missing: HTTP 404 NoSuchKey" in error.text
-    assert refused(any_probe, "head", key="missing").code == errno.ENOENT
-    error = refused(any_probe, "list", bucket="no-such-bucket")
+    assert any_probe.refused("head", key="missing").code == errno.ENOENT
+    error = any_probe.refused("list", bucket="no-such-bucket")
     assert error.code == errno.ENOENT and "create the bucket, or check its name" in error.text
 
 
 def test_wrong_keys_are_refused_with_the_next_step(any_probe):
     any_probe.environment["AWS_SECRET_ACCESS_KEY"] = "wrong-secret"
-    error = refused(any_probe, "list")
+    error = any_probe.refused("list")
     assert error.code == errno.EACCES and "SignatureDoesNotMatch" in error.text
     assert "check the access key and the secret key" in error.text and "wrong-secret" not in error.text
     assert error.answer["requests"] == 1
     any_probe.environment["AWS_ACCESS_KEY_ID"] = "nobody"
-    assert "InvalidAccessKeyId" in refused(any_probe, "list").text
+    assert "InvalidAccessKeyId" in any_probe.refused("list").text
 
 
 # The service in memory.
@@ -205,24 +199,24 @@ def test_public_objects_need_no_credentials(server, probe, file, local):
     probe("put", key="public", file=path)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         del probe.environment[name]
-    error = refused(probe, "get", key="public", unsigned=True, file=local / "read")
+    error = probe.refused("get", key="public", unsigned=True, file=local / "read")
     assert error.code == errno.EACCES and "give credentials" in error.text
     server.anonymous = True
     probe("get", key="public", unsigned=True, file=local / "read")
     assert (local / "read").read_bytes() == body
-    error = refused(probe, "get", key="public", file=local / "read")
+    error = probe.refused("get", key="public", file=local / "read")
     assert error.code == errno.EACCES and "no S3 credentials: looked at AWS_ACCESS_KEY_ID, " in error.text
 
 
 def test_a_full_service_is_no_space(server, probe, file):
     server.objects.quota = 1000
-    error = refused(probe, "put", key="k", file=file(1001)[0])
+    error = probe.refused("put", key="k", file=file(1001)[0])
     assert error.code == errno.ENOSPC and "QuotaExceeded" in error.text
 
 
 def test_a_response_larger_than_the_limit_is_an_error(probe, file):
     probe("put", key="k", file=file(1001)[0])
-    assert refused(probe, "get", key="k", file=os.devnull, limit=1000).code == errno.E2BIG
+    assert probe.refused("get", key="k", file=os.devnull, limit=1000).code == errno.E2BIG
     assert probe("get", key="k", file=os.devnull, limit=1001)["size"] == 1001
 
 
@@ -230,7 +224,7 @@ def test_objects_that_cannot_be_deleted_are_named(server, probe, file):
     for key in "abc":
         probe("put", key=key, file=file(1)[0])
     server.undeletable.add("b")
-    error = refused(probe, "delete-many", keys=["a", "b", "c"])
+    error = probe.refused("delete-many", keys=["a", "b", "c"])
     assert error.code == errno.EACCES and "DELETE s3://tests/b: AccessDenied" in error.text
     assert [key for key, _, _ in probe("list")["objects"]] == ["b"]
 
@@ -256,10 +250,10 @@ def test_a_service_that_is_down_is_reported(probe):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         probe.environment["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{free.getsockname()[1]}"
-        error = refused(probe, "list", attempts=3)
+        error = probe.refused("list", attempts=3)
     assert error.code == errno.EIO and "(3 attempts in " in error.text and "that the service runs" in error.text
     probe.environment["AWS_ENDPOINT_URL"] = "http://no-such-host.invalid"
-    assert "check the endpoint URL" in refused(probe, "list", attempts=2).text
+    assert "check the endpoint URL" in probe.refused("list", attempts=2).text
 
 
 @needs.program("openssl")
@@ -273,7 +267,7 @@ def test_the_certificate_of_the_service_is_verified(local, file):
     context.load_cert_chain(certificate, key)
     with S3Server(tls=context) as server:
         probe = Probe(server.environment())
-        error = refused(probe, "list")
+        error = probe.refused("list")
         assert error.code == errno.EIO and "AWS_CA_BUNDLE" in error.text and error.answer["requests"] == 1
         path, body = file(PART + 1)
         for name in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
@@ -282,7 +276,7 @@ def test_the_certificate_of_the_service_is_verified(local, file):
             trusting("download", key="k", file=local / "read")
             assert (local / "read").read_bytes() == body
         missing = Probe({**probe.environment, "AWS_CA_BUNDLE": "/nonexistent.pem"})
-        assert refused(missing, "list").code == errno.ENOENT
+        assert missing.refused("list").code == errno.ENOENT
 
 
 def test_expired_credentials_are_renewed_once(server, probe, local):
@@ -300,5 +294,5 @@ def test_expired_credentials_are_renewed_once(server, probe, local):
     assert probe("list")["retries"] == 1
     assert (local / "calls").read_text().split() == ["old", "new"]
     server.keys["new"].expired = True
-    error = refused(probe, "list")
+    error = probe.refused("list")
     assert error.code == errno.EACCES and "ExpiredToken" in error.text and error.answer["requests"] == 2

@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-from harness.s3_probe import Refused
-
 PART = 5 << 20
 # Faults after which a repeated request succeeds.
 PASSING = ("status", "reset", "lost", "close", "cut", "short", "long", "stall", "silence")
@@ -18,12 +16,6 @@ def source(local):
     path = local / "source"
     path.write_bytes(random.randbytes(2 * PART + 1000))
     return path
-
-
-def refused(probe, *words, **options):
-    with pytest.raises(Refused) as caught:
-        probe(*words, **options)
-    return caught.value
 
 
 def positions(count, kind, request):
@@ -73,12 +65,12 @@ def test_a_lasting_fault_ends_after_all_attempts(server, probe):
     for kind in ("status", "reset", "close", "cut"):
         server.heal()
         server.fail(1, kind, every=True)
-        error = refused(probe, "list", attempts=3)
+        error = probe.refused("list", attempts=3)
         assert error.code == errno.EIO and "GET s3://tests/: " in error.text and "(3 attempts in " in error.text, kind
         assert error.answer["requests"] == 3
     server.heal()
     server.fail(1, "status", every=True, status=409, code="ConditionalRequestConflict")
-    assert refused(probe, "put", key="k", file=os.devnull, attempts=2).code == errno.EEXIST
+    assert probe.refused("put", key="k", file=os.devnull, attempts=2).code == errno.EEXIST
 
 
 def test_a_stall_ends_after_its_timeout(server, probe, source):
@@ -86,7 +78,7 @@ def test_a_stall_ends_after_its_timeout(server, probe, source):
     for kind, attempts in (("stall", 2), ("silence", 1)):
         server.heal()
         server.fail(1, kind, every=True)
-        error = refused(probe, "get", key="k", file=os.devnull, attempts=attempts, stall=1)
+        error = probe.refused("get", key="k", file=os.devnull, attempts=attempts, stall=1)
         assert error.code == errno.EIO and (attempts == 1 or "(2 attempts in " in error.text)
 
 
@@ -99,7 +91,7 @@ def test_errors_that_cannot_pass_are_not_retried(server, probe):
     for status in (400, 403, 404, 501):
         server.heal()
         server.fail(1, "status", every=True, status=status, code="Whatever")
-        assert refused(probe, "list").answer["requests"] == 1
+        assert probe.refused("list").answer["requests"] == 1
 
 
 def test_an_early_error_ends_the_upload(server, probe, source):
@@ -107,7 +99,7 @@ def test_an_early_error_ends_the_upload(server, probe, source):
     assert probe("put", key="k", file=source)["retries"] == 1
     server.heal()
     server.fail(1, "status", early=True, status=403, code="AccessDenied", every=True)
-    error = refused(probe, "put", key="k", file=source, attempts=5)
+    error = probe.refused("put", key="k", file=source, attempts=5)
     assert error.code in (errno.EACCES, errno.EIO)   # EIO: the connection was reset before the response was read
 
 
@@ -118,12 +110,12 @@ def test_an_error_in_a_successful_response_is_an_error(server, probe, source):
     assert server.objects.get("tests", "k").body == source.read_bytes()
     upload = probe("upload", key="k", file=source, keep_upload=True)["upload_id"]
     server.fail(1, "error200", method="POST", code="AccessDenied")
-    assert "HTTP 200 AccessDenied" in refused(probe, "complete", key="k", upload_id=upload).text
+    assert "HTTP 200 AccessDenied" in probe.refused("complete", key="k", upload_id=upload).text
 
 
 def test_a_conditional_put_may_meet_its_own_lost_attempt(server, probe, source):
     server.fail(1, "lost", method="PUT")
-    error = refused(probe, "put", key="k", file=source, if_none_match=True)
+    error = probe.refused("put", key="k", file=source, if_none_match=True)
     assert error.code == errno.EEXIST and error.answer["retries"] == 1
     assert server.objects.get("tests", "k").body == source.read_bytes()
 
@@ -149,9 +141,9 @@ def test_a_request_under_way_can_be_interrupted(server, probe):
     for kind in ("silence", "stall"):
         server.heal()
         server.fail(1, kind)
-        error = refused(probe, "cancel", key="k", cancel_after_ms=200)
+        error = probe.refused("cancel", key="k", cancel_after_ms=200)
         assert error.code == errno.ECANCELED
     server.heal()
     server.fail(1, "status", every=True, retry_after=60)
-    error = refused(probe, "cancel", key="k", cancel_after_ms=200)
+    error = probe.refused("cancel", key="k", cancel_after_ms=200)
     assert error.code == errno.ECANCELED, "also while it waits for the next attempt"

@@ -7,7 +7,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ("common", "io", "engine", "meta", "lease", "client", "hdf5", "python", "store", "fs", "s3", "cli", "bench", "tests")
+FOLDERS = ("common", "io", "engine", "meta", "lease", "client", "hdf5", "python", "store", "fs", "s3", "remote", "cli", "bench", "tests")
 ALGORITHMS = """sort stable_sort find find_if find_if_not any_of all_of none_of copy copy_n fill fill_n count
     count_if max_element min_element reverse equal transform for_each lower_bound upper_bound equal_range unique
     remove_if shuffle generate is_sorted adjacent_find rotate clamp min max minmax mismatch partition binary_search

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/checksum.h"
+#include "common/hex.h"
 #include "remote/series.h"
 
 namespace weightfs::remote {

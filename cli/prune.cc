@@ -52,6 +52,7 @@ void PrintJson(const Arguments& arguments, const std::string& url, const remote:
                           {"dry_run", arguments.dry_run},
                           {"removed", std::move(removed)},
                           {"kept", report.kept},
+                          {"damaged", report.damaged},
                           {"unfinished", report.unfinished},
                           {"foreign", report.foreign}}) +
                     "\n");
@@ -65,6 +66,11 @@ void PrintText(const Arguments& arguments, const std::string& url, const remote:
   }
   for (const uint64_t version : report.foreign) {
     Print(stderr, fmt::format("weightfs: warning: {}/{} was not made by weightfs and was left alone\n", url, version));
+  }
+  for (const uint64_t version : report.damaged) {
+    Print(stderr, fmt::format("weightfs: warning: {0}/{1} has a damaged manifest, and was left alone; "
+                              "'weightfs pull {0}/{1} DIR' says more\n",
+                              url, version));
   }
   Print(stdout,
         fmt::format("{}: {} version{} kept, {} {}removed{}\n", url, report.kept.size(),
@@ -95,7 +101,7 @@ void AddPrune(CLI::App& app, int* exit_code) {
                    "Also remove unfinished pushes in which nothing has changed for so many days")
       ->type_name("DAYS")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, kMaximumDays).description(""));
+      ->check(CheckDecimal("days", kMaximumDays));
   command->add_flag("--dry-run", arguments->dry_run, "Print what would be removed, and remove nothing");
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   AddS3Options(*command, &arguments->s3);

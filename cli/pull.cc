@@ -48,7 +48,7 @@ Result<std::vector<remote::SliceRequest>> ParseSlices(const std::vector<std::str
 Result<remote::Manifest> FindVersion(const Arguments& arguments, OpenedVersion* opened,
                                      const s3::Interrupted& interrupted) {
   if (!opened->version) return remote::FindVersion(*opened->opened.series, arguments.version, interrupted);
-  if (!arguments.version || *arguments.version == opened->version->version) return std::move(opened->version->manifest);
+  if (!arguments.version || *arguments.version == opened->version->version) return std::move(*opened->version);
   return Error{ErrorCode::kInvalid,
                fmt::format("{} is version {}, and --version is {}: name one of them", Printable(arguments.url),
                            opened->version->version, *arguments.version)};

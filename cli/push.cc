@@ -2,17 +2,18 @@
 // weightfs push: copy a directory into a bucket, as a version that exists completely or not at all.
 #include <dirent.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -33,6 +34,7 @@ using std::chrono::seconds;
 
 constexpr seconds kLook{1};           // between two looks for new publications
 constexpr seconds kLongestPause{60};  // after failures in a row
+constexpr int kPauseFactor = 4;       // of the pauses after them
 
 struct Arguments {
   std::string path, url;
@@ -64,8 +66,9 @@ void Report(const Arguments& arguments, const std::string& path, const std::stri
   }
 }
 
-Result<void> PushOne(const Arguments& arguments, const OpenedSeries& opened, const std::string& path,
-                     const std::atomic<bool>& interrupted) {
+// Returns the version.
+Result<uint64_t> PushOne(const Arguments& arguments, const OpenedSeries& opened, const std::string& path,
+                         const std::atomic<bool>& interrupted) {
   TransferProgress progress("push", path, arguments.progress);
   const remote::PushOptions options{.version = arguments.version,
                                     .take_over = arguments.take_over,
@@ -74,67 +77,142 @@ Result<void> PushOne(const Arguments& arguments, const OpenedSeries& opened, con
                                     .interrupted = [&] { return interrupted.load(); }};
   ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, path, options));
   Report(arguments, path, opened.series->url(report.version), report);
+  return report.version;
+}
+
+// Removes old versions, but not the one that was just pushed: after a run went back, it is not the greatest.
+Result<void> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed,
+                        const std::atomic<bool>& interrupted) {
   if (arguments.keep == 0) return {};
-  RETURN_IF_ERROR(remote::Prune(*opened.series, {.keep = arguments.keep, .interrupted = options.interrupted}));
+  RETURN_IF_ERROR(remote::Prune(*opened.series, {.keep = arguments.keep, .also_keep = pushed, .interrupted = [&] {
+                                                   return interrupted.load();
+                                                 }}));
   return {};
 }
 
-// The published directories in a directory, by version.
-std::map<std::pair<uint64_t, std::string>, std::array<uint8_t, 16>> FindPublications(const std::string& directory) {
-  std::map<std::pair<uint64_t, std::string>, std::array<uint8_t, 16>> found;
+// Whether a version would be one of those that --keep removes: it was pushed and removed by an earlier program.
+Result<bool> IsOutdated(const Arguments& arguments, const OpenedSeries& opened, uint64_t version,
+                        const std::atomic<bool>& interrupted) {
+  if (arguments.keep == 0) return false;
+  ASSIGN_OR_RETURN(const auto report,
+                   remote::Prune(*opened.series, {.keep = arguments.keep, .dry_run = true, .interrupted = [&] {
+                                                    return interrupted.load();
+                                                  }}));
+  return report.kept.size() >= arguments.keep && version < report.kept.back();
+}
+
+struct FoundPublication {
+  uint64_t version = 0;
+  std::string path;
+  std::array<uint8_t, 16> id{};
+};
+
+// The published directories in a directory, ordered by version.
+Result<std::vector<FoundPublication>> FindPublications(const std::string& directory) {
+  std::vector<FoundPublication> found;
   const std::unique_ptr<DIR, int (*)(DIR*)> stream(opendir(directory.c_str()), closedir);
-  while (const dirent* entry = stream == nullptr ? nullptr : readdir(stream.get())) {
+  if (stream == nullptr) return SystemError(directory, "cannot be watched");
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(stream.get());
+    if (entry == nullptr && errno != 0) return SystemError(directory, "cannot be watched");
+    if (entry == nullptr) break;
     if (entry->d_name[0] == '.' || (entry->d_type != DT_DIR && entry->d_type != DT_UNKNOWN)) continue;
     const std::string path = directory + "/" + entry->d_name;
-    if (const auto published = client::PublicationOf(path)) found[{published->version, path}] = published->id;
+    // What is not published now is looked at again; a directory may also be removed meanwhile.
+    if (const auto published = client::PublicationOf(path)) found.push_back({published->version, path, published->id});
   }
+  std::sort(found.begin(), found.end(), [](const FoundPublication& a, const FoundPublication& b) {
+    return std::tie(a.version, a.path) < std::tie(b.version, b.path);
+  });
   return found;
 }
 
 // Pushes each directory once it is published, until it is interrupted. A failure is repeated later; it delays the
 // versions after it, so that versions appear in their order.
-int Watch(const Arguments& arguments, const OpenedSeries& opened, const std::atomic<bool>& interrupted) {
-  if (access(arguments.watched->c_str(), R_OK | X_OK) != 0) {
-    return Fail(SystemError(*arguments.watched, "cannot be watched"));
+class Watch {
+ public:
+  Watch(const Arguments& arguments, const OpenedSeries& opened, const std::atomic<bool>& interrupted)
+      : arguments_(arguments), opened_(opened), interrupted_(interrupted) {}
+
+  int Run() {
+    if (const auto readable = FindPublications(*arguments_.watched); !readable) return Fail(readable.error());
+    seconds pause = kLook;
+    while (!interrupted_) {
+      const bool passed = Look();
+      pause = passed ? kLook : std::min(pause * kPauseFactor, kLongestPause);
+      const auto until = std::chrono::steady_clock::now() + pause;
+      while (!interrupted_ && std::chrono::steady_clock::now() < until) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      }
+    }
+    return kSuccess;
   }
-  std::set<std::array<uint8_t, 16>> pushed;
-  seconds pause = kLook;
-  while (!interrupted) {
-    pause = kLook;
-    for (const auto& [key, id] : FindPublications(*arguments.watched)) {
-      if (interrupted || pushed.contains(id)) continue;
-      const auto done = PushOne(arguments, opened, key.second, interrupted);
+
+ private:
+  // Returns false after a failure that may pass.
+  bool Look() {
+    const auto found = FindPublications(*arguments_.watched);
+    if (!found) {
+      Say(found.error());
+      return false;
+    }
+    for (const FoundPublication& publication : *found) {
+      if (interrupted_) return true;
+      if (settled_.contains(publication.id)) continue;
+      const auto done = Push(publication);
       static_cast<void>(FlushOutput().has_value());
-      if (done) {
-        pushed.insert(id);
-        continue;
+      if (!done && interrupted_) return true;
+      if (!done) {
+        Say(done.error());
+        // Of these, only a person can change the outcome.
+        const bool lasting = done.error().code == ErrorCode::kExists || done.error().code == ErrorCode::kInvalid;
+        if (!lasting) return false;
       }
-      if (interrupted) break;
-      Fail(done.error());
-      // Of these, only a person can change the outcome.
-      const bool lasting = done.error().code == ErrorCode::kExists || done.error().code == ErrorCode::kInvalid;
-      if (lasting) {
-        pushed.insert(id);
-        continue;
-      }
-      pause = std::min(pause * 10, kLongestPause);
-      break;
+      settled_.insert(publication.id);
     }
-    const auto until = std::chrono::steady_clock::now() + pause;
-    while (!interrupted && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+    said_.clear();
+    return true;
   }
-  return kSuccess;
-}
+
+  Result<void> Push(const FoundPublication& publication) {
+    ASSIGN_OR_RETURN(const bool outdated, IsOutdated(arguments_, opened_, publication.version, interrupted_));
+    if (outdated) {
+      Print(stderr, fmt::format("weightfs: {}: version {} is older than the {} that are kept: not pushed\n",
+                                Printable(publication.path), publication.version, arguments_.keep));
+      return {};
+    }
+    ASSIGN_OR_RETURN(const uint64_t version, PushOne(arguments_, opened_, publication.path, interrupted_));
+    // The version is there; the next push prunes again.
+    if (const auto pruned = PruneAfter(arguments_, opened_, version, interrupted_); !pruned && !interrupted_) {
+      Fail(pruned.error());
+    }
+    return {};
+  }
+
+  // A failure that lasts is reported once.
+  void Say(const Error& error) {
+    if (error.what == said_) return;
+    said_ = error.what;
+    Fail(error);
+  }
+
+  const Arguments& arguments_;
+  const OpenedSeries& opened_;
+  const std::atomic<bool>& interrupted_;
+  std::set<std::array<uint8_t, 16>> settled_;  // ids of publications
+  std::string said_;
+};
 
 int Push(const Arguments& arguments) {
   const auto opened = OpenSeries(arguments.url, arguments.s3);
   if (!opened.has_value()) return Fail(opened.error());
   const std::atomic<bool>& interrupted = CatchInterrupts();
-  if (arguments.watched) return Watch(arguments, *opened, interrupted);
+  if (arguments.watched) return Watch(arguments, *opened, interrupted).Run();
   const auto pushed = PushOne(arguments, *opened, arguments.path, interrupted);
-  return pushed.has_value() ? kSuccess : Fail(pushed.error());
+  if (!pushed.has_value()) return Fail(pushed.error());
+  const auto pruned = PruneAfter(arguments, *opened, *pushed, interrupted);
+  return pruned.has_value() ? kSuccess : Fail(pruned.error());
 }
 
 // With --watch the only name is the URL. Returns what is wrong with the names.
@@ -165,15 +243,17 @@ void AddPush(CLI::App& app, int* exit_code) {
       ->type_name("DIR");
   command
       ->add_option("--version", arguments->version,
-                   "Number of the version; default: that of the publication, otherwise the time of the newest file")
+                   "Number of the version; default: that of the publication, otherwise the time of the latest change")
       ->type_name("N")
       ->check(CheckNumber(1, INT64_MAX));
   command
-      ->add_option("--keep", arguments->keep, "Afterwards remove all but the N greatest versions (see weightfs prune)")
+      ->add_option("--keep", arguments->keep,
+                   "Afterwards remove all but this version and the N greatest (see weightfs prune)")
       ->type_name("N")
       ->check(CheckNumber(1, INT64_MAX));
   command->add_flag("--verify", arguments->verify, "Read everything back and compare it before the version exists");
-  command->add_flag("--take-over", arguments->take_over, "Replace an unfinished push of somebody else");
+  command->add_flag("--take-over", arguments->take_over,
+                    "Replace an unfinished push of somebody else, or of another state of the files");
   command->add_flag("--json", arguments->json, "Print the result as JSON; with --watch one line for each version");
   command
       ->add_option("--rate", arguments->rate, "Maximum bytes per second, so that other users of the network keep some")

@@ -88,7 +88,7 @@ Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arg
     ASSIGN_OR_RETURN(named.opened, Open({location.bucket, location.key.substr(0, slash)}, arguments));
     auto manifest = named.opened.series->Load(version, interrupted);
     if (manifest) {
-      named.version = remote::LoadedVersion{version, std::move(*manifest)};
+      named.version = std::move(*manifest);
       return named;
     }
     if (manifest.error().code != ErrorCode::kNotFound) return manifest.error();

@@ -43,7 +43,7 @@ Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& argum
 // A series, and the version of it that the URL names: s3://BUCKET/PREFIX/NAME/N.
 struct OpenedVersion {
   OpenedSeries opened;
-  std::optional<remote::LoadedVersion> version = {};  // none: the URL is that of the series
+  std::optional<remote::Manifest> version = {};  // none: the URL is that of the series
 };
 
 // Opens a series or one of its versions. A URL whose last component is a version number means this version if the

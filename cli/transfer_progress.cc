@@ -14,8 +14,7 @@ constexpr std::chrono::milliseconds kInterval{100};
 
 }  // namespace
 
-TransferProgress::TransferProgress(std::string title, std::string step, bool lines)
-    : step_(std::move(step)), lines_(lines) {
+TransferProgress::TransferProgress(std::string title, std::string step, bool lines) : step_(std::move(step)) {
   if (!lines) bar_.emplace(std::move(title));
 }
 

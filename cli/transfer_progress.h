@@ -21,7 +21,7 @@ class TransferProgress {
 
  private:
   const std::string step_;
-  const bool lines_;
+  // Absent if lines are written.
   std::optional<ProgressBar> bar_;
   std::optional<std::chrono::steady_clock::time_point> written_;
   uint64_t last_done_ = 0;

@@ -143,7 +143,7 @@ void AddUmount(CLI::App& app, int* exit_code) {
                                "for a daemon that does not respond ({:.0f})",
                                kDefaultTimeout))
       ->type_name("SECONDS")
-      ->check(CheckSeconds(kLongestTimeout));
+      ->check(CheckDecimal("seconds", kLongestTimeout));
   command->add_option("-N,--namespace", arguments->space, "Unmount in the mount namespace of this process, or file")
       ->type_name("PID");
   command->footer(

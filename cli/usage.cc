@@ -241,13 +241,13 @@ std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint6
   };
 }
 
-std::function<std::string(const std::string&)> CheckSeconds(double most) {
-  return [most](const std::string& text) -> std::string {
-    double seconds = 0;
+std::function<std::string(const std::string&)> CheckDecimal(std::string unit, double most) {
+  return [unit = std::move(unit), most](const std::string& text) -> std::string {
+    double number = 0;
     const char* end = text.data() + text.size();
-    const auto [at, failure] = std::from_chars(text.data(), end, seconds);
-    if (failure == std::errc() && at == end && seconds >= 0 && seconds <= most) return {};
-    return fmt::format("'{}' is not a number of seconds from 0 to {}", text, most);
+    const auto [at, failure] = std::from_chars(text.data(), end, number);
+    if (failure == std::errc() && at == end && number >= 0 && number <= most) return {};
+    return fmt::format("'{}' is not a number of {} from 0 to {}", text, unit, most);
   };
 }
 

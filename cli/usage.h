@@ -28,11 +28,11 @@ struct UsageError {
 UsageError DescribeUsageError(const CLI::App& app, const std::vector<std::string>& arguments,
                               const CLI::ParseError& error);
 
-// Validators for CLI::Option::check: a size as parsed by ParseSize; a whole number within bounds; a number of seconds
-// from 0 to `most`, which may have a fraction.
+// Validators for CLI::Option::check: a size as parsed by ParseSize; a whole number within bounds; a number of `unit`
+// (seconds) from 0 to `most`, which may have a fraction.
 std::string CheckSize(const std::string& text);
 std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint64_t most);
-std::function<std::string(const std::string&)> CheckSeconds(double most);
+std::function<std::string(const std::string&)> CheckDecimal(std::string unit, double most);
 
 // Makes every option of `app` and its subcommands that takes a value reject the name of another option as its value.
 void RefuseOptionsAsValues(CLI::App& app);

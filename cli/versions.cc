@@ -28,6 +28,7 @@ struct Arguments {
 struct Row {
   uint64_t version = 0;
   bool complete = false;
+  bool damaged = false;  // it has a manifest that cannot be read
   int64_t created_ns = 0;
   uint64_t files = 0, bytes = 0;
   std::string source, push;
@@ -36,15 +37,29 @@ struct Row {
 // Returns none for a version that weightfs did not make.
 Result<std::optional<Row>> Describe(const remote::Series& series, uint64_t version,
                                     const s3::Interrupted& interrupted) {
+  const auto unreadable = [](ErrorCode code) { return code == ErrorCode::kCorrupt || code == ErrorCode::kVersion; };
+  Row row{.version = version};
   const auto manifest = series.Load(version, interrupted);
   if (manifest) {
-    return Row{version,          true,          manifest->created_ns, manifest->files.size(), manifest->bytes(),
-               manifest->source, manifest->push};
+    row.complete = true;
+    row.created_ns = manifest->created_ns;
+    row.files = manifest->files.size();
+    row.bytes = manifest->bytes();
+    row.source = manifest->source;
+    row.push = manifest->push;
+    return row;
   }
-  if (manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+  row.damaged = unreadable(manifest.error().code);
+  if (!row.damaged && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
   const auto claim = series.LoadClaim(version, interrupted);
-  if (claim) return Row{version, false, claim->created_ns, 0, 0, claim->source, claim->push};
-  if (claim.error().code != ErrorCode::kNotFound) return claim.error();
+  if (claim) {
+    row.created_ns = claim->created_ns;
+    row.source = claim->source;
+    row.push = claim->push;
+    return row;
+  }
+  if (claim.error().code != ErrorCode::kNotFound && !unreadable(claim.error().code)) return claim.error();
+  if (row.damaged || claim.error().code != ErrorCode::kNotFound) return row;
   return std::optional<Row>();
 }
 
@@ -58,7 +73,7 @@ Result<std::vector<Row>> List(const Arguments& arguments, std::string* url) {
   for (size_t at = 0; at < versions.size(); ++at) {
     bar.Update({.done = at, .total = versions.size(), .unit = Progress::Unit::kItems, .items = "versions"});
     ASSIGN_OR_RETURN(auto row, Describe(*opened.series, versions[at], interrupted));
-    if (row && (row->complete || arguments.all)) rows.push_back(std::move(*row));
+    if (row && (row->complete || row->damaged || arguments.all)) rows.push_back(std::move(*row));
   }
   return rows;
 }
@@ -67,6 +82,7 @@ void PrintJson(const std::string& url, const std::vector<Row>& rows) {
   auto versions = nlohmann::ordered_json::array();
   for (const Row& row : rows) {
     nlohmann::ordered_json json = {{"version", row.version}, {"complete", row.complete}};
+    if (row.damaged) json["damaged"] = true;
     json["created"] = FormatUtc(row.created_ns);
     if (row.complete) {
       json["files"] = row.files;
@@ -83,7 +99,9 @@ void PrintTable(const std::vector<Row>& rows) {
   Table table({{"VERSION", true}, {"PUSHED"}, {"FILES", true}, {"SIZE", true}, {"SOURCE"}});
   for (const Row& row : rows) {
     table.Add({std::to_string(row.version), FormatUtc(row.created_ns),
-               row.complete ? FormatCount(row.files) : "unfinished",
+               row.complete  ? FormatCount(row.files)
+               : row.damaged ? "damaged"
+                             : "unfinished",
                row.complete ? FormatSize(ByteCount{row.bytes}) : "", Printable(row.source)});
   }
   Print(stdout, table.ToString());

@@ -2,15 +2,14 @@
 #include "remote/download.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -19,6 +18,7 @@
 #include "common/mutex.h"
 #include "common/start_thread.h"
 #include "remote/checksum_slices.h"
+#include "remote/pages.h"
 
 namespace weightfs::remote {
 namespace {
@@ -30,31 +30,6 @@ constexpr unsigned kFetches = 4;  // of one part, the first included
 constexpr unsigned kWorkers = 4;  // threads that verify parts and give them to the sink
 constexpr uint64_t kSmallestPart = 1 << 20;
 constexpr milliseconds kPoll{100};
-
-// The buffers of all parts. Pages are allocated when they are first used.
-class Arena {
- public:
-  static Result<Arena> Create(size_t size) {
-    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) {
-      return Error{ErrorCode::kNoMemory,
-                   fmt::format("the download needs {} MiB of memory for its buffers", size >> 20)};
-    }
-    madvise(memory, size, MADV_HUGEPAGE);  // a hint
-    return Arena(static_cast<std::byte*>(memory), size);
-  }
-  Arena(Arena&& other) noexcept : memory_(std::exchange(other.memory_, nullptr)), size_(other.size_) {}
-  Arena& operator=(Arena&&) = delete;
-  ~Arena() {
-    if (memory_ != nullptr) munmap(memory_, size_);
-  }
-  std::byte* at(size_t offset) const { return memory_ + offset; }
-
- private:
-  Arena(std::byte* memory, size_t size) : memory_(memory), size_(size) {}
-  std::byte* memory_;
-  size_t size_;
-};
 
 struct Part {
   size_t job = 0;
@@ -104,19 +79,19 @@ class PartCutter {
 class Engine {
  public:
   Engine(const Series& series, const Manifest& manifest, std::span<const DownloadJob> jobs, const DownloadSink& sink,
-         const DownloadOptions& options, Arena arena, size_t slots, uint64_t part_size)
+         const DownloadOptions& options, std::shared_ptr<std::byte> memory, size_t slots, uint64_t part_size)
       : series_(series),
         manifest_(manifest),
         jobs_(jobs),
         sink_(sink),
         options_(options),
-        arena_(std::move(arena)),
+        memory_(std::move(memory)),
         slots_(slots),
         sums_(series, manifest, [this] { return stopped_.load(); }),
         cutter_(jobs, part_size),
         etags_(jobs.size()) {
     for (size_t index = 0; index < slots_.size(); ++index) {
-      slots_[index].memory = arena_.at(index * part_size);
+      slots_[index].memory = memory_.get() + index * part_size;
       free_.push_back(&slots_[index]);
     }
     for (const DownloadJob& job : jobs) {
@@ -259,7 +234,7 @@ class Engine {
   Result<bool> Accept(Slot* slot) EXCLUDES(mutex_) {
     const Part& part = slot->part;
     const FileEntry& file = *jobs_[part.job].file;
-    if (!*slot->answer) return Explain(std::move(*slot->answer).error());
+    if (!*slot->answer) return Explain(part, std::move(*slot->answer).error());
     RETURN_IF_ERROR(CheckObject(part, **slot->answer));
     const uint64_t filled = RoundUp(part.size, kBlockSize);
     std::memset(slot->memory + part.size, 0, filled - part.size);
@@ -279,9 +254,12 @@ class Engine {
     return true;
   }
 
-  static Error Explain(Error error) {
+  Error Explain(const Part& part, Error error) const {
+    error.path = KeyOf(part);
     if (error.code == ErrorCode::kNotFound) error.what += " (the version was removed meanwhile, or is not complete)";
-    return error;
+    if (error.code != ErrorCode::kRange) return error;
+    error.what += "; it was replaced: use another version, or push this one again";
+    return {ErrorCode::kCorrupt, std::move(error.what), std::move(error.path), part.offset};
   }
 
   // All parts must be of one state of the object.
@@ -327,7 +305,7 @@ class Engine {
   const std::span<const DownloadJob> jobs_;
   const DownloadSink& sink_;
   const DownloadOptions& options_;
-  const Arena arena_;
+  const std::shared_ptr<std::byte> memory_;  // of all slots
   std::vector<Slot> slots_;
   std::atomic<bool> stopped_ = false;  // no part is started or accepted any more
   ChecksumSlices sums_;
@@ -372,8 +350,8 @@ Result<DownloadReport> Download(const Series& series, const Manifest& manifest, 
   const uint64_t share = RoundDown(options.memory / std::max(1U, options.connections), kSmallestPart);
   const uint64_t part_size = std::clamp(share, kSmallestPart, kDownloadPart);
   const size_t slots = std::max<size_t>(2, options.memory / part_size);
-  ASSIGN_OR_RETURN(Arena arena, Arena::Create(slots * part_size));
-  Engine engine(series, manifest, jobs, sink, options, std::move(arena), slots, part_size);
+  ASSIGN_OR_RETURN(auto memory, AllocatePages(slots * part_size));
+  Engine engine(series, manifest, jobs, sink, options, std::move(memory), slots, part_size);
   return engine.Run();
 }
 

@@ -155,7 +155,7 @@ int64_t LocalTree::newest_ns() const {
 std::string LocalTree::Fingerprint() const {
   std::string text = root;
   for (const InodeState& state : states) {
-    text += fmt::format("\n{}:{} {} {} {} {} {}", state.path.size(), state.path, state.device, state.inode, state.size,
+    text += fmt::format("\n{}:{} {} {} {} {}", state.path.size(), state.path, state.inode, state.size,
                         state.modified_ns, state.changed_ns);
   }
   for (const LinkEntry& link : manifest.links)

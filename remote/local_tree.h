@@ -27,9 +27,10 @@ struct LocalTree {
   std::vector<InodeState> states;  // of all directories and files, ordered by path
 
   std::string PathOf(const FileEntry& file) const { return root + "/" + file.path; }
-  // The latest change of any file, since the epoch.
+  // The latest change of any file or directory, since the epoch.
   int64_t newest_ns() const;
-  // 32 hexadecimal digits that identify this tree in this state on this machine.
+  // 32 hexadecimal digits that identify this tree in this state, also after its filesystem was mounted again, when its
+  // device has another number.
   std::string Fingerprint() const;
 };
 

@@ -22,7 +22,7 @@ constexpr int kFormat = 1;
 constexpr uint64_t kMaximumVersion = INT64_MAX;
 constexpr size_t kIdDigits = 32, kShaDigits = 64;
 constexpr std::string_view kReserved = ".weightfs";
-constexpr uint64_t kMaximumSize = uint64_t{1} << 60;
+constexpr uint64_t kMaximumSize = uint64_t{1} << 60;  // of all files together
 
 bool IsHex(std::string_view text, size_t digits) {
   return text.size() == digits && text.find_first_not_of("0123456789abcdef") == text.npos;
@@ -70,6 +70,11 @@ uint32_t DecodeMode(const Json& entry) {
 
 std::string Line(const Json& json) { return json.dump() + "\n"; }
 
+template <typename Entry>
+bool IsOrdered(const std::vector<Entry>& entries) {
+  return std::is_sorted(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.path < b.path; });
+}
+
 // Every path occurs once, its parent is a directory of the manifest, and the paths of each kind are in order.
 Result<void> CheckTree(const Manifest& manifest) {
   std::set<std::string_view> directories, all;
@@ -85,56 +90,84 @@ Result<void> CheckTree(const Manifest& manifest) {
     return {};
   };
   for (const DirectoryEntry& directory : manifest.directories) {
-    if (directory.path.empty() != directories.empty()) return Error{ErrorCode::kCorrupt, "directories out of order"};
+    if (directory.path.empty() != directories.empty())
+      return Error{ErrorCode::kCorrupt, "the first directory is not ''"};
     RETURN_IF_ERROR(add(directory.path));
     directories.insert(directory.path);
   }
   if (directories.empty()) return Error{ErrorCode::kCorrupt, "there is no directory"};
   for (const FileEntry& file : manifest.files) RETURN_IF_ERROR(add(file.path));
   for (const LinkEntry& link : manifest.links) RETURN_IF_ERROR(add(link.path));
-  if (!std::is_sorted(manifest.files.begin(), manifest.files.end(),
-                      [](const FileEntry& a, const FileEntry& b) { return a.path < b.path; })) {
-    return Error{ErrorCode::kCorrupt, "files out of order"};
-  }
-  if (!std::is_sorted(manifest.links.begin(), manifest.links.end(),
-                      [](const LinkEntry& a, const LinkEntry& b) { return a.path < b.path; })) {
-    return Error{ErrorCode::kCorrupt, "links out of order"};
-  }
+  if (!IsOrdered(manifest.directories)) return Error{ErrorCode::kCorrupt, "directories out of order"};
+  if (!IsOrdered(manifest.files)) return Error{ErrorCode::kCorrupt, "files out of order"};
+  if (!IsOrdered(manifest.links)) return Error{ErrorCode::kCorrupt, "links out of order"};
   return {};
 }
 
-void TakeEntry(const Json& entry, Manifest* manifest) {
+// The entries of each kind follow those of the kind before it.
+enum class EntryKind : unsigned char { kDirectory, kFile, kLink, kSlice };
+
+EntryKind TakeEntry(const Json& entry, Manifest* manifest) {
   if (entry.contains("directory")) {
     manifest->directories.push_back({.path = entry.at("directory").get<std::string>(),
                                      .mode = DecodeMode(entry),
                                      .modified_ns = entry.at("modified").get<int64_t>(),
                                      .attributes = DecodeAttributes(entry)});
-  } else if (entry.contains("file")) {
+    return EntryKind::kDirectory;
+  }
+  if (entry.contains("file")) {
     manifest->files.push_back({.path = entry.at("file").get<std::string>(),
                                .mode = DecodeMode(entry),
                                .size = entry.at("size").get<uint64_t>(),
                                .modified_ns = entry.at("modified").get<int64_t>(),
                                .attributes = DecodeAttributes(entry)});
-    if (manifest->files.back().size > kMaximumSize) throw std::runtime_error("an impossible size");
-  } else if (entry.contains("link")) {
+    return EntryKind::kFile;
+  }
+  if (entry.contains("link")) {
     manifest->links.push_back(
         {.path = entry.at("link").get<std::string>(), .target = entry.at("target").get<std::string>()});
     const std::string& target = manifest->links.back().target;
     if (target.empty() || target.size() > 4095) throw std::runtime_error("an impossible link");
-  } else if (entry.contains("slice")) {
-    const auto text = entry.at("slice").get<std::string>();
-    if (!IsHex(text, kShaDigits)) throw std::runtime_error("an impossible hash");
-    Sha256 hash;
-    for (size_t at = 0; at < hash.size(); ++at) {
-      hash[at] = static_cast<uint8_t>(std::stoul(text.substr(2 * at, 2), nullptr, 16));
+    return EntryKind::kLink;
+  }
+  if (!entry.contains("slice")) throw std::runtime_error("an unknown entry");
+  const auto text = entry.at("slice").get<std::string>();
+  if (!IsHex(text, kShaDigits)) throw std::runtime_error("an impossible hash");
+  Sha256 hash;
+  for (size_t at = 0; at < hash.size(); ++at) {
+    hash[at] = static_cast<uint8_t>(std::stoul(text.substr(2 * at, 2), nullptr, 16));
+  }
+  manifest->slices.push_back(hash);
+  return EntryKind::kSlice;
+}
+
+// Reads the lines after the first one.
+void TakeEntries(std::string_view text, Manifest* manifest) {
+  auto last = EntryKind::kDirectory;
+  uint64_t bytes = 0;
+  while (!text.empty()) {
+    const size_t end = text.find('\n') + 1;
+    const EntryKind kind = TakeEntry(Json::parse(text.substr(0, end)), manifest);
+    if (kind < last) throw std::runtime_error("entries out of order");
+    last = kind;
+    if (kind == EntryKind::kFile) {
+      const uint64_t size = manifest->files.back().size;
+      if (size > kMaximumSize - bytes) throw std::runtime_error("impossible sizes");
+      bytes += size;
     }
-    manifest->slices.push_back(hash);
-  } else {
-    throw std::runtime_error("an unknown entry");
+    text.remove_prefix(end);
   }
 }
 
-Error Damaged(std::string_view why) { return {ErrorCode::kCorrupt, fmt::format("the manifest is damaged: {}", why)}; }
+Error Damaged(std::string_view why) {
+  return {ErrorCode::kCorrupt,
+          fmt::format("the manifest is damaged: {}; use another version, or push this one again", why)};
+}
+
+Error NewerFormat(std::string_view what, int format) {
+  return {ErrorCode::kVersion,
+          fmt::format("the {} has format {}, and this program knows {}: use a newer weightfs", what, format, kFormat)};
+}
 
 }  // namespace
 
@@ -149,7 +182,8 @@ Result<void> CheckPath(std::string_view path) {
   const auto refuse = [&](std::string_view why) -> Result<void> {
     return Error{ErrorCode::kInvalid, fmt::format("{}: cannot be in a bucket: {}", Printable(path), why)};
   };
-  if (path.empty() || path.size() > 900) return refuse("its path has more than 900 bytes");
+  if (path.empty()) return refuse("its path is empty");
+  if (path.size() > 900) return refuse("its path has more than 900 bytes");
   if (path == kReserved || path.starts_with(".weightfs/")) return refuse("the name .weightfs is reserved");
   if (path.find('\0') != path.npos) return refuse("a byte of its name is zero");
   for (size_t at = 0; at <= path.size();) {
@@ -160,16 +194,6 @@ Result<void> CheckPath(std::string_view path) {
   }
   if (!IsUtf8(path)) return refuse("its name is not UTF-8");
   return {};
-}
-
-bool IsUtf8(std::string_view text) {
-  // nlohmann-json refuses to write text that is not UTF-8.
-  try {
-    static_cast<void>(Json(std::string(text)).dump());
-    return true;
-  } catch (const Json::exception&) {
-    return false;
-  }
 }
 
 uint64_t Manifest::bytes() const {
@@ -188,12 +212,6 @@ void Manifest::NumberBlocks() {
     file.first_block = next;
     next += file.blocks();
   }
-}
-
-const FileEntry* Manifest::Find(std::string_view path) const {
-  const auto found = std::lower_bound(files.begin(), files.end(), path,
-                                      [](const FileEntry& file, std::string_view name) { return file.path < name; });
-  return found != files.end() && found->path == path ? &*found : nullptr;
 }
 
 std::string Manifest::Encode() const {
@@ -226,13 +244,10 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
     Manifest manifest;
     const Json last = Json::parse(text.substr(end + 1));
     if (last.at("sha256").get<std::string>() != ToHex(Sha256Of(content))) return Damaged("its SHA-256 is wrong");
-    size_t at = content.find('\n') + 1;
+    const size_t at = content.find('\n') + 1;
     const Json head = Json::parse(content.substr(0, at));
     const int format = head.at("weightfs-manifest").get<int>();
-    if (format > kFormat) {
-      return Error{ErrorCode::kVersion,
-                   fmt::format("the manifest has format {}; this program knows {}", format, kFormat)};
-    }
+    if (format > kFormat) return NewerFormat("manifest", format);
     manifest.version = head.at("version").get<uint64_t>();
     manifest.push = head.at("push").get<std::string>();
     manifest.source = head.at("source").get<std::string>();
@@ -240,11 +255,7 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
     if (format < 1 || manifest.version == 0 || manifest.version > kMaximumVersion || !IsHex(manifest.push, kIdDigits)) {
       return Damaged("an impossible first line");
     }
-    while (at < content.size()) {
-      const size_t next = content.find('\n', at) + 1;
-      TakeEntry(Json::parse(content.substr(at, next - at)), &manifest);
-      at = next;
-    }
+    TakeEntries(content.substr(at), &manifest);
     if (auto sound = CheckTree(manifest); !sound.has_value()) return Damaged(sound.error().what);
     manifest.NumberBlocks();
     if (manifest.slices.size() != (manifest.blocks() + kSliceBlocks - 1) / kSliceBlocks) {
@@ -265,6 +276,8 @@ std::string Claim::Encode() const {
 Result<Claim> Claim::Decode(std::string_view text) {
   try {
     const Json json = Json::parse(text);
+    const int format = json.at("weightfs-claim").get<int>();
+    if (format > kFormat) return NewerFormat("claim", format);
     Claim claim{.push = json.at("push").get<std::string>(),
                 .source = json.at("source").get<std::string>(),
                 .created_ns = json.at("created").get<int64_t>(),

@@ -27,6 +27,9 @@ inline constexpr uint64_t kSumBytes = 4;
 inline constexpr uint64_t kSliceBytes = 4 << 20;                   // of each slice but the last
 inline constexpr uint64_t kSliceBlocks = kSliceBytes / kSumBytes;  // 4 GiB of data
 
+inline constexpr size_t kMaximumManifest = size_t{1} << 30;  // bytes of a manifest that readers accept
+inline constexpr size_t kMaximumObjects = 20'000'000;        // of one version: more than such a manifest can name
+
 using Attributes = std::map<std::string, std::string>;  // extended attributes "user.*"
 using Sha256 = std::array<uint8_t, 32>;
 
@@ -70,8 +73,6 @@ struct Manifest {
   uint64_t blocks() const;  // checksums
   // Sets FileEntry::first_block. Decode has done so.
   void NumberBlocks();
-  // The file with this path, or null.
-  const FileEntry* Find(std::string_view path) const;
 
   // JSON lines; the last line has the SHA-256 of all bytes before it.
   std::string Encode() const;
@@ -85,9 +86,12 @@ struct Claim {
   std::string push;         // 32 hexadecimal digits
   std::string source = {};  // for people
   int64_t created_ns = 0;
-  bool taken_over = false;  // from another push, which may still write: objects found in the bucket are not trusted
+  // When the version was claimed, another push had been there, which may still write: objects and parts that are in the
+  // bucket are not trusted.
+  bool taken_over = false;
 
   std::string Encode() const;  // JSON
+  // kCorrupt: damaged; kVersion: written by a newer program.
   static Result<Claim> Decode(std::string_view text);
 };
 
@@ -96,6 +100,5 @@ Sha256 Sha256Of(std::string_view bytes);
 // kInvalid with a full line for a path that cannot be part of a version: not UTF-8, empty, more than 900 bytes, with an
 // impossible component, or `.weightfs` at its start.
 Result<void> CheckPath(std::string_view path);
-bool IsUtf8(std::string_view text);
 
 }  // namespace weightfs::remote

@@ -13,9 +13,6 @@ namespace {
 
 using std::chrono::system_clock;
 
-// Of one version.
-constexpr size_t kMaximumObjects = 100'000'000;
-
 // Everything that a version has in the bucket.
 struct Contents {
   std::vector<s3::ObjectInfo> objects;
@@ -52,8 +49,14 @@ class Pruner {
   Result<void> Visit(uint64_t version) {
     ASSIGN_OR_RETURN(const Contents contents, Examine(version));
     if (contents.has_manifest) {
-      if (report_.kept.size() >= options_.keep) return Remove(version, contents);
-      report_.kept.push_back(version);
+      const bool also = version == options_.also_keep;
+      if (counted_ >= options_.keep && !also) return Remove(version, contents);
+      const auto manifest = series_.Load(version, options_.interrupted);
+      if (!manifest && manifest.error().code != ErrorCode::kCorrupt && manifest.error().code != ErrorCode::kVersion) {
+        return manifest.error();
+      }
+      (manifest ? report_.kept : report_.damaged).push_back(version);
+      if (manifest && counted_ < options_.keep) ++counted_;
     } else if (!contents.claim) {
       report_.foreign.push_back(version);
     } else if (system_clock::now() - contents.Changed() < options_.unfinished_after) {
@@ -112,6 +115,7 @@ class Pruner {
 
   const Series& series_;
   const PruneOptions& options_;
+  size_t counted_ = 0;  // of PruneOptions::keep
   PruneReport report_;
 };
 

@@ -15,7 +15,8 @@
 namespace weightfs::remote {
 
 struct PruneOptions {
-  size_t keep = 1;  // complete versions, the greatest ones; at least 1
+  size_t keep = 1;         // complete versions, the greatest ones; at least 1
+  uint64_t also_keep = 0;  // a version that is kept however small it is; 0: none
   // A version without a manifest is removed if nothing has changed in it for so long: its push is not running any more.
   std::chrono::seconds unfinished_after = std::chrono::hours(7 * 24);
   bool dry_run = false;  // report what would be removed
@@ -33,14 +34,15 @@ struct PrunedVersion {
 struct PruneReport {
   std::vector<PrunedVersion> removed;  // the greatest first
   std::vector<uint64_t> kept;          // complete, the greatest first
+  std::vector<uint64_t> damaged;       // with a manifest that no reader accepts: kept, and not counted
   std::vector<uint64_t> unfinished;    // without a manifest, and too young to be removed
   std::vector<uint64_t> foreign;       // with objects, but neither a manifest nor a claim: not made by weightfs, kept
 };
 
-// Removes all complete versions but the greatest `keep`, and abandoned ones. The manifest is deleted first, after which
-// the version does not exist, and the claim last, so that a later call continues what was interrupted. Deletes nothing
-// but objects below PREFIX/NAME/<version>/. Errors are one full line, those of s3::Client; versions before the error
-// may have been removed.
+// Removes all complete versions but the greatest `keep` that can be read, and abandoned ones. The manifest is deleted
+// first, after which the version does not exist, and the claim last, so that a later call continues what was
+// interrupted. Deletes nothing but objects below PREFIX/NAME/<version>/. Errors are one full line, those of s3::Client;
+// versions before the error may have been removed.
 Result<PruneReport> Prune(const Series& series, const PruneOptions& options);
 
 }  // namespace weightfs::remote

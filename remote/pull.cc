@@ -46,10 +46,7 @@ Result<void> CheckMayPublish(const PullDirectory& directory) {
 
 Result<Manifest> FindVersion(const Series& series, std::optional<uint64_t> version,
                              const s3::Interrupted& interrupted) {
-  if (!version) {
-    ASSIGN_OR_RETURN(LoadedVersion latest, series.LoadLatest(interrupted));
-    return std::move(latest.manifest);
-  }
+  if (!version) return series.LoadLatest(interrupted);
   auto manifest = series.Load(*version, interrupted);
   if (manifest || manifest.error().code != ErrorCode::kNotFound) return manifest;
   return Error{ErrorCode::kNotFound, fmt::format("{}: there is no such version, or it was not pushed completely; "

@@ -41,16 +41,23 @@ class Pusher {
   Result<PushReport> Run();
 
  private:
+  Result<void> ReadPublication();
   Result<void> ChooseVersion();
   Result<bool> IsComplete();
   Result<void> TakeClaim();
-  Result<void> TakeOver(const Claim& other);
+  Result<void> MakeClaim();
+  Result<void> TakeOver(const std::string& other);
+  Result<void> Abort(const std::vector<s3::UploadInfo>& uploads) const;
   Result<Leftovers> FindLeftovers();
   Result<void> SendAndVerify();
   Result<void> CheckSource() const;
   Result<void> CheckClaim() const;
+  Result<void> CheckManifestSize() const;
   Result<void> WriteManifest();
-  Claim OurClaim() const { return {.push = manifest().push, .source = source(), .created_ns = Now()}; }
+  Result<void> ConfirmClaim() const;
+  Claim OurClaim(bool taken_over) const {
+    return {.push = manifest().push, .source = source(), .created_ns = Now(), .taken_over = taken_over};
+  }
   std::string source() const { return HostName() + ":" + tree_.root; }
   Manifest& manifest() { return tree_.manifest; }
   const Manifest& manifest() const { return tree_.manifest; }
@@ -65,9 +72,22 @@ class Pusher {
   PushReport report_;
 };
 
+// A publication that was read before the files tells that they cannot have changed since.
+Result<void> Pusher::ReadPublication() {
+  auto published = client::PublicationOf(path_);
+  if (published) {
+    publication_ = *published;
+    return {};
+  }
+  switch (published.error().code) {
+    case ErrorCode::kNoAttribute:
+    case ErrorCode::kNotDirectory:
+    case ErrorCode::kNotSupported: return {};
+    default: return published.error();
+  }
+}
+
 Result<void> Pusher::ChooseVersion() {
-  const auto published = client::PublicationOf(path_);
-  if (published) publication_ = *published;
   if (options_.version && (*options_.version == 0 || *options_.version > INT64_MAX)) {
     return Error{ErrorCode::kInvalid, "a version is a number from 1 to 2^63 - 1"};
   }
@@ -99,8 +119,8 @@ Result<bool> Pusher::IsComplete() {
   }
   if (!existing) return existing.error();
   if (existing->push != manifest().push) {
-    return Error{ErrorCode::kExists, fmt::format("{}: exists already, from {}, {}; push another version", url(),
-                                                 existing->source, FormatUtc(existing->created_ns))};
+    return Error{ErrorCode::kExists, fmt::format("{}: exists already, from {}, {}; push it with another --version",
+                                                 url(), existing->source, FormatUtc(existing->created_ns))};
   }
   report_.existed = true;
   manifest() = *existing;
@@ -109,55 +129,80 @@ Result<bool> Pusher::IsComplete() {
 
 // A claim that exists may be our own: of an interrupted push, or of an attempt whose answer was lost.
 Result<void> Pusher::TakeClaim() {
-  const std::string key = series_.ClaimKey(manifest().version);
-  const std::string ours = OurClaim().Encode();
-  const auto put = series_.bucket().PutObject(key, ours, {.if_none_match = true}, options_.interrupted);
-  if (!put && put.error().code != ErrorCode::kExists) return put.error();
-  ASSIGN_OR_RETURN(const Claim found, series_.LoadClaim(manifest().version, options_.interrupted));
-  if (found.push == manifest().push) {
-    trusts_objects_ = !found.taken_over;
+  auto found = series_.LoadClaim(manifest().version, options_.interrupted);
+  if (!found && found.error().code == ErrorCode::kNotFound) {
+    RETURN_IF_ERROR(MakeClaim());
+    found = series_.LoadClaim(manifest().version, options_.interrupted);
+  }
+  if (found && found->push == manifest().push) {
+    trusts_objects_ = !found->taken_over;
     return {};
   }
-  if (options_.take_over) return TakeOver(found);
+  if (!found && found.error().code != ErrorCode::kCorrupt) return found.error();
+  const std::string other =
+      found ? fmt::format("from {}, {}", found->source, FormatUtc(found->created_ns)) : "with a damaged claim";
+  if (options_.take_over) return TakeOver(other);
   return Error{ErrorCode::kBusy,
-               fmt::format("{}: another push began this version, from {}, {}; let it finish, or replace it with "
-                           "--take-over if it has ended",
-                           url(), found.source, FormatUtc(found.created_ns))};
+               fmt::format("{}: another push began this version, {}; let it finish, or replace it with --take-over if "
+                           "it has ended",
+                           url(), other)};
 }
 
-// Removes what the other push has sent before the claim is replaced, so that a later push of ours does not find it.
-Result<void> Pusher::TakeOver(const Claim& other) {
-  const std::string prefix = series_.Prefix(manifest().version), claim = series_.ClaimKey(manifest().version);
+// What is there without a claim is not from a push of ours.
+Result<void> Pusher::MakeClaim() {
+  const std::string prefix = series_.Prefix(manifest().version);
+  ASSIGN_OR_RETURN(const auto listing,
+                   series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
   ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
+  const Claim ours = OurClaim(/*taken_over=*/!listing.objects.empty() || !uploads.empty());
+  const auto put = series_.bucket().PutObject(series_.ClaimKey(manifest().version), ours.Encode(),
+                                              {.if_none_match = true}, options_.interrupted);
+  return put || put.error().code == ErrorCode::kExists ? Result<void>() : put.error();
+}
+
+Result<void> Pusher::Abort(const std::vector<s3::UploadInfo>& uploads) const {
   for (const s3::UploadInfo& upload : uploads) {
     const auto aborted = series_.bucket().AbortMultipartUpload(upload, options_.interrupted);
     if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
   }
-  ASSIGN_OR_RETURN(const auto listing, series_.bucket().ListObjects({.prefix = prefix}, options_.interrupted));
+  return {};
+}
+
+// Removes what the other push has sent before the claim is replaced, so that a later push of ours does not find it. The
+// other one may write its manifest meanwhile, over objects that are gone.
+Result<void> Pusher::TakeOver(const std::string& other) {
+  const std::string prefix = series_.Prefix(manifest().version), claim = series_.ClaimKey(manifest().version);
+  const std::string manifest_key = series_.ManifestKey(manifest().version);
+  ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
+  RETURN_IF_ERROR(Abort(uploads));
+  ASSIGN_OR_RETURN(const auto listing,
+                   series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
   std::vector<std::string> keys;
   for (const s3::ObjectInfo& object : listing.objects) {
+    if (object.key == manifest_key) {
+      return Error{ErrorCode::kExists, fmt::format("{}: was completed meanwhile, {}", url(), other)};
+    }
     if (object.key != claim) keys.push_back(object.key);
   }
-  if (std::find(keys.begin(), keys.end(), series_.ManifestKey(manifest().version)) != keys.end()) {
-    return Error{ErrorCode::kExists, fmt::format("{}: was completed meanwhile, from {}", url(), other.source)};
-  }
   RETURN_IF_ERROR(series_.bucket().DeleteObjects(keys, options_.interrupted));
-  Claim ours = OurClaim();
-  ours.taken_over = true;
+  RETURN_IF_ERROR(series_.bucket().PutObject(claim, OurClaim(/*taken_over=*/true).Encode(), {}, options_.interrupted));
   trusts_objects_ = false;
-  RETURN_IF_ERROR(series_.bucket().PutObject(claim, ours.Encode(), {}, options_.interrupted));
-  return CheckClaim();
+  RETURN_IF_ERROR(CheckClaim());
+  return series_.bucket().DeleteObject(manifest_key, options_.interrupted);
 }
 
 Result<Leftovers> Pusher::FindLeftovers() {
   Leftovers leftovers;
   const std::string prefix = series_.Prefix(manifest().version);
-  if (trusts_objects_) {
-    ASSIGN_OR_RETURN(const auto listing, series_.bucket().ListObjects({.prefix = prefix}, options_.interrupted));
-    for (const s3::ObjectInfo& object : listing.objects) leftovers.objects[object.key] = object.size;
-  }
   ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
+  if (!trusts_objects_) {
+    RETURN_IF_ERROR(Abort(uploads));
+    return leftovers;
+  }
   for (const s3::UploadInfo& upload : uploads) leftovers.uploads[upload.key].push_back(upload.upload_id);
+  ASSIGN_OR_RETURN(const auto listing,
+                   series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
+  for (const s3::ObjectInfo& object : listing.objects) leftovers.objects[object.key] = object.size;
   return leftovers;
 }
 
@@ -179,7 +224,9 @@ Result<void> Pusher::SendAndVerify() {
     }
     if (!options_.verify) return {};
     const auto verified = VerifyVersion(series_, manifest(), options_);
-    if (verified || verified.error().code != ErrorCode::kCorrupt || attempt == kAttempts) return verified;
+    if (verified || attempt == kAttempts) return verified;
+    const ErrorCode code = verified.error().code;
+    if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return verified;
     RETURN_IF_ERROR(series_.bucket().DeleteObject(verified.error().path, options_.interrupted));
   }
 }
@@ -203,30 +250,63 @@ Result<void> Pusher::CheckSource() const {
 }
 
 Result<void> Pusher::CheckClaim() const {
-  ASSIGN_OR_RETURN(const Claim found, series_.LoadClaim(manifest().version, options_.interrupted));
-  if (found.push == manifest().push) return {};
+  const auto found = series_.LoadClaim(manifest().version, options_.interrupted);
+  if (found && found->push == manifest().push) return {};
+  if (!found && found.error().code != ErrorCode::kNotFound) return found.error();
   return Error{ErrorCode::kBusy,
-               fmt::format("{}: was taken over from {}, so this push has ended", url(), found.source)};
+               fmt::format("{}: was {} during this push, so this push has ended", url(),
+                           found ? "taken over from " + found->source : std::string("removed (by weightfs prune?)"))};
 }
 
+// The slices' hashes are not known yet.
+Result<void> Pusher::CheckManifestSize() const {
+  constexpr uint64_t kSliceLine = 80;
+  const uint64_t size = manifest().Encode().size() + (manifest().blocks() / kSliceBlocks + 1) * kSliceLine;
+  if (size <= kMaximumManifest) return {};
+  return Error{ErrorCode::kTooLarge,
+               fmt::format("{}: the names and attributes of {} files need a manifest of {} MiB, and the limit is {}: "
+                           "push its subdirectories instead",
+                           Printable(path_), manifest().files.size(), size >> 20, kMaximumManifest >> 20)};
+}
+
+// The claim decides whose version it is. A push that lost it may have written its manifest at the last moment, over our
+// objects; and we may lose it before ours is written, so it is examined again afterwards.
 Result<void> Pusher::WriteManifest() {
   manifest().created_ns = Now();
-  const std::string text = manifest().Encode();
+  const std::string key = series_.ManifestKey(manifest().version), text = manifest().Encode();
   for (int attempt = 1; attempt <= kAttempts; ++attempt) {
-    const auto put = series_.bucket().PutObject(series_.ManifestKey(manifest().version), text, {.if_none_match = true},
-                                                options_.interrupted);
+    const auto put = series_.bucket().PutObject(key, text, {.if_none_match = true}, options_.interrupted);
     if (!put && put.error().code != ErrorCode::kExists) return put.error();
     // An attempt whose answer was lost may have written it, and so may a second push of the same source.
-    ASSIGN_OR_RETURN(const bool complete, IsComplete());
+    const auto complete = IsComplete();
     report_.existed = false;
-    if (complete) return {};
+    if (!complete && complete.error().code != ErrorCode::kExists) return complete.error();
+    if (!complete) {
+      RETURN_IF_ERROR(CheckClaim());
+      RETURN_IF_ERROR(series_.bucket().DeleteObject(key, options_.interrupted));
+    } else if (*complete) {
+      return ConfirmClaim();
+    }
   }
   return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kAttempts)};
 }
 
+// Who has taken over the version removes our manifest; if there is no claim, nobody else will.
+Result<void> Pusher::ConfirmClaim() const {
+  auto ours = CheckClaim();
+  if (ours || ours.error().code != ErrorCode::kBusy) return ours;
+  const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
+  if (!claim && claim.error().code == ErrorCode::kNotFound) {
+    RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
+  }
+  return ours;
+}
+
 Result<PushReport> Pusher::Run() {
+  RETURN_IF_ERROR(ReadPublication());
   ASSIGN_OR_RETURN(tree_, ScanTree(path_));
   RETURN_IF_ERROR(ChooseVersion());
+  RETURN_IF_ERROR(CheckManifestSize());
   ASSIGN_OR_RETURN(const bool complete, IsComplete());
   if (complete) {
     if (options_.verify) RETURN_IF_ERROR(VerifyVersion(series_, manifest(), options_));
@@ -255,13 +335,14 @@ Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const
       jobs.push_back({.file = &file, .ranges = {{0, file.size}}});
       continue;
     }
-    const auto object = series.bucket().HeadObject(series.Key(manifest.version, file.path), options.interrupted);
-    if (!object) return object.error();
+    const std::string key = series.Key(manifest.version, file.path);
+    const auto object = series.bucket().HeadObject(key, options.interrupted);
+    if (!object) return Error{object.error().code, object.error().what, key};
     if (object->size != 0) {
       return Error{ErrorCode::kCorrupt,
                    fmt::format("{}/{}: has {} bytes instead of none", series.url(manifest.version),
                                Printable(file.path), object->size),
-                   object->key};
+                   key};
     }
   }
   const auto ignore = [](const DownloadedPart&) -> Result<void> { return {}; };

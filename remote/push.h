@@ -13,12 +13,12 @@
 namespace weightfs::remote {
 
 struct PushOptions {
-  std::optional<uint64_t> version = std::nullopt;  // default: that of the publication, or the time of the newest file
-  bool take_over = false;                          // replace the unfinished push of somebody else
+  std::optional<uint64_t> version = std::nullopt;  // default: that of the publication, or the time of the latest change
+  bool take_over = false;                          // replace an unfinished push that is not of this source
   bool verify = false;                             // read everything back before the version exists
   // Called with bytes sent (or found in the bucket) and the total, on the calling thread.
   std::function<void(uint64_t done, uint64_t total)> progress = {};
-  s3::Interrupted interrupted = {};  // returning true ends the push with kCancelled. Called on two threads
+  s3::Interrupted interrupted = {};  // returning true ends the push with kCancelled; must be thread-safe
 };
 
 struct PushReport {
@@ -33,11 +33,13 @@ struct PushReport {
 // is there, and the source has been compared with its state at the beginning.
 //
 // A push that was interrupted is continued by calling Push again with the same unchanged source: what is in the bucket
-// is not sent again. The id of a push is that of the publication, or derived from the state of the files; nobody else
-// has it. Uses at most 256 MiB of memory for data, or one part if that is larger (files above 2 TiB). Blocks. Errors,
-// each one full line; the version then does not exist, unless it did before:
+// is not sent again, unless something was there before the first call. The id of a push is that of the publication, or
+// derived from the state of the files; nobody else has it. Uses at most 256 MiB of memory for data, or one part if that
+// is larger (files above 2 TiB). Blocks. Errors, each one full line; the version then does not exist, unless it did
+// before:
 //   kExists     the version exists, and comes from another push
-//   kBusy       another push has begun this version (the next step: --take-over)
+//   kBusy       another push has begun this version (the next step: --take-over), or has taken it over
+//   kTooLarge   the manifest would have more than kMaximumManifest bytes
 //   kStale      a file changed during the push
 //   kInvalid    a file cannot be in a bucket (ScanTree); another version than that of the publication; version 0
 //   kCorrupt    what was sent arrived damaged three times (`verify`), or a file is damaged here

@@ -8,7 +8,7 @@
 namespace weightfs::remote {
 namespace {
 
-constexpr size_t kMaximumManifest = size_t{1} << 30, kMaximumClaim = 64 << 10;
+constexpr size_t kMaximumClaim = 64 << 10;
 // A manifest that differs from its hash was damaged on its way, or in the bucket.
 constexpr int kAttempts = 3;
 
@@ -49,12 +49,11 @@ Result<Manifest> Series::Load(uint64_t version, const s3::Interrupted& interrupt
   }
 }
 
-Result<LoadedVersion> Series::LoadLatest(const s3::Interrupted& interrupted) const {
+Result<Manifest> Series::LoadLatest(const s3::Interrupted& interrupted) const {
   ASSIGN_OR_RETURN(const auto numbers, Numbers(interrupted));
   for (const uint64_t version : numbers) {
     auto manifest = Load(version, interrupted);
-    if (manifest) return LoadedVersion{version, std::move(*manifest)};
-    if (manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+    if (manifest || manifest.error().code != ErrorCode::kNotFound) return manifest;
   }
   return Error{ErrorCode::kNotFound, url() + ": no version was pushed here"};
 }
@@ -64,7 +63,9 @@ Result<Claim> Series::LoadClaim(uint64_t version, const s3::Interrupted& interru
     ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ClaimKey(version), kMaximumClaim, interrupted));
     auto claim = Claim::Decode(text);
     if (claim) return claim;
-    if (attempt == kAttempts) return Error{ErrorCode::kCorrupt, url(version) + ": " + claim.error().what};
+    if (claim.error().code != ErrorCode::kCorrupt || attempt == kAttempts) {
+      return Error{claim.error().code, url(version) + ": " + claim.error().what};
+    }
   }
 }
 

@@ -13,12 +13,6 @@
 
 namespace weightfs::remote {
 
-// A version and its manifest.
-struct LoadedVersion {
-  uint64_t version = 0;
-  Manifest manifest;
-};
-
 // Names and finds the objects of versions. Errors are those of s3::Client, and kCorrupt or kVersion for a manifest,
 // each one full line. Thread-safe.
 class Series {
@@ -44,9 +38,9 @@ class Series {
   Result<std::vector<uint64_t>> Numbers(const s3::Interrupted& interrupted = {}) const;
   // Returns the manifest of a version; kNotFound if it has none, because it was not pushed completely.
   Result<Manifest> Load(uint64_t version, const s3::Interrupted& interrupted = {}) const;
-  // Returns the greatest version that has a manifest. kNotFound: there is none.
-  Result<LoadedVersion> LoadLatest(const s3::Interrupted& interrupted = {}) const;
-  // Returns the claim of a version; kNotFound if it has none.
+  // Returns the manifest of the greatest version that has one. kNotFound: there is none.
+  Result<Manifest> LoadLatest(const s3::Interrupted& interrupted = {}) const;
+  // Returns the claim of a version; kNotFound if it has none, kCorrupt if it is damaged.
   Result<Claim> LoadClaim(uint64_t version, const s3::Interrupted& interrupted = {}) const;
 
  private:

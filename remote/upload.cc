@@ -3,11 +3,11 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -19,6 +19,7 @@
 #include "common/printable.h"
 #include "common/start_thread.h"
 #include "common/unique_fd.h"
+#include "remote/pages.h"
 
 namespace weightfs::remote {
 namespace {
@@ -28,17 +29,15 @@ constexpr uint64_t kReaderFrom = 1 << 20;        // smaller files are read by re
 constexpr size_t kMostRequests = 64;             // of small files, in progress and waiting for a connection
 constexpr std::chrono::milliseconds kLook{100};  // between two looks for an interruption
 
-// Memory of at least `size` bytes, page-aligned.
-Result<std::shared_ptr<std::byte>> Allocate(uint64_t size) {
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return Error{ErrorCode::kNoMemory, fmt::format("no memory for {} bytes", size)};
-  madvise(memory, size, MADV_HUGEPAGE);
-  return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory), [size](std::byte* start) { munmap(start, size); });
-}
-
 Error Changed(const std::string& path) {
   return {ErrorCode::kStale,
           Printable(path) + ": changed during the push, so no version was made; publish the directory first"};
+}
+
+// A file that was removed, replaced by a link, or has become shorter.
+bool IsChange(const Error& error) {
+  const std::array changes = {ErrorCode::kNotFound, ErrorCode{ELOOP}, ErrorCode{ENODATA}, ErrorCode::kStale};
+  return std::find(changes.begin(), changes.end(), error.code) != changes.end();
 }
 
 // Reads a file whose size must not change.
@@ -46,6 +45,7 @@ class PlainSource {
  public:
   static Result<PlainSource> Open(const std::string& path, uint64_t size) {
     UniqueFd file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    if (!file && (errno == ENOENT || errno == ELOOP)) return Changed(path);
     if (!file) return SystemError(path, "cannot be opened");
     struct stat status {};
     if (fstat(file.get(), &status) != 0) return SystemError(path, "cannot be examined");
@@ -74,6 +74,7 @@ class LeasedSource {
  public:
   static Result<LeasedSource> Open(const std::string& path, uint64_t size) {
     auto reader = client::RandomReader::Open(path);
+    if (!reader && IsChange(reader.error())) return Changed(path);
     if (!reader) return Error{reader.error().code, Printable(path) + ": " + ToString(reader.error())};
     if ((*reader)->file_size() != size) return Changed(path);
     return LeasedSource(std::move(*reader), path);
@@ -81,7 +82,7 @@ class LeasedSource {
   Result<void> Read(uint64_t offset, std::span<std::byte> to) {
     auto done = reader_->Read(offset, client::MemoryView(to));
     if (done) return {};
-    if (done.error().code == ErrorCode::kStale) return Changed(path_);
+    if (IsChange(done.error())) return Changed(path_);
     return Error{done.error().code, Printable(path_) + ": " + ToString(done.error())};
   }
 
@@ -112,7 +113,7 @@ Uploader::Uploader(const Series& series, uint64_t version, const LocalTree& tree
 
 Uploader::~Uploader() {
   MutexLock lock(mutex_);
-  while (requests_ > 0) changed_.wait(lock.native());
+  while (!requests_.empty()) changed_.wait(lock.native());
   ends_ = true;
   changed_.notify_all();
   lock.Unlock();
@@ -123,22 +124,18 @@ Result<std::vector<Sha256>> Uploader::Run() {
   auto started = StartThread("wfs-complete", [this] { CompleteUploads(); });
   if (!started) return started.error();
   completer_ = std::move(*started);
-  for (const FileEntry& file : tree_.manifest.files) {
-    if (auto sent = SendFile(file); !sent) {
-      Fail(sent.error());
-      break;
-    }
-  }
-  if (!slice_.empty()) {
-    if (auto sent = SendSlice(); !sent) Fail(sent.error());
-  }
+  if (auto sent = SendFiles(); !sent) Fail(sent.error());
   RETURN_IF_ERROR(WaitForAll());
   return slices_;
 }
 
-Result<void> Uploader::SendFile(const FileEntry& file) {
-  const std::string key = series_.Key(version_, file.path);
-  return file.size <= kPartSize ? SendWhole(file, key) : SendParts(file, key);
+// A slice is sent only if it is whole: another push of the same source may have completed the version.
+Result<void> Uploader::SendFiles() {
+  for (const FileEntry& file : tree_.manifest.files) {
+    const std::string key = series_.Key(version_, file.path);
+    RETURN_IF_ERROR(file.size <= kPartSize ? SendWhole(file, key) : SendParts(file, key));
+  }
+  return slice_.empty() ? Result<void>() : SendSlice();
 }
 
 template <typename Source>
@@ -163,9 +160,10 @@ Result<void> Uploader::AddSums(std::span<const std::byte> data) {
 Result<void> Uploader::SendSlice() {
   const auto body = std::make_shared<std::string>(std::exchange(slice_, {}));
   slices_.push_back(Sha256Of(*body));
-  BeginRequest();
-  AddRequest(series_.bucket().StartPut(series_.SliceKey(version_, slices_.size() - 1), std::as_bytes(std::span(*body)),
-                                       {}, [this, body](Result<std::string> result) { EndRequest(result); }));
+  const uint64_t request = BeginRequest();
+  NoteId(request,
+         series_.bucket().StartPut(series_.SliceKey(version_, slices_.size() - 1), std::as_bytes(std::span(*body)), {},
+                                   [this, request, body](Result<std::string> result) { EndRequest(request, result); }));
   return CheckFailure();
 }
 
@@ -186,39 +184,43 @@ Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) 
     done_bytes_ += file.size;
     return {};
   }
-  BeginRequest();
-  AddRequest(
-      series_.bucket().StartPut(key, data, {}, [this, buffer, size = file.size](Result<std::string> result) mutable {
-        if (result) done_bytes_ += size, sent_bytes_ += size;
-        buffer.reset();
-        EndRequest(result);
-      }));
+  const uint64_t request = BeginRequest();
+  NoteId(request, series_.bucket().StartPut(
+                      key, data, {}, [this, request, buffer, size = file.size](Result<std::string> result) mutable {
+                        if (result) done_bytes_ += size, sent_bytes_ += size;
+                        buffer.reset();
+                        EndRequest(request, result);
+                      }));
   return CheckFailure();
 }
 
-// Continues the upload that has the most parts, and aborts the others.
+// Continues the upload that has the most parts, and aborts the others. There may be empty ones: the answer to the
+// request that began them was lost.
 Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const std::string& key) {
   auto upload = std::make_shared<Upload>();
-  const uint64_t part_size = PartSizeOf(file.size);
-  upload->size = file.size;
-  upload->parts.resize((file.size + part_size - 1) / part_size);
   upload->info.key = key;
+  upload->size = file.size;
+  std::vector<s3::PartInfo> sent;
   const auto found = leftovers_.uploads.find(key);
   for (const std::string& id : found == leftovers_.uploads.end() ? std::vector<std::string>() : found->second) {
     auto parts = series_.bucket().ListParts({.key = key, .upload_id = id}, options_.interrupted);
     if (!parts && parts.error().code == ErrorCode::kNotFound) continue;
     if (!parts) return parts.error();
-    if (!upload->info.upload_id.empty()) {
-      const auto aborted = series_.bucket().AbortMultipartUpload({.key = key, .upload_id = id}, options_.interrupted);
-      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
-      continue;
+    std::string worse = id;
+    if (upload->info.upload_id.empty() || parts->size() > sent.size()) {
+      std::swap(worse, upload->info.upload_id);
+      sent = std::move(*parts);
     }
-    upload->info.upload_id = id;
-    for (const s3::PartInfo& part : *parts) {
-      if (part.number == 0 || part.number > upload->parts.size()) continue;
-      const uint64_t begin = (part.number - 1) * part_size;
-      if (part.size == std::min(part_size, file.size - begin)) upload->parts[part.number - 1] = part;
-    }
+    if (worse.empty()) continue;
+    const auto aborted = series_.bucket().AbortMultipartUpload({.key = key, .upload_id = worse}, options_.interrupted);
+    if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
+  }
+  const uint64_t part_size = PartSizeOf(file.size);
+  upload->parts.resize((file.size + part_size - 1) / part_size);
+  for (const s3::PartInfo& part : sent) {
+    if (part.number == 0 || part.number > upload->parts.size()) continue;
+    const uint64_t begin = (part.number - 1) * part_size;
+    if (part.size == std::min(part_size, file.size - begin)) upload->parts[part.number - 1] = part;
   }
   if (upload->info.upload_id.empty()) {
     ASSIGN_OR_RETURN(upload->info.upload_id, series_.bucket().CreateMultipartUpload(key, {}, options_.interrupted));
@@ -247,19 +249,19 @@ Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) 
       continue;
     }
     ++upload->missing;
-    BeginRequest();
-    AddRequest(series_.bucket().StartUploadPart(
-        upload->info, number, data, std::nullopt,
-        [this, upload, number, size, buffer](Result<std::string> result) mutable {
-          if (result) {
-            upload->parts[number - 1] = {.number = number, .size = size, .etag = *result};
-            done_bytes_ += size;
-            sent_bytes_ += size;
-            if (--upload->missing == 0) Complete(upload);
-          }
-          buffer.reset();
-          EndRequest(result);
-        }));
+    const uint64_t request = BeginRequest();
+    NoteId(request, series_.bucket().StartUploadPart(
+                        upload->info, number, data, std::nullopt,
+                        [this, request, upload, number, size, buffer](Result<std::string> result) mutable {
+                          if (result) {
+                            upload->parts[number - 1] = {.number = number, .size = size, .etag = *result};
+                            done_bytes_ += size;
+                            sent_bytes_ += size;
+                            if (--upload->missing == 0) Complete(upload);
+                          }
+                          buffer.reset();
+                          EndRequest(request, result);
+                        }));
     RETURN_IF_ERROR(CheckFailure());
   }
   if (!present && --upload->missing == 0) Complete(upload);
@@ -302,28 +304,30 @@ Result<void> Uploader::CompleteUpload(const Upload& upload) {
   return completed.error();
 }
 
-void Uploader::BeginRequest() {
+uint64_t Uploader::BeginRequest() {
   MutexLock lock(mutex_);
-  ++requests_;
+  requests_.emplace(++last_request_, std::nullopt);
+  return last_request_;
 }
 
-void Uploader::AddRequest(s3::RequestId id) {
+// The request may have ended already.
+void Uploader::NoteId(uint64_t request, s3::RequestId id) {
   MutexLock lock(mutex_);
-  ids_.push_back(id);
+  if (const auto found = requests_.find(request); found != requests_.end()) found->second = id;
 }
 
-void Uploader::EndRequest(const Result<std::string>& result) {
+void Uploader::EndRequest(uint64_t request, const Result<std::string>& result) {
   MutexLock lock(mutex_);
   if (!result && !failure_) failure_ = result.error();
-  --requests_;
+  requests_.erase(request);
   changed_.notify_all();
 }
 
-// Waits until there is memory, and until few enough requests wait.
+// Waits until there is memory, and until few enough requests wait. Spare buffers count as memory.
 Result<std::shared_ptr<std::byte>> Uploader::TakeBuffer(uint64_t size) {
   size = RoundUp(size, kBlockSize);
   MutexLock lock(mutex_);
-  while (!failure_ && (requests_ >= kMostRequests || (memory_ > 0 && memory_ + size > kTransferMemory))) {
+  while (!failure_ && (requests_.size() >= kMostRequests || (memory_ > 0 && memory_ + size > kTransferMemory))) {
     changed_.wait_for(lock.native(), kLook);
     lock.Unlock();
     RETURN_IF_ERROR(CheckFailure());
@@ -331,14 +335,15 @@ Result<std::shared_ptr<std::byte>> Uploader::TakeBuffer(uint64_t size) {
   }
   if (failure_) return *failure_;
   std::shared_ptr<std::byte> memory;
+  memory_ += size;
   if (size == kPartSize && !spare_.empty()) {
     memory = std::move(spare_.back());
     spare_.pop_back();
   }
-  memory_ += size;
+  while (!spare_.empty() && memory_ + spare_.size() * kPartSize > kTransferMemory) spare_.pop_back();
   lock.Unlock();
   if (memory == nullptr) {
-    auto fresh = Allocate(size);
+    auto fresh = AllocatePages(size);
     if (!fresh) {
       lock.Lock();
       memory_ -= size;
@@ -365,10 +370,14 @@ Result<void> Uploader::CheckFailure() {
 }
 
 void Uploader::Fail(Error error) {
-  MutexLock lock(mutex_);
-  if (!failure_) failure_ = std::move(error);
-  const std::vector<s3::RequestId> ids = std::exchange(ids_, {});
-  lock.Unlock();
+  std::vector<s3::RequestId> ids;
+  {
+    MutexLock lock(mutex_);
+    if (!failure_) failure_ = std::move(error);
+    for (const auto& [request, id] : requests_) {
+      if (id) ids.push_back(*id);
+    }
+  }
   for (const s3::RequestId id : ids) series_.bucket().client().Cancel(id);
 }
 
@@ -376,7 +385,7 @@ void Uploader::Fail(Error error) {
 Result<void> Uploader::WaitForAll() {
   if (auto failed = CheckFailure(); !failed) Fail(failed.error());
   MutexLock lock(mutex_);
-  while (requests_ > 0 || completing_ > 0) {
+  while (!requests_.empty() || completing_ > 0) {
     changed_.wait_for(lock.native(), kLook);
     lock.Unlock();
     if (auto failed = CheckFailure(); !failed) Fail(failed.error());

@@ -55,7 +55,7 @@ class Uploader {
   struct Upload;
   using UploadPtr = std::shared_ptr<Upload>;
 
-  Result<void> SendFile(const FileEntry& file);
+  Result<void> SendFiles();
   Result<void> SendWhole(const FileEntry& file, const std::string& key);
   Result<void> SendParts(const FileEntry& file, const std::string& key);
   Result<UploadPtr> BeginParts(const FileEntry& file, const std::string& key);
@@ -66,9 +66,10 @@ class Uploader {
   Result<void> SendSlice();
 
   Result<std::shared_ptr<std::byte>> TakeBuffer(uint64_t size);
-  void BeginRequest();
-  void AddRequest(s3::RequestId id);
-  void EndRequest(const Result<std::string>& result);
+  // Counts a request. Returns its number, which is not that of the client.
+  uint64_t BeginRequest();
+  void NoteId(uint64_t request, s3::RequestId id);
+  void EndRequest(uint64_t request, const Result<std::string>& result);
   Result<void> CheckFailure();
   void Complete(UploadPtr upload);
   void CompleteUploads();
@@ -89,10 +90,10 @@ class Uploader {
 
   Mutex mutex_;
   std::condition_variable changed_;
-  size_t requests_ GUARDED_BY(mutex_) = 0;                            // in progress
-  std::vector<s3::RequestId> ids_ GUARDED_BY(mutex_);                 // of all requests, to cancel them after a failure
-  uint64_t memory_ GUARDED_BY(mutex_) = 0;                            // bytes of buffers in use
-  std::vector<std::shared_ptr<std::byte>> spare_ GUARDED_BY(mutex_);  // of kPartSize each
+  uint64_t last_request_ GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, std::optional<s3::RequestId>> requests_ GUARDED_BY(mutex_);  // in progress
+  uint64_t memory_ GUARDED_BY(mutex_) = 0;                                        // bytes of buffers in use
+  std::vector<std::shared_ptr<std::byte>> spare_ GUARDED_BY(mutex_);              // of kPartSize each
   std::optional<Error> failure_ GUARDED_BY(mutex_);
   std::deque<UploadPtr> complete_ GUARDED_BY(mutex_);
   size_t completing_ GUARDED_BY(mutex_) = 0;

@@ -59,7 +59,7 @@ class Namespace::Tree {
   uint64_t files() const { return files_; }
 
  private:
-  // Returns kAgain while the file is open for writing.
+  // Returns kAgain while the file is open for writing, or another call is publishing it.
   Result<void> TryFreeze(const InodePtr& inode);
 
   const Credentials& who_;
@@ -81,6 +81,7 @@ Result<void> Namespace::Tree::TryFreeze(const InodePtr& inode) {
   if (inode->deleted) return ErrorCode::kStale;
   if (who_.uid != inode->attributes.uid && !who_.Can(CAP_FOWNER)) return ErrorCode::kPermission;
   if (freeze_) {
+    if (inode->publishing) return ErrorCode::kAgain;
     if (inode->IsImmutable()) return ErrorCode::kBusy;
     if (inode->open_writers > 0) return ErrorCode::kAgain;
     inode->publishing = true;
@@ -95,7 +96,8 @@ Result<void> Namespace::Tree::Add(const InodePtr& inode, const std::string& path
     if (inodes_.size() == kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
     auto frozen = TryFreeze(inode);
     while (!frozen && frozen.error().code == ErrorCode::kAgain) {
-      if (std::chrono::steady_clock::now() > deadline_) return Fail(path, ErrorCode{ETXTBSY});
+      if (path.empty()) return Fail({}, ErrorCode::kAgain);
+      if (std::chrono::steady_clock::now() > deadline_) return Fail(path, IsOpen(*inode) ? ErrorCode{ETXTBSY} : ErrorCode::kBusy);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       frozen = TryFreeze(inode);
     }
@@ -197,16 +199,17 @@ Result<void> Namespace::UnpublishTree(InodeId ino, const Credentials& who, std::
   failed->clear();
   RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
-  RETURN_IF_ERROR(GetPublication(ino));
+  ASSIGN_OR_RETURN(const PublicationRecord before, GetPublication(ino));
   Tree tree(who, /*freeze=*/false, failed);
   RETURN_IF_ERROR(CollectTree(directory, &tree));
   MutexLock lock(mutex_);
-  const auto publication = ReadAttribute(ino, kPublicationName);
-  if (!publication) return publication.error();  // another call was first
+  ASSIGN_OR_RETURN(const std::string publication, ReadAttribute(ino, kPublicationName));
+  const auto now = PublicationRecord::Decode(publication);
+  if (!now || now->id != before.id) return ErrorCode::kNoAttribute;  // another call was first
   InodeTransaction transaction(catalog_, tree.inodes());
   for (const InodePtr& inode : tree.inodes())
     transaction.record(inode).flags &= ~static_cast<uint32_t>(kInodePublished);
-  transaction.DeleteAttribute(directory, kPublicationName, *publication);
+  transaction.DeleteAttribute(directory, kPublicationName, publication);
   return transaction.CommitPublication();
 }
 

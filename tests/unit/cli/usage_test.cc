@@ -211,8 +211,8 @@ TEST(UsageOfEveryCommandTest, NoCommandShowsTheMessagesOfTheParser) {
   }
 }
 
-TEST(CheckSecondsTest, TakesFractionsAndNothingBelowZero) {
-  const auto check = CheckSeconds(60);
+TEST(CheckDecimalTest, TakesFractionsAndNothingBelowZero) {
+  const auto check = CheckDecimal("seconds", 60);
   for (const char* right : {"0", "0.5", "60"}) EXPECT_EQ(check(right), "") << right;
   for (const char* wrong : {"-1", "60.1", "", "nan", "ten", "5s"}) EXPECT_NE(check(wrong), "") << wrong;
 }

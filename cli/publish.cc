@@ -48,9 +48,10 @@ int Unpublish(const Arguments& arguments) {
 }  // namespace
 
 nlohmann::ordered_json PublicationJson(const std::string& directory, const client::Publication& publication) {
-  return {{"directory", directory},      {"version", publication.version},
-          {"id", ToHex(publication.id)}, {"published", FormatUtc(publication.time_ns)},
-          {"files", publication.files},  {"bytes", publication.bytes}};
+  return {{"directory", directory},         {"version", publication.version},
+          {"id", ToHex(publication.id)},    {"published", FormatUtc(publication.time_ns)},
+          {"time_ns", publication.time_ns}, {"files", publication.files},
+          {"bytes", publication.bytes}};
 }
 
 void AddPublish(CLI::App& app, int* exit_code) {

@@ -26,7 +26,7 @@ class Publication(typing.NamedTuple):
     bytes: int
 
 
-def _made(version, number, time_ns, files, size):
+def made_publication(version, number, time_ns, files, size):
     time = datetime.datetime.fromtimestamp(time_ns / 1e9, datetime.timezone.utc)
     return Publication(version, number.hex(), time, files, size)
 
@@ -46,7 +46,7 @@ def publish(directory, version=None):
         OSError: nothing has changed. ETXTBSY: a file is open for writing; EBUSY: a part is published already; EEXIST:
             published with another version; EMLINK: a file has another name outside; EPERM: of another user;
             EOPNOTSUPP: not on a weightfs mount. The message names the file."""
-    return _made(*_native.publish(os.fsencode(directory), version))
+    return made_publication(*_native.publish(os.fsencode(directory), version))
 
 
 def unpublish(directory):
@@ -60,7 +60,7 @@ def unpublish(directory):
 def publication(directory):
     """Returns the Publication of a directory, or None if it was not published by itself."""
     try:
-        return _made(*_native.publication(os.fsencode(directory)))
+        return made_publication(*_native.publication(os.fsencode(directory)))
     except OSError as error:
         if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
             return None

@@ -87,7 +87,10 @@ class Pushes:
                 log.error("%s", failure)
             with self._guard:
                 self._pending.popleft()
-            self._pushed()
+            try:
+                self._pushed()
+            except Exception:   # the push has its outcome all the same, and the next one must begin
+                log.exception("after the push of step %s", pushing.step)
             if failure is None:
                 pushing.set_result(result)
             else:

@@ -36,14 +36,13 @@ import typing
 from weightfs import _process
 from weightfs._numbers import flag, whole
 from weightfs._process import check_process
-from weightfs._publish import Publication, publication
+from weightfs._publish import Publication, made_publication
 
 __all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Transfer", "Version", "prune", "pull",
            "pull_async", "push", "push_async", "versions"]
 
 log = logging.getLogger("weightfs")
 _MOST_VERSION = (1 << 63) - 1
-_MOST_KEPT = 1_000_000
 _MOST_CONNECTIONS = 256
 _END_LIMIT_S = 10   # after SIGTERM, before SIGKILL
 
@@ -99,11 +98,12 @@ class Version(typing.NamedTuple):
 
     Attributes:
         version: its number.
-        complete: False for one whose push has not ended.
-        created: when its push began (UTC).
+        complete: False for one whose push has not ended, and for one that is damaged.
+        created: when it was completed, otherwise when its push began (UTC).
         files, bytes: number of files and their sizes together; None if it is not complete.
         source: what was pushed.
-        push: the id of the push."""
+        push: the id of the push.
+        damaged: True if it was pushed completely, but its manifest cannot be read."""
 
     version: int
     complete: bool
@@ -112,6 +112,7 @@ class Version(typing.NamedTuple):
     bytes: typing.Optional[int]
     source: str
     push: str
+    damaged: bool = False
 
 
 class PrunedVersion(typing.NamedTuple):
@@ -132,12 +133,14 @@ class Pruned(typing.NamedTuple):
         removed: a PrunedVersion for each version that it removed, or with dry_run=True would remove.
         kept: the numbers of the complete versions that stay.
         unfinished: the numbers of the unfinished pushes that stay.
-        foreign: the numbers below the URL that weightfs did not make, which stay."""
+        foreign: the numbers below the URL that weightfs did not make, which stay.
+        damaged: the numbers of the versions whose manifests cannot be read, which stay."""
 
     removed: typing.List[PrunedVersion]
     kept: typing.List[int]
     unfinished: typing.List[int]
     foreign: typing.List[int]
+    damaged: typing.List[int]
 
 
 def push(path, url, *, version=None, verify=False, take_over=False, keep=None, progress=None, program=None,
@@ -148,10 +151,10 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, p
     Args:
         path: the directory or file.
         url: s3://BUCKET/PREFIX/NAME, below which the versions are.
-        version: its number. None: that of the publication, otherwise the time of the newest file.
+        version: its number. None: that of the publication, otherwise the time of the latest change.
         verify: read everything back and compare it before the version exists.
-        take_over: replace an unfinished push of somebody else.
-        keep: afterwards remove all but so many of the greatest versions. None: remove none.
+        take_over: replace an unfinished push of somebody else, or of another state of the files.
+        keep: afterwards remove all versions but this one and so many of the greatest. None: remove none.
         progress: progress(done, total) is called with numbers of bytes, at most ten times a second. An exception that
             it raises ends the transfer, and push() raises it.
         program: the program to run.
@@ -161,7 +164,8 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, p
         a Pushed.
 
     Raises:
-        S3Error: the program failed. No version exists that did not exist before.
+        S3Error: the program failed. No version exists that did not exist before, unless the message says that old
+            versions could not be removed.
         FileNotFoundError: there is no program."""
     return _push(path, url, version, verify, take_over, keep, progress, program, connection).run()
 
@@ -181,8 +185,8 @@ def pull(url, directory, *, version=None, files=None, slices=None, publish=False
         directory: the directory to create. It must not exist, or be empty.
         version: its number. None: the greatest.
         files: patterns, such as "*.json". Only files whose paths match one of them are pulled.
-        slices: pairs of a pattern of paths and a pattern of names. Of safetensors files whose paths match, only the
-            tensors whose names match are pulled.
+        slices: pairs of a pattern of paths, without a colon, and a pattern of names. Of safetensors files whose paths
+            match, only the tensors whose names match are pulled.
         publish: publish the directory afterwards (weightfs.publish).
         progress, program, connection: as in push().
 
@@ -190,7 +194,8 @@ def pull(url, directory, *, version=None, files=None, slices=None, publish=False
         a Pulled.
 
     Raises:
-        S3Error: the program failed. There is no new directory.
+        S3Error: the program failed. There is no new directory, unless the message says that the pull is complete, but
+            was not published.
         FileNotFoundError: there is no program."""
     return _pull(url, directory, version, files, slices, publish, progress, program, connection).run()
 
@@ -244,7 +249,13 @@ class Transfer(concurrent.futures.Future):
     def start(self):
         """Runs the program on another thread. Returns the transfer."""
         # At exit it must not be waited for, but ended.
-        threading.Thread(target=self._settle, name=self._title(), daemon=True).start()
+        thread = threading.Thread(target=self._settle, name=self._title(), daemon=True)
+        _running.add(self)
+        try:
+            thread.start()
+        except BaseException:
+            _running.discard(self)
+            raise
         return self
 
     def run(self):
@@ -361,7 +372,7 @@ class Transfer(concurrent.futures.Future):
 def push_words(*, version=None, verify=False, take_over=False, keep=None, **connection):
     """The options of a push on the command line. TypeError and ValueError for wrong ones."""
     return [*_values(version=None if version is None else whole("version", version, 1, _MOST_VERSION),
-                     keep=None if keep is None else whole("keep", keep, 1, _MOST_KEPT)),
+                     keep=None if keep is None else whole("keep", keep, 1, _MOST_VERSION)),
             *_switches(verify=("verify", verify), take_over=("take_over", take_over)), *_connection(**connection)]
 
 
@@ -389,7 +400,10 @@ def _pull(url, directory, version, files, slices, publish, progress, program, co
     if isinstance(files, str):
         raise TypeError(f"files is {files!r}: it must be a list of patterns")
     words += [f"--files={pattern}" for pattern in files or ()]
-    words += [f"--slice={pattern}:{names}" for pattern, names in slices or ()]
+    for pattern, names in slices or ():
+        if ":" in pattern:
+            raise ValueError(f"slices has the path {pattern!r}: a path in slices cannot have a colon; use '?' for it")
+        words.append(f"--slice={pattern}:{names}")
     return Transfer(_command(program, words, url, os.path.abspath(os.fsencode(directory))), _pulled, progress)
 
 
@@ -414,17 +428,21 @@ def _switches(**switches):
 
 
 def _pulled(made):
-    published = publication(made["directory"]) if made.pop("publication", None) is not None else None
+    published = made.pop("publication", None)
+    if published is not None:
+        published = made_publication(published["version"], bytes.fromhex(published["id"]), published["time_ns"],
+                                     published["files"], published["bytes"])
     return Pulled(**made, publication=published)
 
 
 def _versions(made):
     return [Version(one["version"], one["complete"], _time(one["created"]), one.get("files"), one.get("bytes"),
-                    one["source"], one["push"]) for one in made["versions"]]
+                    one["source"], one["push"], one.get("damaged", False)) for one in made["versions"]]
 
 
 def _pruned(made):
-    return Pruned([PrunedVersion(**one) for one in made["removed"]], made["kept"], made["unfinished"], made["foreign"])
+    return Pruned([PrunedVersion(**one) for one in made["removed"]], made["kept"], made["unfinished"], made["foreign"],
+                  made["damaged"])
 
 
 def _numbers(text):

@@ -55,6 +55,7 @@ class Version(NamedTuple):
     bytes: int | None
     source: str
     push: str
+    damaged: bool = ...
 
 class PrunedVersion(NamedTuple):
     version: int
@@ -68,6 +69,7 @@ class Pruned(NamedTuple):
     kept: list[int]
     unfinished: list[int]
     foreign: list[int]
+    damaged: list[int]
 
 class Transfer(concurrent.futures.Future[_Result], Generic[_Result]):
     # Created by push_async() and pull_async() only.

@@ -30,9 +30,10 @@ class DataOwner {
   virtual Result<void> CheckWritable() const = 0;
 
   // Commits the data of these files as of the call (CommitLevel::kOrdered), so that no name written to the catalog
-  // later survives a crash without the data. Returns the first error of a file. The error then counts as reported
-  // unless it is `kept` for others. Blocks; call it without locks.
-  virtual Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept = false) = 0;
+  // later survives a crash without the data. Returns the first error of a file, and which one in `failed`. The error
+  // then counts as reported unless it is `kept` for others. Blocks; call it without locks.
+  virtual Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept = false,
+                                          InodePtr* failed = nullptr) = 0;
   // Same for every file that is not being replaced (O_TRUNC and not closed yet). Errors stay pending with their files;
   // CheckWritable tells whether the commit as a whole failed.
   virtual void CommitSettledBeforeNaming() = 0;

@@ -217,18 +217,25 @@ std::vector<InodePtr> FileIo::UncommittedFiles() {
   return files;
 }
 
-Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool kept) {
-  std::deque<std::promise<Result<void>>> commits;  // start all before waiting for the first
+Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* failed) {
+  struct OneCommit {
+    InodePtr inode;
+    std::promise<Result<void>> done = {};
+  };
+  std::deque<OneCommit> commits;  // start all before waiting for the first
   for (const InodePtr& inode : files) {
     if (!IsUncommitted(inode)) continue;
-    auto& commit = commits.emplace_back();
+    auto& commit = commits.emplace_back(inode);
     p_.commits.Commit(
-        inode, CommitLevel::kOrdered, [&commit](Result<void> result) { commit.set_value(std::move(result)); }, kept);
+        inode, CommitLevel::kOrdered, [&commit](Result<void> result) { commit.done.set_value(std::move(result)); },
+        kept);
   }
   Result<void> first;
   for (auto& commit : commits) {
-    Result<void> result = commit.get_future().get();
-    if (first) first = std::move(result);
+    Result<void> result = commit.done.get_future().get();
+    if (!first) continue;
+    if (!result && failed != nullptr) *failed = commit.inode;
+    first = std::move(result);
   }
   return first;
 }

@@ -64,7 +64,7 @@ class FileIo final : public DataOwner {
   void WaitForCloses(std::function<void()> wait) { wait_for_closes_ = std::move(wait); }
 
   Result<void> CheckWritable() const override;
-  Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept) override;
+  Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* failed) override;
   void CommitSettledBeforeNaming() override;
   std::vector<InodePtr> UncommittedFiles() override;
   Result<DataRecords> ReadRecords(const InodePtr& inode) override;

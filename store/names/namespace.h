@@ -99,7 +99,7 @@ class Namespace {
   //   kInvalid      the root directory, or an impossible version
   //   kPermission   an inode belongs to another user, and `who` lacks CAP_FOWNER
   //   ETXTBSY       a file is open for writing
-  //   kBusy         an inode is published, or being published, by another call
+  //   kBusy         an inode is published, or being published, as a part of another publication
   //   kExists       the directory is published with another version
   //   kTooManyLinks a file has another name outside the directory, and would be immutable there, too
   //   kTooLarge     more than kMaximumTree inodes
@@ -192,6 +192,8 @@ class Namespace {
 
   class Tree;
   Result<void> CollectTree(const InodePtr& directory, Tree* tree) EXCLUDES(mutex_);
+  Result<PublicationRecord> TryPublish(const InodePtr& directory, const Credentials& who,
+                                       std::optional<uint64_t> version, std::string* failed) EXCLUDES(mutex_);
   Result<uint64_t> NextVersionLocked() REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const EntryLocation& location) REQUIRES(mutex_);

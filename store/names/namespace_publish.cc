@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <chrono>
 #include <thread>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 
 #include "common/utc_time.h"
@@ -42,9 +42,9 @@ class Namespace::Tree {
   Result<void> Add(const InodePtr& inode, const std::string& path);
   // Called after the last Add.
   Result<void> CheckNames();
-  Result<void> Fail(const std::string& path, ErrorCode code) {
+  Error Fail(const std::string& path, ErrorCode code) {
     failed_ = path;
-    return code;
+    return {code};
   }
 
   const std::vector<InodePtr>& inodes() const { return inodes_; }  // the directory is the first
@@ -52,13 +52,22 @@ class Namespace::Tree {
   std::vector<InodePtr> Among(const std::vector<InodePtr>& candidates) const {
     std::vector<InodePtr> found;
     for (const InodePtr& inode : candidates) {
-      if (numbers_.contains(inode->id)) found.push_back(inode);
+      if (paths_.contains(inode->id)) found.push_back(inode);
     }
     return found;
   }
   uint64_t files() const { return files_; }
+  // A path of an inode of the tree.
+  std::string PathOf(InodeId ino) const {
+    const auto found = paths_.find(ino);
+    return found == paths_.end() ? std::string() : found->second;
+  }
 
  private:
+  bool IsOpen(const InodePtr& inode) const {
+    MutexLock lock(inode->mutex);
+    return inode->open_writers > 0;
+  }
   // Returns kAgain while the file is open for writing, or another call is publishing it.
   Result<void> TryFreeze(const InodePtr& inode);
 
@@ -67,12 +76,8 @@ class Namespace::Tree {
   std::string& failed_;
   const std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + kCloseWait;
   std::vector<InodePtr> inodes_;
-  std::unordered_set<InodeId> numbers_;
-  struct Links {
-    std::string path;
-    uint32_t missing = 0;
-  };
-  std::unordered_map<InodeId, Links> links_;  // of files with several names
+  std::unordered_map<InodeId, std::string> paths_;  // of all inodes
+  std::unordered_map<InodeId, uint32_t> links_;     // of files with several names: those that were not found yet
   uint64_t files_ = 0;
 };
 
@@ -87,34 +92,34 @@ Result<void> Namespace::Tree::TryFreeze(const InodePtr& inode) {
     inode->publishing = true;
   }
   if (inode->IsRegular()) ++files_;
-  if (!inode->IsDirectory() && inode->attributes.links > 1) links_[inode->id].missing = inode->attributes.links;
+  if (!inode->IsDirectory() && inode->attributes.links > 1) links_[inode->id] = inode->attributes.links;
   return {};
 }
 
 Result<void> Namespace::Tree::Add(const InodePtr& inode, const std::string& path) {
-  if (!numbers_.contains(inode->id)) {
+  if (!paths_.contains(inode->id)) {
     if (inodes_.size() == kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
     auto frozen = TryFreeze(inode);
     while (!frozen && frozen.error().code == ErrorCode::kAgain) {
       if (path.empty()) return Fail({}, ErrorCode::kAgain);
-      if (std::chrono::steady_clock::now() > deadline_) return Fail(path, IsOpen(*inode) ? ErrorCode{ETXTBSY} : ErrorCode::kBusy);
+      if (std::chrono::steady_clock::now() > deadline_)
+        return Fail(path, IsOpen(inode) ? ErrorCode{ETXTBSY} : ErrorCode::kBusy);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       frozen = TryFreeze(inode);
     }
     if (!frozen) return Fail(path, frozen.error().code);
     inodes_.push_back(inode);
-    numbers_.insert(inode->id);
+    paths_.emplace(inode->id, path);
   }
   if (const auto links = links_.find(inode->id); links != links_.end()) {
-    links->second.path = path;
-    if (--links->second.missing == 0) links_.erase(links);
+    if (--links->second == 0) links_.erase(links);
   }
   return {};
 }
 
 Result<void> Namespace::Tree::CheckNames() {
   if (links_.empty()) return {};
-  return Fail(links_.begin()->second.path, ErrorCode::kTooManyLinks);
+  return Fail(PathOf(links_.begin()->first), ErrorCode::kTooManyLinks);
 }
 
 // A directory gets no new entries once it is immutable, so its entries are read after it was added.
@@ -168,28 +173,43 @@ Result<PublicationRecord> Namespace::PublishTree(InodeId ino, const Credentials&
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   if (ino == kRootInode || version.value_or(0) > kMaximumVersion) return ErrorCode::kInvalid;
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
-  auto existing = GetPublication(ino);
-  if (existing && version && *version != existing->version) return ErrorCode::kExists;
-  if (existing || existing.error().code != ErrorCode::kNoAttribute) return existing;
+  while (true) {
+    auto existing = GetPublication(ino);
+    if (existing && version && *version != existing->version) return ErrorCode::kExists;
+    if (existing || existing.error().code != ErrorCode::kNoAttribute) return existing;
+    auto published = TryPublish(directory, who, version, failed);
+    if (published || published.error().code != ErrorCode::kAgain) return published;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
 
+// Returns kAgain while another call is publishing the same directory: its publication will be that of both.
+Result<PublicationRecord> Namespace::TryPublish(const InodePtr& directory, const Credentials& who,
+                                                std::optional<uint64_t> version, std::string* failed) {
   Tree tree(who, /*freeze=*/true, failed);
   RETURN_IF_ERROR(CollectTree(directory, &tree));
-  RETURN_IF_ERROR(data_.CommitBeforeNaming(tree.Among(data_.UncommittedFiles())));
+  // A write that failed stays pending for its writer; until that one knows, the directory is not complete.
+  InodePtr incomplete;
+  const auto committed = data_.CommitBeforeNaming(tree.Among(data_.UncommittedFiles()), /*kept=*/true, &incomplete);
+  if (!committed) return tree.Fail(incomplete ? tree.PathOf(incomplete->id) : "", committed.error().code);
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   PublicationRecord publication;
   publication.id = NewUuid();
   publication.time = Timestamp::Now();
   publication.files = tree.files();
   MutexLock lock(mutex_);
-  ASSIGN_OR_RETURN(const uint64_t next, NextVersionLocked());
-  publication.version = version.value_or(next);
+  if (version) {
+    publication.version = *version;
+  } else {
+    ASSIGN_OR_RETURN(publication.version, NextVersionLocked());
+  }
   InodeTransaction transaction(catalog_, tree.inodes());
   for (const InodePtr& inode : tree.inodes()) {
     InodeRecord& record = transaction.record(inode);
     record.flags |= kInodePublished;
     if (S_ISREG(record.mode)) publication.bytes += record.size;
   }
-  if (!version) transaction.batch().Put(keys::Store(kLastVersionFact), EncodeFact(next));
+  if (!version) transaction.batch().Put(keys::Store(kLastVersionFact), EncodeFact(publication.version));
   transaction.PutAttribute(directory, kPublicationName, publication.Encode(), std::nullopt);
   RETURN_IF_ERROR(transaction.CommitPublication());
   return publication;

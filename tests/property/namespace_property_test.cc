@@ -20,7 +20,7 @@ namespace {
 class NoData final : public DataOwner {
  public:
   Result<void> CheckWritable() const override { return {}; }
-  Result<void> CommitBeforeNaming(std::span<const InodePtr>, bool) override { return {}; }
+  Result<void> CommitBeforeNaming(std::span<const InodePtr>, bool, InodePtr*) override { return {}; }
   void CommitSettledBeforeNaming() override {}
   std::vector<InodePtr> UncommittedFiles() override { return {}; }
   Result<DataRecords> ReadRecords(const InodePtr&) override { return DataRecords(); }

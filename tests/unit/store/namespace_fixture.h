@@ -27,7 +27,7 @@ class FakeDataOwner final : public DataOwner {
     if (failed) return ErrorCode::kReadOnly;
     return {};
   }
-  Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept) override {
+  Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* /*failed*/) override {
     {
       MutexLock lock(mutex_);
       for (const InodePtr& inode : files) committed_.push_back(inode->id.value);

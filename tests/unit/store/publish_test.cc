@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 
+#include <array>
 #include <cerrno>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/result_asserts.h"
@@ -232,6 +235,41 @@ TEST_F(Publishing, AFailedBatchPublishesNothing) {
   store_.kv().FailWrite(1);
   EXPECT_FALSE(Publish("d"));
   EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+}
+
+// The writer has not been told yet: until then each attempt names the file, and the directory stays as it is.
+TEST_F(Publishing, AFileWhoseWriteFailedIsNamedUntilItsWriterKnows) {
+  ASSERT_OK(store_->SyncAll());
+  const InodePtr file = store_->OpenFile(Find("d/sub/g"), false, /*writes=*/true).value();
+  store_.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(store_.WriteAt(file, 0, std::string(4096, 'x')));
+  store_->CloseFile(file, 0, /*writes=*/true);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_EQ(CodeOf("d"), ErrorCode::kIo);
+    EXPECT_EQ(failed_, "sub/g");
+    EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+  }
+  EXPECT_EQ(store_->Sync(file).error().code, ErrorCode::kIo);
+  ASSERT_OK(Publish("d"));
+  EXPECT_EQ(store_.ReadPath("d/sub/g").value(), Pattern(7, 8192));
+}
+
+TEST_F(Publishing, ConcurrentCallsShareOnePublication) {
+  std::array<std::optional<PublicationRecord>, 4> published;
+  std::vector<std::thread> threads;
+  const InodeId directory = Find("d");
+  for (auto& one : published) {
+    threads.emplace_back([&] {
+      std::string failed;
+      const auto made = store_->PublishTree(directory, who_, std::nullopt, &failed);
+      if (made) one = *made;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& one : published) {
+    ASSERT_TRUE(one.has_value());
+    EXPECT_EQ(one->id, published[0]->id);
+  }
 }
 
 }  // namespace

@@ -119,8 +119,9 @@ Result<bool> Pusher::IsComplete() {
   }
   if (!existing) return existing.error();
   if (existing->push != manifest().push) {
-    return Error{ErrorCode::kExists, fmt::format("{}: exists already, from {}, {}; push it with another --version",
-                                                 url(), existing->source, FormatUtc(existing->created_ns))};
+    return Error{ErrorCode::kExists,
+                 fmt::format("{}: exists already, from {}, {}; push it as another version with --version", url(),
+                             existing->source, FormatUtc(existing->created_ns))};
   }
   report_.existed = true;
   manifest() = *existing;

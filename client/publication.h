@@ -12,6 +12,8 @@
 
 namespace weightfs::client {
 
+inline constexpr uint64_t kMaximumPublication = 131'072;  // files and directories
+
 struct Publication {
   uint64_t version = 0;          // below 2^63
   std::array<uint8_t, 16> id{};  // random, different for each publication

@@ -158,7 +158,8 @@ Result<PublicationRecord> PublicationRecord::Decode(std::string_view encoded) {
   record.time = TakeTimestamp(decoder);
   record.files = decoder.Little<uint64_t>();
   record.bytes = decoder.Little<uint64_t>();
-  if (!decoder.Done() || record.version > kMaximumVersion || !IsPossible(record.time)) return ErrorCode::kCorrupt;
+  if (!decoder.Done() || record.version == 0 || record.version > kMaximumVersion || !IsPossible(record.time))
+    return ErrorCode::kCorrupt;
   return record;
 }
 

@@ -35,7 +35,14 @@ Result<void> CheckSpace(const PullPlan& plan, const PullDirectory& directory) {
   return directory.CheckSpace(bytes, plan.files.size() + plan.directories.size() + plan.links.size());
 }
 
-Result<void> CheckMayPublish(const PullDirectory& directory) {
+Result<void> CheckMayPublish(const PullDirectory& directory, const PullPlan& plan) {
+  const size_t inodes = plan.files.size() + plan.directories.size() + plan.links.size();
+  if (inodes > client::kMaximumPublication) {
+    return Error{ErrorCode::kTooLarge,
+                 fmt::format("{}: it cannot be published: it would have {} files and directories, "
+                             "and a publication has at most {}",
+                             Printable(directory.target()), inodes, client::kMaximumPublication)};
+  }
   const auto publication = client::PublicationOf(directory.temporary());
   if (publication || publication.error().code == ErrorCode::kNoAttribute) return {};
   return Error{publication.error().code,
@@ -57,10 +64,10 @@ Result<Manifest> FindVersion(const Series& series, std::optional<uint64_t> versi
 Result<PullReport> Pull(const Series& series, const Manifest& manifest, const std::string& directory,
                         const PullOptions& options) {
   ASSIGN_OR_RETURN(const auto target, PullDirectory::Create(directory));
-  if (options.publish) RETURN_IF_ERROR(CheckMayPublish(*target));
   const DownloadOptions download = {
       .connections = options.connections, .progress = options.progress, .interrupted = options.interrupted};
   ASSIGN_OR_RETURN(const PullPlan plan, PlanPull(series, manifest, options.files, options.slices, download));
+  if (options.publish) RETURN_IF_ERROR(CheckMayPublish(*target, plan));
   RETURN_IF_ERROR(CheckFileLimit(plan));
   RETURN_IF_ERROR(CheckSpace(plan, *target));
 

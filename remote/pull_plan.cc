@@ -18,6 +18,8 @@ namespace {
 
 // Tensors that are this close to each other are fetched together: another request takes longer.
 constexpr uint64_t kSkippedGap = 256 * kKiB;
+// Most headers of safetensors files are smaller.
+constexpr uint64_t kFirstHead = 256 * kKiB;
 
 bool Matches(const std::string& pattern, const std::string& path) {
   return fnmatch(pattern.c_str(), path.c_str(), 0) == 0;
@@ -75,19 +77,24 @@ Result<std::vector<std::string>> ReadHeads(const Series& series, const Manifest&
 
 Result<void> PlanSlices(const Series& series, const Manifest& manifest, const SlicedFiles& sliced,
                         const DownloadOptions& options, PullPlan* plan) {
+  if (sliced.empty()) return {};
   std::vector<const FileEntry*> files;
   for (const auto& [index, _] : sliced) files.push_back(&manifest.files[index]);
-  std::vector<uint64_t> sizes(files.size(), kSafetensorsPrefix);
+  std::vector<uint64_t> sizes(files.size(), kFirstHead);
   ASSIGN_OR_RETURN(auto heads, ReadHeads(series, manifest, files, sizes, options));
   const auto named = [&](size_t at, const Error& error) {
     return Error{error.code, series.url(manifest.version) + "/" + Printable(files[at]->path) + ": " + error.what};
   };
+  bool complete = true;
   for (size_t at = 0; at < files.size(); ++at) {
     auto size = SafetensorsHeaderSize(std::string_view(heads[at]).substr(0, kSafetensorsPrefix), files[at]->size);
     if (!size) return named(at, size.error());
     sizes[at] = *size;
+    complete = complete && *size <= heads[at].size();
   }
-  ASSIGN_OR_RETURN(heads, ReadHeads(series, manifest, files, sizes, options));
+  if (!complete) {
+    ASSIGN_OR_RETURN(heads, ReadHeads(series, manifest, files, sizes, options));
+  }
   size_t at = 0, tensors = 0;
   for (const auto& [index, patterns] : sliced) {
     auto slice = SliceSafetensors(std::string_view(heads[at]).substr(0, sizes[at]), files[at]->size, patterns);
@@ -96,7 +103,7 @@ Result<void> PlanSlices(const Series& series, const Manifest& manifest, const Sl
     if (slice->tensors > 0) plan->files.push_back({files[at], std::move(*slice)});
     ++at;
   }
-  if (tensors > 0 || sliced.empty()) return {};
+  if (tensors > 0) return {};
   return Error{ErrorCode::kNotFound,
                fmt::format("{}: no name of a tensor matches --slice", series.url(manifest.version))};
 }

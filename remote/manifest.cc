@@ -12,6 +12,7 @@
 
 #include "common/hex.h"
 #include "common/printable.h"
+#include "s3/base64.h"
 
 namespace weightfs::remote {
 namespace {
@@ -28,14 +29,6 @@ bool IsHex(std::string_view text, size_t digits) {
   return text.size() == digits && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
-std::string EncodeBase64(std::string_view bytes) {
-  std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');  // and a zero byte
-  const int size = EVP_EncodeBlock(reinterpret_cast<uint8_t*>(text.data()),
-                                   reinterpret_cast<const uint8_t*>(bytes.data()), static_cast<int>(bytes.size()));
-  text.resize(static_cast<size_t>(size));
-  return text;
-}
-
 std::string DecodeBase64(std::string_view text) {
   std::string bytes(text.size() / 4 * 3, '\0');
   const int size = EVP_DecodeBlock(reinterpret_cast<uint8_t*>(bytes.data()),
@@ -48,7 +41,7 @@ std::string DecodeBase64(std::string_view text) {
 
 Json EncodeAttributes(const Attributes& attributes) {
   Json json = Json::object();
-  for (const auto& [name, value] : attributes) json[name] = EncodeBase64(value);
+  for (const auto& [name, value] : attributes) json[name] = s3::EncodeBase64(value);
   return json;
 }
 

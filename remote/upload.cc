@@ -223,7 +223,7 @@ Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const st
     if (part.size == std::min(part_size, file.size - begin)) upload->parts[part.number - 1] = part;
   }
   if (upload->info.upload_id.empty()) {
-    ASSIGN_OR_RETURN(upload->info.upload_id, series_.bucket().CreateMultipartUpload(key, {}, options_.interrupted));
+    ASSIGN_OR_RETURN(upload->info.upload_id, series_.bucket().CreateMultipartUpload(key, options_.interrupted));
   }
   return upload;
 }
@@ -251,7 +251,7 @@ Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) 
     ++upload->missing;
     const uint64_t request = BeginRequest();
     NoteId(request, series_.bucket().StartUploadPart(
-                        upload->info, number, data, std::nullopt,
+                        upload->info, number, data,
                         [this, request, upload, number, size, buffer](Result<std::string> result) mutable {
                           if (result) {
                             upload->parts[number - 1] = {.number = number, .size = size, .etag = *result};
@@ -295,7 +295,7 @@ void Uploader::CompleteUploads() {
 // The answer to an attempt may have been lost, so that the next one finds no upload.
 Result<void> Uploader::CompleteUpload(const Upload& upload) {
   const auto completed =
-      series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, false, options_.interrupted);
+      series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.interrupted);
   if (completed || completed.error().code != ErrorCode::kNotFound) {
     return completed ? Result<void>() : completed.error();
   }

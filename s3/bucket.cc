@@ -5,48 +5,30 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <iterator>
 #include <utility>
 
 #include "common/printable.h"
 #include "common/result.h"
+#include "s3/base64.h"
 #include "s3/http_time.h"
 #include "s3/responses.h"
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
 
 std::span<const std::byte> AsBytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
-std::string Base64(std::span<const unsigned char> bytes) {
-  std::string text((bytes.size() + 2) / 3 * 4 + 1, '\0');  // and a 0 byte, which EVP_EncodeBlock appends
-  const int size =
-      EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()), bytes.data(), static_cast<int>(bytes.size()));
-  text.resize(static_cast<size_t>(size));
-  return text;
-}
-
-std::string Crc32cHeader(uint32_t sum) {
-  const std::array<unsigned char, 4> bytes = {static_cast<unsigned char>(sum >> 24),
-                                              static_cast<unsigned char>(sum >> 16),
-                                              static_cast<unsigned char>(sum >> 8), static_cast<unsigned char>(sum)};
-  return Base64(bytes);
-}
-
-std::string Md5Header(std::string_view body) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+Result<std::string> Md5Header(std::string_view body) {
+  std::string digest(EVP_MAX_MD_SIZE, '\0');
   unsigned size = 0;
-  EVP_Digest(body.data(), body.size(), digest.data(), &size, EVP_md5(), nullptr);
-  return Base64(std::span(digest).first(size));
-}
-
-std::optional<uint64_t> ParseNumber(std::string_view text) {
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
+  if (EVP_Digest(body.data(), body.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_md5(),
+                 nullptr) != 1) {
+    return Error{ErrorCode::kNotSupported, "OpenSSL on this machine has no MD5 (perhaps in FIPS mode)"};
+  }
+  digest.resize(size);
+  return EncodeBase64(digest);
 }
 
 Error ResponseError(const Request& request, std::string_view what) {
@@ -60,11 +42,29 @@ Result<T> Named(Result<T> result, const Location& object) {
   return result;
 }
 
+// Ends a list that a faulty service never ends. Pages without entries may occur: a service skips what was deleted.
+class ListProgress {
+ public:
+  Result<void> Add(const Location& listed, size_t entries, size_t limit) {
+    entries_ += entries;
+    if (entries_ > limit) {
+      return Error{ErrorCode::kTooLarge,
+                   fmt::format("{}: there are more than {} entries; give a longer prefix", ToString(listed), limit)};
+    }
+    if (entries > 0 || ++empty_pages_ <= kMaxEmptyPages) return {};
+    return Error{ErrorCode::kIo, fmt::format("{}: the service returned {} pages of a list without entries",
+                                             ToString(listed), empty_pages_)};
+  }
+
+ private:
+  static constexpr unsigned kMaxEmptyPages = 100;
+  size_t entries_ = 0;
+  unsigned empty_pages_ = 0;
+};
+
 Request PutRequest(Location object, std::span<const std::byte> body, const PutOptions& options) {
   Request request{.method = "PUT", .object = std::move(object), .body = body};
   if (options.if_none_match) request.headers.emplace_back("if-none-match", "*");
-  if (options.crc32c) request.headers.emplace_back("x-amz-checksum-crc32c", Crc32cHeader(*options.crc32c));
-  if (!options.content_type.empty()) request.headers.emplace_back("content-type", options.content_type);
   return request;
 }
 
@@ -135,20 +135,18 @@ RequestId Bucket::StartPut(const std::string& key, std::span<const std::byte> bo
   });
 }
 
-Result<std::string> Bucket::CreateMultipartUpload(const std::string& key, const std::string& content_type,
-                                                  const Interrupted& interrupted) const {
-  Request request{.method = "POST",
-                  .object = {name_, key},
-                  .query = {{"uploads", ""}},
-                  .xml_root = "InitiateMultipartUploadResult"};
-  if (!content_type.empty()) request.headers.emplace_back("content-type", content_type);
+Result<std::string> Bucket::CreateMultipartUpload(const std::string& key, const Interrupted& interrupted) const {
+  const Request request{.method = "POST",
+                        .object = {name_, key},
+                        .query = {{"uploads", ""}},
+                        .xml_root = "InitiateMultipartUploadResult"};
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
   return Named(ParseUploadId(response.body), request.object);
 }
 
 RequestId Bucket::StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
-                                  std::optional<uint32_t> crc32c, std::function<void(Result<std::string>)> done) const {
-  auto request = PutRequest({name_, upload.key}, body, {.crc32c = crc32c});
+                                  std::function<void(Result<std::string>)> done) const {
+  auto request = PutRequest({name_, upload.key}, body, {});
   request.query = {{"partNumber", std::to_string(number)}, {"uploadId", upload.upload_id}};
   return client_.Start(std::move(request), [object = Location{name_, upload.key}, number,
                                             done = std::move(done)](Result<Response> response) {
@@ -181,6 +179,7 @@ Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& 
                                                              const Interrupted& interrupted) const {
   std::vector<UploadInfo> uploads;
   std::string key, upload_id;
+  ListProgress progress;
   // Without encoding-type: Ceph 16 would encode the keys here, but does not say so in its response.
   do {
     Request request{.object = {name_, ""}, .query = {{"uploads", ""}}};
@@ -191,6 +190,7 @@ Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& 
     ASSIGN_OR_RETURN(auto page, Named(ParseUploads(response.body), request.object));
     const bool repeats = !page.next_key.empty() && page.next_key == key && page.next_upload_id == upload_id;
     if (repeats) return ResponseError(request, "the service returned the same page of uploads twice");
+    RETURN_IF_ERROR(progress.Add({name_, prefix}, page.uploads.size(), kMaxListed));
     uploads.insert(uploads.end(), page.uploads.begin(), page.uploads.end());
     key = page.next_key;
     upload_id = page.next_upload_id;
@@ -199,11 +199,10 @@ Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& 
 }
 
 Result<std::string> Bucket::CompleteMultipartUpload(const UploadInfo& upload, const std::vector<PartInfo>& parts,
-                                                    bool if_none_match, const Interrupted& interrupted) const {
+                                                    const Interrupted& interrupted) const {
   const auto document = CompleteDocument(parts);
   Request request{.method = "POST", .object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}}};
   request.headers = {{"content-type", "application/xml"}};
-  if (if_none_match) request.headers.emplace_back("if-none-match", "*");
   request.body = AsBytes(document);
   request.slow_answer = true;
   request.xml_root = "CompleteMultipartUploadResult";
@@ -220,24 +219,22 @@ Result<void> Bucket::AbortMultipartUpload(const UploadInfo& upload, const Interr
 Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupted& interrupted) const {
   Listing listing;
   std::string token;
+  ListProgress progress;
   do {
     Request request{.object = {name_, ""}, .query = {{"list-type", "2"}, {"encoding-type", "url"}}};
     request.xml_root = "ListBucketResult";
     if (!options.prefix.empty()) request.query.emplace_back("prefix", options.prefix);
     if (!options.delimiter.empty()) request.query.emplace_back("delimiter", options.delimiter);
-    if (!options.start_after.empty()) request.query.emplace_back("start-after", options.start_after);
     if (!token.empty()) request.query.emplace_back("continuation-token", token);
     ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
     ASSIGN_OR_RETURN(auto page, Named(ParseListing(response.body), request.object));
     if (!page.next.empty() && page.next == token)
       return ResponseError(request, "the service repeats a page of the list");
+    const size_t added = page.listing.objects.size() + page.listing.prefixes.size();
+    RETURN_IF_ERROR(progress.Add({name_, options.prefix}, added, options.limit));
     token = page.next;
     std::ranges::move(page.listing.objects, std::back_inserter(listing.objects));
     std::ranges::move(page.listing.prefixes, std::back_inserter(listing.prefixes));
-    if (listing.objects.size() + listing.prefixes.size() > options.limit) {
-      return Error{ErrorCode::kTooLarge, fmt::format("{}: there are more than {} objects; give a longer prefix",
-                                                     ToString({name_, options.prefix}), options.limit)};
-    }
   } while (!token.empty());
   return listing;
 }
@@ -253,7 +250,8 @@ Result<void> Bucket::DeleteObjects(std::span<const std::string> keys, const Inte
     if (batch.empty()) return {};
     const auto document = DeleteDocument(batch);
     Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
-    request.headers = {{"content-type", "application/xml"}, {"content-md5", Md5Header(document)}};
+    ASSIGN_OR_RETURN(auto md5, Named(Md5Header(document), request.object));
+    request.headers = {{"content-type", "application/xml"}, {"content-md5", std::move(md5)}};
     request.body = AsBytes(document);
     ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
     ASSIGN_OR_RETURN(const auto failures, Named(ParseDeleteFailures(response.body), request.object));

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,9 +17,9 @@
 namespace weightfs::s3 {
 
 // Limits of S3.
-inline constexpr uint64_t kMinPartSize = uint64_t{5} << 20;  // of every part but the last
-inline constexpr unsigned kMaxParts = 10'000;                // numbered from 1
-inline constexpr size_t kMaxDeletedKeys = 1'000;             // of one request
+inline constexpr unsigned kMaxParts = 10'000;     // numbered from 1
+inline constexpr size_t kMaxDeletedKeys = 1'000;  // of one request
+inline constexpr size_t kMaxListed = 1'000'000;   // our own limit of a list
 
 struct ObjectInfo {
   std::string key;
@@ -30,9 +29,7 @@ struct ObjectInfo {
 };
 
 struct PutOptions {
-  bool if_none_match = false;           // fail with kExists if the object exists
-  std::optional<uint32_t> crc32c = {};  // of the body; a service that supports it verifies and stores it
-  std::string content_type = {};
+  bool if_none_match = false;  // fail with kExists if the object exists
 };
 
 struct ObjectRange {
@@ -41,7 +38,7 @@ struct ObjectRange {
   std::string if_match = {};  // an ETag: fail with kStale if the object has another; empty: any
 };
 
-// What a range said of its object.
+// The ETag and the size of the object of a range response.
 struct RangeInfo {
   std::string etag;
   uint64_t object_size = 0;
@@ -61,9 +58,8 @@ struct UploadInfo {
 
 struct ListOptions {
   std::string prefix = {};
-  std::string delimiter = {};    // "/": do not descend; empty: list everything
-  std::string start_after = {};  // a key
-  size_t limit = 1'000'000;      // fail with kTooLarge if there are more objects and prefixes
+  std::string delimiter = {};  // "/": do not descend; empty: list everything
+  size_t limit = kMaxListed;   // fail with kTooLarge if there are more objects and prefixes
 };
 
 struct Listing {
@@ -99,21 +95,20 @@ class Bucket {
 
   // Returns the id of the upload. If a response was lost, the service may have one more upload of this key, without
   // parts.
-  Result<std::string> CreateMultipartUpload(const std::string& key, const std::string& content_type = {},
-                                            const Interrupted& interrupted = {}) const;
+  Result<std::string> CreateMultipartUpload(const std::string& key, const Interrupted& interrupted = {}) const;
   // Passes the ETag. A part with the same number is replaced. The memory must stay valid until the callback.
   RequestId StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
-                            std::optional<uint32_t> crc32c, std::function<void(Result<std::string>)> done) const;
+                            std::function<void(Result<std::string>)> done) const;
   // Returns all parts, ordered by number. kNotFound: there is no such upload.
   Result<std::vector<PartInfo>> ListParts(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
-  // Returns all unfinished uploads whose keys begin with `prefix`.
+  // Returns all unfinished uploads whose keys begin with `prefix`. Fails with kTooLarge if there are more than
+  // kMaxListed.
   Result<std::vector<UploadInfo>> ListMultipartUploads(const std::string& prefix,
                                                        const Interrupted& interrupted = {}) const;
   // Returns the ETag of the object, which is empty with some services. Parts must be ordered by number. kNotFound:
-  // there is no such upload, perhaps because an earlier attempt completed it: HeadObject tells. Ceph ignores
-  // `if_none_match`.
+  // there is no such upload, perhaps because an earlier attempt completed it: HeadObject tells.
   Result<std::string> CompleteMultipartUpload(const UploadInfo& upload, const std::vector<PartInfo>& parts,
-                                              bool if_none_match = false, const Interrupted& interrupted = {}) const;
+                                              const Interrupted& interrupted = {}) const;
   // kNotFound: there is no such upload any more.
   Result<void> AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
 

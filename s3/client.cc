@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/client.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -9,7 +8,6 @@
 #include <utility>
 
 #include "common/mutex.h"
-#include "common/printable.h"
 #include "common/result.h"
 #include "s3/client_loop.h"
 #include "s3/request_url.h"
@@ -31,7 +29,7 @@ Result<void> CheckSettings(const Settings& settings) {
   return {};
 }
 
-// The result of a request whose thread waits. The callback is the last user of the shared state.
+// The result of a request whose thread waits. That thread and the callback share it, because either may be the last.
 struct Waiting {
   Mutex mutex;
   std::condition_variable done;

@@ -27,13 +27,13 @@ struct Request {
   // The body. The memory must stay valid and unchanged until the callback. Up to 64 KiB are signed with their SHA-256;
   // a larger body is not (UNSIGNED-PAYLOAD), so damage on a plain connection is found by checksums only.
   std::span<const std::byte> body = {};
-  // Where the body of a successful response belongs. Its size must match exactly; otherwise the request is retried and
+  // The memory for the body of a successful response. Its size must match exactly; otherwise the request is retried and
   // fails. The memory must stay valid until the callback; before it, or after an error, its content is undefined.
   std::optional<std::span<std::byte>> into = {};
   // The maximum size of a response body without `into`, in bytes. A larger one fails with kTooLarge.
   size_t body_limit = size_t{16} << 20;
   // The service may work for minutes before it answers (CompleteMultipartUpload, CopyObject): it may be silent ten
-  // times as long as Settings::stall_timeout_s.
+  // times as long as Settings::stall_timeout_s, and an attempt may take an hour.
   bool slow_answer = false;
   // The response must be an XML document with this root; otherwise the request is retried. Empty: any response. It
   // must stay valid until the callback.
@@ -71,9 +71,9 @@ struct ClientStatistics {
 // Retried, with exponential backoff and full jitter (at least what Retry-After says, at most 60 s): connections that
 // cannot be made or that break, stalls, bodies of a wrong length, the statuses 429, 500, 502, 503, 504, SlowDown,
 // RequestTimeout, InternalError, OperationAborted and ConditionalRequestConflict, also in the body of a response with
-// status 200. These are repeated at once, and only once each: a request whose time the service rejects (the clock is
-// corrected for all later ones), expired credentials (which are loaded again), and a redirect to another region.
-// A request therefore always ends: after Settings::attempts attempts at the latest, each of which ends when it stalls.
+// status 200. These are repeated at once: a request whose time the service rejects (once; the clock is corrected for
+// all later ones), expired credentials (once; they are loaded again), and a redirect to another region (twice). A
+// request therefore always ends: after Settings::attempts attempts at the latest, each of which ends when it stalls.
 //
 // A repeated request may meet the effect of its own lost predecessor: a conditional PUT may fail with kExists because
 // its first attempt succeeded, and CompleteMultipartUpload with kNotFound. The caller looks at the object to find out.
@@ -83,7 +83,8 @@ struct ClientStatistics {
 //   kExists     412 or a lasting 409 of a PUT or POST      kStale      412 of a GET or HEAD: the object was replaced
 //   kNoSpace    507, QuotaExceeded                         kTooLarge   see Request::body_limit
 //   kCancelled  Cancel, `interrupted`, or the destructor   kInvalid    the request cannot be sent (a line break)
-//   kRange      416: the object is shorter                 kIo         everything else
+//   kRange      416: the object is shorter                 kNotSupported  OpenSSL has no SHA-256 or MD5 (FIPS)
+//   kIo         everything else
 //
 // Thread-safe. The thread of the client sends and receives; a second one loads credentials.
 class Client {

@@ -4,13 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "common/printable.h"
 #include "common/result.h"
 #include "common/start_thread.h"
 #include "s3/http_time.h"
-#include "s3/request_url.h"
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
@@ -27,8 +28,6 @@ constexpr int kIdlePollMs = 1000, kPausedPollMs = 10;
 std::string_view AsText(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
-
-bool HasLineBreak(std::string_view text) { return text.find_first_of(std::string_view("\r\n\0", 3)) != text.npos; }
 
 Error Cancelled(const Request& request) {
   return {ErrorCode::kCancelled, fmt::format("{} {}: cancelled", request.method, ToString(request.object))};
@@ -93,7 +92,10 @@ void ClientLoop::Run() {
     curl_multi_perform(multi_.get(), &running);
     ReapTransfers();
     StartReadyJobs();
-    curl_multi_poll(multi_.get(), nullptr, 0, PollTimeoutMs(), nullptr);
+    // If libcurl cannot wait, the loop must not spin.
+    if (curl_multi_poll(multi_.get(), nullptr, 0, PollTimeoutMs(), nullptr) != CURLM_OK) {
+      std::this_thread::sleep_for(milliseconds(kPausedPollMs));
+    }
     ResumePaused();
   }
   CancelAll();
@@ -122,13 +124,7 @@ void ClientLoop::Add(StartCommand command) {
   auto job = std::make_unique<Job>(
       Job{.id = command.id, .request = std::move(command.request), .callback = std::move(command.callback)});
   auto& added = *(jobs_[static_cast<uint64_t>(command.id)] = std::move(job));
-  const bool has_line_break = std::ranges::any_of(added.request.headers, [](const auto& header) {
-    return HasLineBreak(header.first) || HasLineBreak(header.second);
-  });
   ready_.push_back(&added);
-  if (!has_line_break) return;
-  Finish(added, Error{ErrorCode::kInvalid, fmt::format("{} {}: a header has a line break", added.request.method,
-                                                       ToString(added.request.object))});
 }
 
 void ClientLoop::CancelJob(RequestId id) {
@@ -159,12 +155,10 @@ void ClientLoop::RequeueDueJobs() {
 
 void ClientLoop::StartReadyJobs() {
   while (!ready_.empty() && active_.size() < settings_.connections) {
-    if (!HaveCredentials()) return;
-    if (ready_.empty()) return;  // their callbacks got the error of the credentials
-    auto& job = *ready_.front();
-    ready_.pop_front();
-    if (!StartAttempt(job)) return;
+    if (!HaveCredentials() || !StartAttempt(*ready_.front())) return;
   }
+  // A later request must not end with the error of a load for which no request waits any more.
+  if (ready_.empty() && loader_ != nullptr) loader_->TakeFailure();
 }
 
 // Returns false while credentials are being loaded. If none can be loaded, ends all requests that wait for them.
@@ -186,38 +180,60 @@ bool ClientLoop::HaveCredentials() {
   return have;
 }
 
-// Returns false if the machine lacks memory for it; the request has ended then.
+// Starts the first of the ready jobs, or ends it if that is impossible. Returns false if there are no credentials.
 bool ClientLoop::StartAttempt(Job& job) {
-  auto transfer = TakeTransfer();
   const auto credentials = settings_.sign ? loader_->provider().Cached() : Credentials();
-  if (transfer == nullptr || !credentials) {
-    ready_.push_front(&job);
-    if (transfer == nullptr) Finish(job, ErrorCode::kNoMemory);
-    return false;
-  }
+  if (!credentials) return false;
   const auto& request = job.request;
-  const auto region = RegionOf(request.object.bucket);
-  const auto url = MakeRequestUrl(settings_, region, request.object);
-  auto headers = request.headers;
-  if (settings_.sign) {
-    const auto hash =
-        request.body.size() <= kSignedBody ? Sha256Hex(AsText(request.body)) : std::string(kUnsignedPayload);
-    const SignedRequest input{request.method, url.host, url.path, request.query, headers, hash, region};
-    const auto added = Sign(input, *credentials, std::chrono::system_clock::now() + clock_error_);
-    headers.insert(headers.end(), added.begin(), added.end());
-  }
-  headers.emplace_back("host", url.host);
-  auto query = CanonicalQuery(request.query);
-  transfer->Prepare(request, url.origin + url.path + (query.empty() ? "" : "?" + query), headers);
   job.credentials = *credentials;
+  job.region = RegionOf(request.object.bucket);
+  const auto url = MakeRequestUrl(settings_, job.region, request.object);
+  const auto headers = SignedHeaders(job, url);
+  if (!headers) {
+    Finish(job, headers.error());
+    return true;
+  }
+  const auto query = CanonicalQuery(request.query);
+  auto transfer = TakeTransfer();
+  if (transfer == nullptr ||
+      !transfer->Prepare(request, url.origin + url.path + (query.empty() ? "" : "?" + query), *headers) ||
+      curl_multi_add_handle(multi_.get(), transfer->easy()) != CURLM_OK) {
+    Finish(job, ErrorCode::kNoMemory);
+    return true;
+  }
+  ready_.pop_front();
   job.transfer = std::move(transfer);
   job.state = Job::State::kActive;
   ++job.attempts;
   requests_.fetch_add(1);
   if (job.attempts > 1) retries_.fetch_add(1);
   active_[job.transfer->easy()] = &job;
-  curl_multi_add_handle(multi_.get(), job.transfer->easy());
   return true;
+}
+
+// Returns all headers of the next attempt. They also contain the credentials, the region and the host, so that none of
+// these can add a header of its own.
+Result<Fields> ClientLoop::SignedHeaders(const Job& job, const RequestUrl& url) const {
+  const auto& request = job.request;
+  const auto fail = [&](ErrorCode code, std::string_view why) {
+    return Error{code, fmt::format("{} {}: {}", request.method, ToString(request.object), why)};
+  };
+  auto headers = request.headers;
+  if (settings_.sign) {
+    const auto hash =
+        request.body.size() <= kSignedBody ? Sha256Hex(AsText(request.body)) : std::string(kUnsignedPayload);
+    if (!hash) return fail(hash.error().code, hash.error().what);
+    const SignedRequest input{request.method, url.host, url.path, request.query, headers, *hash, job.region};
+    const auto added = Sign(input, job.credentials, std::chrono::system_clock::now() + clock_error_);
+    if (!added) return fail(added.error().code, added.error().what);
+    headers.insert(headers.end(), added->begin(), added->end());
+  }
+  headers.emplace_back("host", url.host);
+  for (const auto& [name, value] : headers) {
+    if (!HasLineBreak(name) && !HasLineBreak(value)) continue;
+    return fail(ErrorCode::kInvalid, fmt::format("the header {} has a line break", Printable(name)));
+  }
+  return headers;
 }
 
 std::unique_ptr<Transfer> ClientLoop::TakeTransfer() {
@@ -250,7 +266,8 @@ void ClientLoop::ReapTransfers() {
 
 void ClientLoop::ResumePaused() {
   if (settings_.upload_rate == 0) return;
-  for (const auto& [easy, job] : active_) job->transfer->ResumeIfPaused();
+  rate_.Distribute(Clock::now());
+  for (const auto& [easy, job] : active_) job->transfer->ResumeIfGranted();
 }
 
 void ClientLoop::HandleAttempt(Job& job, Attempt attempt) {
@@ -269,7 +286,7 @@ void ClientLoop::HandleFailure(Job& job, const Attempt& attempt, const Failure& 
   Finish(job, FinalError(job, failure));
 }
 
-// Removes the cause of the failure. Returns false if that is impossible, or was tried in vain.
+// Removes the cause of the failure. Returns false if that is impossible, or was tried without success.
 bool ClientLoop::Repair(Job& job, const Attempt& attempt, const Failure& failure) {
   switch (failure.remedy) {
     case Failure::Remedy::kCorrectClock: {
@@ -284,8 +301,8 @@ bool ClientLoop::Repair(Job& job, const Attempt& attempt, const Failure& failure
       loader_->provider().Invalidate(job.credentials);
       return true;
     case Failure::Remedy::kChangeRegion:
-      if (failure.region == RegionOf(job.request.object.bucket) || job.region_changes >= kMaxRegionChanges)
-        return false;
+      // Compared with the region of this attempt: another request may have changed that of the bucket meanwhile.
+      if (failure.region == job.region || job.region_changes >= kMaxRegionChanges) return false;
       ++job.region_changes;
       regions_[job.request.object.bucket] = failure.region;
       return true;
@@ -315,6 +332,7 @@ void ClientLoop::Detach(Job& job) {
     case Job::State::kActive:
       curl_multi_remove_handle(multi_.get(), job.transfer->easy());
       active_.erase(job.transfer->easy());
+      job.transfer->Abandon();
       idle_transfers_.push_back(std::move(job.transfer));
       break;
   }
@@ -334,9 +352,7 @@ int ClientLoop::PollTimeoutMs() const {
     const auto wait = std::chrono::ceil<milliseconds>(delayed_.begin()->first - Clock::now());
     timeout = std::clamp(wait, milliseconds(0), timeout);
   }
-  const bool paused = settings_.upload_rate != 0 &&
-                      std::ranges::any_of(active_, [](const auto& entry) { return entry.second->transfer->paused(); });
-  if (paused) timeout = std::min(timeout, milliseconds(kPausedPollMs));
+  if (rate_.has_waiting()) timeout = std::min(timeout, milliseconds(kPausedPollMs));
   return static_cast<int>(timeout.count());
 }
 

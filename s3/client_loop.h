@@ -7,7 +7,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -22,6 +21,7 @@
 #include "s3/curl_handles.h"
 #include "s3/failure.h"
 #include "s3/rate_limit.h"
+#include "s3/request_url.h"
 #include "s3/transfer.h"
 
 namespace weightfs::s3 {
@@ -53,6 +53,7 @@ class ClientLoop {
     State state = State::kReady;
     std::unique_ptr<Transfer> transfer = nullptr;
     Credentials credentials = {};  // of the current attempt
+    std::string region = {};       // the same
     unsigned attempts = 0;
     bool clock_corrected = false, credentials_renewed = false;  // each is tried once
     unsigned region_changes = 0;
@@ -79,6 +80,7 @@ class ClientLoop {
   void StartReadyJobs();
   bool HaveCredentials();
   bool StartAttempt(Job& job);
+  Result<Fields> SignedHeaders(const Job& job, const RequestUrl& url) const;
   void ReapTransfers();
   void ResumePaused();
   void HandleAttempt(Job& job, Attempt attempt);
@@ -103,12 +105,12 @@ class ClientLoop {
   std::atomic<uint64_t> requests_ = 0, retries_ = 0, bytes_sent_ = 0, bytes_received_ = 0;
 
   // Of the thread.
+  RateLimit rate_;  // outlives the transfers
   std::unordered_map<uint64_t, std::unique_ptr<Job>> jobs_;
   std::deque<Job*> ready_;
   std::multimap<Clock::time_point, Job*> delayed_;
   std::unordered_map<CURL*, Job*> active_;
   std::vector<std::unique_ptr<Transfer>> idle_transfers_;
-  RateLimit rate_;
   std::map<std::string, std::string> regions_;         // of buckets that are not in Settings::region
   std::chrono::system_clock::duration clock_error_{};  // the service's clock - ours
   Clock::time_point next_renewal_ = {};

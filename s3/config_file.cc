@@ -4,29 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <memory>
 
 #include "common/result.h"
+#include "s3/small_file.h"
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
 
 constexpr std::string_view kSpaces = " \t\r";
 constexpr size_t kMaxFileSize = 1 << 20;
-
-std::string_view Trim(std::string_view text) {
-  const auto first = text.find_first_not_of(kSpaces);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
-}
-
-std::string LowerCase(std::string_view text) {
-  std::string lower(text);
-  std::ranges::transform(lower, lower.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; });
-  return lower;
-}
 
 // Returns the name of a section with single spaces and without quotes: [profile "my name"] is "profile my name".
 std::string SectionName(std::string_view text) {
@@ -80,15 +67,10 @@ Result<ConfigFile> ConfigFile::Parse(std::string_view text, std::string_view pat
 }
 
 Result<ConfigFile> ConfigFile::Read(const std::string& path) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
-  if (file == nullptr) {
-    if (errno == ENOENT || errno == ENOTDIR) return ConfigFile();
-    return SystemError(path, "cannot read the AWS configuration");
-  }
-  std::string text(kMaxFileSize, '\0');
-  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-  if (std::ferror(file.get()) != 0) return SystemError(path, "cannot read the AWS configuration");
-  return Parse(text, path);
+  const auto text = ReadSmallFile(path, "the AWS configuration", kMaxFileSize);
+  if (text) return Parse(*text, path);
+  const bool is_absent = text.error().code == ErrorCode::kNotFound || text.error().code == ErrorCode::kNotDirectory;
+  return is_absent ? Result<ConfigFile>(ConfigFile()) : text.error();
 }
 
 const ConfigSection* ConfigFile::Find(const std::string& section) const {

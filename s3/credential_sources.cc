@@ -5,8 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -16,24 +14,41 @@
 #include "s3/http_time.h"
 #include "s3/location.h"
 #include "s3/process_output.h"
+#include "s3/request_url.h"
 #include "s3/responses.h"
+#include "s3/small_file.h"
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
 
 constexpr std::chrono::seconds kProcessTimeout{60};
+constexpr size_t kMaxToken = size_t{64} << 10;
 constexpr std::string_view kContainerHost = "http://169.254.170.2";
 
 Error CredentialError(const std::string& text) { return {ErrorCode::kAccess, "no S3 credentials: " + text}; }
 
-// The value without the line break that editors add.
+// Returns the token without the line break that editors add.
 Result<std::string> ReadToken(const std::string& path) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
-  if (file == nullptr) return CredentialError(SystemError(path, "cannot read the token").what);
-  std::string text(1 << 16, '\0');
-  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) text.pop_back();
-  return text;
+  const auto text = ReadSmallFile(path, "the token", kMaxToken);
+  if (!text) return CredentialError(text.error().what);
+  const auto token = Trim(*text);
+  if (token.empty()) return CredentialError(path + ": the token is empty");
+  return std::string(token);
+}
+
+// Sends the request, and once more if it fails: a single lost packet exceeds the short timeouts.
+Result<FetchResponse> FetchTwice(const FetchRequest& request) {
+  auto response = Fetch(request);
+  const auto code = response ? ErrorCode::kIo : response.error().code;
+  const bool failed = response ? response->status >= 500 : code == ErrorCode::kIo || code == ErrorCode::kNotFound;
+  return failed ? Fetch(request) : response;
+}
+
+// Returns the error of a Fetch as one of Load.
+Error FetchFailure(const Error& error) {
+  if (error.code == ErrorCode::kCancelled) return {ErrorCode::kCancelled};
+  return CredentialError(error.what);
 }
 
 std::string TextOf(const nlohmann::json& object, const char* name) {
@@ -56,9 +71,11 @@ Result<Credentials> ParseJson(const std::string& text, const char* token_name, c
   return credentials;
 }
 
-// Tokens may be sent without TLS only to this machine and to the addresses that containers have for this purpose.
-bool IsTrustedContainerUrl(std::string_view url) {
+// Tokens may be sent without TLS only to this machine and to the addresses that containers have for this purpose. The
+// host is what follows an '@'.
+bool MayReceiveTokens(std::string_view url) {
   if (url.starts_with("https://")) return true;
+  if (url.find('@') != std::string_view::npos) return false;
   constexpr std::string_view kHosts[] = {"localhost",     "127.0.0.1",      "[::1]",
                                          "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]"};
   return std::ranges::any_of(kHosts, [&](std::string_view host) {
@@ -66,6 +83,11 @@ bool IsTrustedContainerUrl(std::string_view url) {
     return url.starts_with(start) &&
            (url.size() == start.size() || url[start.size()] == ':' || url[start.size()] == '/');
   });
+}
+
+Error UntrustedUrl(std::string_view variable, std::string_view url) {
+  return CredentialError(
+      fmt::format("{} is {}, which is neither https nor on this machine; correct it", variable, PrintableOrigin(url)));
 }
 
 }  // namespace
@@ -154,6 +176,7 @@ CredentialSources::Found CredentialSources::FromWebIdentity() {
   request.url = environment_("AWS_ENDPOINT_URL_STS")
                     .value_or(fmt::format("https://sts.{}.amazonaws.com{}", settings_.region,
                                           settings_.region.starts_with("cn-") ? ".cn" : ""));
+  if (!MayReceiveTokens(request.url)) return UntrustedUrl("AWS_ENDPOINT_URL_STS", request.url);
   request.headers = {{"content-type", "application/x-www-form-urlencoded"}};
   request.body = CanonicalQuery({{"Action", "AssumeRoleWithWebIdentity"},
                                  {"Version", "2011-06-15"},
@@ -165,16 +188,16 @@ CredentialSources::Found CredentialSources::FromWebIdentity() {
   request.use_proxy = true;
   request.ca_bundle = settings_.ca_bundle;
   request.cancelled = &cancelled_;
-  auto response = Fetch(request);
-  if (!response && response.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
-  if (!response) return CredentialError(response.error().what);
+  const auto response = FetchTwice(request);
+  if (!response) return FetchFailure(response.error());
+  const auto server = PrintableOrigin(request.url);
   if (response->status != 200) {
     const auto error = ParseErrorDocument(response->body);
-    return CredentialError(fmt::format("{} refused the token of {}: HTTP {} {}: {}", request.url, *role,
+    return CredentialError(fmt::format("{} refused the token of {}: HTTP {} {}: {}", server, Printable(*role),
                                        response->status, Printable(error.code), Printable(error.message)));
   }
   auto credentials = ParseAssumedRole(response->body);
-  if (!credentials) return CredentialError(request.url + " returned no credentials");
+  if (!credentials) return CredentialError(server + " returned no credentials");
   return *credentials;
 }
 
@@ -185,29 +208,20 @@ CredentialSources::Found CredentialSources::FromContainer() {
   }
   looked_at_.emplace_back("AWS_CONTAINER_CREDENTIALS_FULL_URI");
   if (!url) return std::nullopt;
-  if (!IsTrustedContainerUrl(*url)) {
-    return CredentialError(
-        fmt::format("AWS_CONTAINER_CREDENTIALS_FULL_URI is {}, which is neither https nor on this "
-                    "machine; correct it",
-                    Printable(*url)));
-  }
+  if (!MayReceiveTokens(*url)) return UntrustedUrl("AWS_CONTAINER_CREDENTIALS_FULL_URI", *url);
   FetchRequest request{.url = *url};
   auto authorization = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN").value_or("");
   if (const auto file = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")) {
     ASSIGN_OR_RETURN(authorization, ReadToken(*file));
   }
-  if (authorization.find_first_of("\r\n") != std::string::npos) {
-    return CredentialError("the authorization token of the container has a line break; correct it");
-  }
   if (!authorization.empty()) request.headers.emplace_back("authorization", authorization);
   request.ca_bundle = settings_.ca_bundle;
   request.cancelled = &cancelled_;
-  auto response = Fetch(request);
-  if (!response && response.error().code == ErrorCode::kIo) response = Fetch(request);
-  if (!response && response.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
-  if (!response) return CredentialError(response.error().what);
-  if (response->status != 200) return CredentialError(fmt::format("{}: HTTP {}", *url, response->status));
-  ASSIGN_OR_RETURN(auto credentials, ParseJson(response->body, "Token", *url));
+  const auto response = FetchTwice(request);
+  if (!response) return FetchFailure(response.error());
+  const auto server = PrintableOrigin(*url);
+  if (response->status != 200) return CredentialError(fmt::format("{}: HTTP {}", server, response->status));
+  ASSIGN_OR_RETURN(auto credentials, ParseJson(response->body, "Token", server));
   return credentials;
 }
 
@@ -215,27 +229,36 @@ CredentialSources::Found CredentialSources::FromInstance() {
   if (environment_("AWS_EC2_METADATA_DISABLED").value_or("") == "true") return std::nullopt;
   auto url = environment_("AWS_EC2_METADATA_SERVICE_ENDPOINT").value_or("http://169.254.169.254");
   while (url.ends_with('/')) url.pop_back();
-  looked_at_.push_back("the metadata service " + url);
+  const auto server = "the metadata service " + PrintableOrigin(url);
+  looked_at_.push_back(server);
+  const auto refused = [&](int status) {
+    return CredentialError(fmt::format("{}: HTTP {}; set AWS_EC2_METADATA_DISABLED=true to skip it", server, status));
+  };
   FetchRequest request{.method = "PUT", .url = url + "/latest/api/token"};
   request.headers = {{"x-aws-ec2-metadata-token-ttl-seconds", "21600"}};
   request.timeout_ms = 2'000;
   request.cancelled = &cancelled_;
-  const auto token = Fetch(request);
-  // Most machines are no instances, so every failure means that there is none.
-  if (!token || token->status != 200) return std::nullopt;
+  const auto token = FetchTwice(request);
+  // Most machines are no instances: nothing has this address, or a service that does not know the request.
+  if (!token && token.error().code == ErrorCode::kNotFound) return std::nullopt;
+  if (!token) return FetchFailure(token.error());
+  if (token->status >= 400 && token->status < 500) return std::nullopt;
+  if (token->status != 200) return refused(token->status);
   request.method = "GET";
   request.headers = {{"x-aws-ec2-metadata-token", token->body}};
   request.url = url + "/latest/meta-data/iam/security-credentials/";
-  const auto roles = Fetch(request);
-  if (!roles || roles->status != 200) return std::nullopt;
+  const auto roles = FetchTwice(request);
+  if (!roles) return FetchFailure(roles.error());
+  if (roles->status == 404) return std::nullopt;
+  if (roles->status != 200) return refused(roles->status);
   const auto role = roles->body.substr(0, roles->body.find('\n'));
   if (role.empty()) return std::nullopt;
   request.url += PercentEncode(role, Slashes::kEncode);
   request.timeout_ms = 5'000;
-  const auto response = Fetch(request);
-  if (!response) return CredentialError(response.error().what);
-  if (response->status != 200) return CredentialError(fmt::format("{}: HTTP {}", request.url, response->status));
-  ASSIGN_OR_RETURN(auto credentials, ParseJson(response->body, "Token", request.url));
+  const auto response = FetchTwice(request);
+  if (!response) return FetchFailure(response.error());
+  if (response->status != 200) return refused(response->status);
+  ASSIGN_OR_RETURN(auto credentials, ParseJson(response->body, "Token", server));
   return credentials;
 }
 

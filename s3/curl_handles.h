@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 
 namespace weightfs::s3 {
 
@@ -28,9 +29,13 @@ inline void InitializeCurl() {
   std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
 }
 
-inline void Append(CurlList& list, const std::string& line) {
-  curl_slist* head = list.release();
-  list.reset(curl_slist_append(head, line.c_str()));
+// Returns false, and leaves the list as it is, if the machine lacks memory for it.
+[[nodiscard]] inline bool Append(CurlList& list, const std::string& line) {
+  curl_slist* const head = curl_slist_append(list.get(), line.c_str());
+  if (head == nullptr) return false;
+  std::ignore = list.release();
+  list.reset(head);
+  return true;
 }
 
 }  // namespace weightfs::s3

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cinttypes>
 #include <cstdio>
 #include <string_view>
@@ -12,15 +11,16 @@
 #include "common/printable.h"
 #include "s3/http_time.h"
 #include "s3/responses.h"
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
 
 using Remedy = Failure::Remedy;
-constexpr std::chrono::milliseconds kMaxRetryAfter{60'000};
+constexpr std::chrono::seconds kMaxRetryAfter{60};
 constexpr size_t kMaxMessage = 300;  // of a service, in our message
 
-// What the codes of S3 mean, whatever the status.
+// The codes of S3 whose meaning does not depend on the status.
 struct KnownCode {
   std::string_view code;
   Remedy remedy;
@@ -87,15 +87,13 @@ std::string_view AdviceOfStatus(int status, const Settings& settings) {
 std::optional<std::chrono::milliseconds> RetryAfter(const Attempt& attempt) {
   const auto text = attempt.header("retry-after");
   if (text.empty()) return std::nullopt;
-  uint64_t seconds = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error == std::errc() && end == text.data() + text.size()) {
-    return std::min(std::chrono::milliseconds(std::min<uint64_t>(seconds, 60) * 1000), kMaxRetryAfter);
+  if (const auto seconds = ParseNumber(text)) {
+    return std::chrono::seconds(std::min<uint64_t>(*seconds, kMaxRetryAfter.count()));
   }
   const auto time = ParseHttpTime(std::string(text));
   if (!time) return std::nullopt;
   const auto wait = std::chrono::duration_cast<std::chrono::milliseconds>(*time - std::chrono::system_clock::now());
-  return std::clamp(wait, std::chrono::milliseconds(0), kMaxRetryAfter);
+  return std::clamp<std::chrono::milliseconds>(wait, std::chrono::milliseconds(0), kMaxRetryAfter);
 }
 
 Failure FailureOfCurl(const Attempt& attempt, const Settings& settings) {
@@ -140,8 +138,9 @@ Failure FailureOfCurl(const Attempt& attempt, const Settings& settings) {
 Failure FailureOfLength(const Request& request, const Attempt& attempt) {
   const auto length = attempt.header("content-length");
   Failure failure{.remedy = Remedy::kRetryBriefly};
-  failure.reason = fmt::format("the response has {} bytes, not {}",
-                               length.empty() ? std::to_string(attempt.bytes_received) : length, request.into->size());
+  failure.reason =
+      fmt::format("the response has {} bytes, not {}",
+                  length.empty() ? std::to_string(attempt.bytes_received) : Printable(length), request.into->size());
   // "bytes 90-99/100": the service cut the range off at the end of the object.
   const std::string range(attempt.header("content-range"));
   uint64_t first = 0, last = 0, size = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What to do after an attempt that failed.
+// Finds the failure of an attempt, its remedy and its text.
 #pragma once
 
 #include <chrono>
@@ -26,7 +26,7 @@ struct Failure {
   std::string reason;                                         // "HTTP 404 NoSuchBucket: ...": one line
   std::string advice = {};                                    // the next step of the user; may be empty
   std::string region = {};                                    // for kChangeRegion
-  std::optional<std::chrono::milliseconds> retry_after = {};  // what the service asks for, at most 60 s
+  std::optional<std::chrono::milliseconds> retry_after = {};  // requested by the service, at most 60 s
 };
 
 // Returns none if the attempt succeeded. A response with status 200 whose body is an <Error> has failed.

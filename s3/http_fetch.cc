@@ -6,6 +6,8 @@
 
 #include "common/result.h"
 #include "s3/curl_handles.h"
+#include "s3/request_url.h"
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
@@ -23,11 +25,26 @@ int StopIfCancelled(void* cancelled, curl_off_t, curl_off_t, curl_off_t, curl_of
   return static_cast<const std::atomic<bool>*>(cancelled)->load() ? 1 : 0;
 }
 
-Error FetchError(CURLcode code, const FetchRequest& request, size_t received) {
+Error FetchError(CURL* handle, CURLcode code, const FetchRequest& request, size_t received) {
   if (code == CURLE_ABORTED_BY_CALLBACK) return {ErrorCode::kCancelled, "cancelled"};
-  if (code == CURLE_WRITE_ERROR && received > 0)
-    return {ErrorCode::kTooLarge, request.url + ": the answer is too large"};
-  return {ErrorCode::kIo, fmt::format("{}: {}", request.url, curl_easy_strerror(code))};
+  const auto server = PrintableOrigin(request.url);
+  if (code == CURLE_WRITE_ERROR && received > 0) return {ErrorCode::kTooLarge, server + ": the answer is too large"};
+  curl_off_t connected = 0;
+  curl_easy_getinfo(handle, CURLINFO_CONNECT_TIME_T, &connected);
+  return {connected == 0 ? ErrorCode::kNotFound : ErrorCode::kIo,
+          fmt::format("{}: {}", server, curl_easy_strerror(code))};
+}
+
+Result<CurlList> MakeHeaders(const FetchRequest& request) {
+  CurlList headers;
+  for (const auto& [name, value] : request.headers) {
+    if (HasLineBreak(value)) {
+      return Error{ErrorCode::kInvalid,
+                   fmt::format("{}: the header {} has a line break", PrintableOrigin(request.url), name)};
+    }
+    if (!Append(headers, fmt::format("{}: {}", name, value))) return ErrorCode::kNoMemory;
+  }
+  return headers;
 }
 
 }  // namespace
@@ -36,8 +53,7 @@ Result<FetchResponse> Fetch(const FetchRequest& request) {
   InitializeCurl();
   const CurlEasy easy(curl_easy_init());
   if (easy == nullptr) return ErrorCode::kNoMemory;
-  CurlList headers;
-  for (const auto& [name, value] : request.headers) Append(headers, fmt::format("{}: {}", name, value));
+  ASSIGN_OR_RETURN(const auto headers, MakeHeaders(request));
   FetchResponse response;
   CURL* handle = easy.get();
   curl_easy_setopt(handle, CURLOPT_URL, request.url.c_str());
@@ -62,7 +78,7 @@ Result<FetchResponse> Fetch(const FetchRequest& request) {
     curl_easy_setopt(handle, CURLOPT_XFERINFODATA, request.cancelled);
   }
   if (const auto code = curl_easy_perform(handle); code != CURLE_OK) {
-    return FetchError(code, request, response.body.size());
+    return FetchError(handle, code, request, response.body.size());
   }
   long status = 0;
   curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);

@@ -27,8 +27,9 @@ struct FetchResponse {
   std::string body;
 };
 
-// Fails with kIo and the reason if there is no complete response, and with kTooLarge for one above 1 MiB. Blocks.
-// Thread-safe.
+// Fails with kNotFound if no connection can be made, with kIo if there is no complete response, with kTooLarge for one
+// above 1 MiB, and with kInvalid for a header with a line break. The error has the reason and the server, but neither
+// the path nor the query, which may be secret. Blocks. Thread-safe.
 Result<FetchResponse> Fetch(const FetchRequest& request);
 
 }  // namespace weightfs::s3

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The notations of time in S3's answers.
+// The notations of time in S3's answers. A time before 1970 or after 2255 is returned as the nearest one between them.
 #pragma once
 
 #include <chrono>

@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <thread>
 
 #include "common/result.h"
 #include "common/unique_fd.h"
@@ -21,6 +22,7 @@ namespace {
 
 constexpr size_t kMaxOutput = 1 << 20;
 constexpr int kPollMs = 100;
+constexpr std::chrono::milliseconds kEndPoll{10};
 
 // Starts the command in a process group of its own, so that its children can be killed with it, and with the signals
 // of a new program: this thread has them blocked.
@@ -45,15 +47,28 @@ Result<pid_t> Spawn(const std::string& command, int output) {
   return process;
 }
 
+// How long a command may run.
+class Limits {
+ public:
+  Limits(std::chrono::seconds timeout, const std::atomic<bool>& cancelled) : timeout_(timeout), cancelled_(cancelled) {}
+  // Fails once the command must end.
+  Result<void> Check() const {
+    if (cancelled_.load()) return ErrorCode::kCancelled;
+    if (std::chrono::steady_clock::now() < deadline_) return {};
+    return Error{ErrorCode::kIo, fmt::format("it was not done after {} s", timeout_.count())};
+  }
+
+ private:
+  const std::chrono::seconds timeout_;
+  const std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + timeout_;
+  const std::atomic<bool>& cancelled_;
+};
+
 // Reads until the end of the output.
-Result<std::string> ReadOutput(int input, std::chrono::seconds timeout, const std::atomic<bool>& cancelled) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+Result<std::string> ReadOutput(int input, const Limits& limits) {
   std::string output;
   while (true) {
-    if (cancelled.load()) return ErrorCode::kCancelled;
-    if (std::chrono::steady_clock::now() >= deadline) {
-      return Error{ErrorCode::kIo, fmt::format("it was not done after {} s", timeout.count())};
-    }
+    RETURN_IF_ERROR(limits.Check());
     pollfd waiting{input, POLLIN, 0};
     if (poll(&waiting, 1, kPollMs) <= 0) continue;
     char bytes[4096];
@@ -63,6 +78,24 @@ Result<std::string> ReadOutput(int input, std::chrono::seconds timeout, const st
     if (count == 0) return output;
     output.append(bytes, static_cast<size_t>(count));
     if (output.size() > kMaxOutput) return Error{ErrorCode::kIo, "its output is too long"};
+  }
+}
+
+// Waits for the end of a command whose output has ended: it may have closed its output and go on. Returns its status.
+Result<int> WaitForEnd(pid_t process, const Limits& limits) {
+  int status = 0;
+  pid_t ended = 0;
+  while ((ended = waitpid(process, &status, WNOHANG)) == 0) {
+    RETURN_IF_ERROR(limits.Check());
+    std::this_thread::sleep_for(kEndPoll);
+  }
+  return status;
+}
+
+// Ends the command and its children.
+void Kill(pid_t process) {
+  kill(-process, SIGKILL);
+  while (waitpid(process, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
@@ -76,16 +109,16 @@ Result<std::string> ProcessOutput(const std::string& command, std::chrono::secon
   UniqueFd output(ends[1]);
   ASSIGN_OR_RETURN(const pid_t process, Spawn(command, output.get()));
   output.Close();
-  auto text = ReadOutput(input.get(), timeout, cancelled);
-  if (!text) kill(-process, SIGKILL);
-  int status = 0;
-  while (waitpid(process, &status, 0) < 0 && errno == EINTR) {
+  const Limits limits(timeout, cancelled);
+  auto text = ReadOutput(input.get(), limits);
+  const auto status = text ? WaitForEnd(process, limits) : Result<int>(text.error());
+  if (!status) {
+    Kill(process);
+    return status.error();
   }
-  if (text && (!WIFEXITED(status) || WEXITSTATUS(status) != 0)) {
-    return Error{ErrorCode::kIo, WIFEXITED(status) ? fmt::format("it exited with {}", WEXITSTATUS(status))
-                                                   : fmt::format("signal {} ended it", WTERMSIG(status))};
-  }
-  return text;
+  if (WIFEXITED(*status) && WEXITSTATUS(*status) == 0) return text;
+  return Error{ErrorCode::kIo, WIFEXITED(*status) ? fmt::format("it exited with {}", WEXITSTATUS(*status))
+                                                  : fmt::format("signal {} ended it", WTERMSIG(*status))};
 }
 
 }  // namespace weightfs::s3

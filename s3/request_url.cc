@@ -63,8 +63,8 @@ bool UsesHostStyle(Addressing addressing, std::string_view host, std::string_vie
 
 Result<void> CheckEndpoint(std::string_view endpoint) {
   const auto fail = [&](std::string_view why) {
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("the endpoint URL '{}' {}; give it as https://HOST[:PORT]", Printable(endpoint), why)};
+    return Error{ErrorCode::kInvalid, fmt::format("the endpoint URL '{}' {}; give it as https://HOST[:PORT]",
+                                                  PrintableOrigin(endpoint), why)};
   };
   if (!endpoint.starts_with(kHttp) && !endpoint.starts_with(kHttps)) return fail("is neither http:// nor https://");
   const auto parts = Split(endpoint);
@@ -72,6 +72,16 @@ Result<void> CheckEndpoint(std::string_view endpoint) {
   if (!std::ranges::all_of(parts.host, IsHostCharacter)) return fail("has a wrong host name");
   if (PercentEncode(parts.prefix, Slashes::kKeep) != parts.prefix) return fail("has a wrong path");
   return {};
+}
+
+std::string PrintableOrigin(std::string_view url) {
+  const auto colon = url.find("://");
+  const auto scheme = url.find_first_of("/?#@") == colon + 1 ? url.substr(0, colon + 3) : std::string_view();
+  auto host = url.substr(scheme.size());
+  const auto at = host.rfind('@');
+  if (at != std::string_view::npos) host.remove_prefix(at + 1);
+  host = host.substr(0, host.find_first_of("/?#"));
+  return fmt::format("{}{}{}", Printable(scheme), at != std::string_view::npos ? "...@" : "", Printable(host));
 }
 
 RequestUrl MakeRequestUrl(const Settings& settings, std::string_view region, const Location& object) {

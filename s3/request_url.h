@@ -19,6 +19,10 @@ struct RequestUrl {
 // Fails with kInvalid unless `endpoint` is "http[s]://HOST[:PORT][/PATH]" without a query, a user or a line break.
 Result<void> CheckEndpoint(std::string_view endpoint);
 
+// Returns the scheme, host and port of a URL, for messages. A user with a password, a path and a query may be secret;
+// "...@" stands for everything before the last '@'.
+std::string PrintableOrigin(std::string_view url);
+
 // Returns the URL of the bucket or object in `region`. The settings must have passed CheckEndpoint.
 RequestUrl MakeRequestUrl(const Settings& settings, std::string_view region, const Location& object);
 

@@ -3,12 +3,14 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
+#include <algorithm>
 #include <pugixml.hpp>
 #include <sstream>
 
+#include "common/printable.h"
 #include "common/result.h"
 #include "s3/http_time.h"
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
@@ -30,18 +32,18 @@ Result<pugi::xml_node> ParseRoot(pugi::xml_document& document, std::string_view 
 std::string TextOf(pugi::xml_node node, const char* name) { return node.child_value(name); }
 
 Result<uint64_t> NumberOf(pugi::xml_node node, const char* name) {
-  const std::string_view text = node.child_value(name);
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return BadDocument(name);
-  return number;
+  const auto number = ParseNumber(node.child_value(name));
+  if (!number) return BadDocument(name);
+  return *number;
 }
 
 bool IsTruncated(pugi::xml_node root) { return std::string_view(root.child_value("IsTruncated")) == "true"; }
 
-// Keys are percent-encoded if the service says so; one that does not know encoding-type does not.
-std::string KeyOf(pugi::xml_node root, pugi::xml_node node, const char* name) {
-  const bool encoded = std::string_view(root.child_value("EncodingType")) == "url";
+// Keys are percent-encoded if the service says so; one that does not know encoding-type does not. The answer takes a
+// search among all entries of a page, so it is found once a page.
+bool HasEncodedKeys(pugi::xml_node root) { return std::string_view(root.child_value("EncodingType")) == "url"; }
+
+std::string KeyOf(bool encoded, pugi::xml_node node, const char* name) {
   return encoded ? PercentDecode(node.child_value(name)) : TextOf(node, name);
 }
 
@@ -53,23 +55,6 @@ std::string Serialize(const pugi::xml_document& document) {
 
 void AppendText(pugi::xml_node parent, const char* name, const std::string& text) {
   parent.append_child(name).text().set(text.c_str());
-}
-
-// The length of the character at the start of `text`; 0 if it is none of XML 1.0.
-size_t XmlCharacter(std::string_view text) {
-  const auto byte = [&](size_t i) -> unsigned { return static_cast<unsigned char>(text[i]); };
-  const unsigned first = byte(0);
-  if (first < 0x80) return first >= 0x20 && first != 0x7f ? 1 : 0;
-  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4 || text.size() < length) return 0;
-  unsigned character = first & (0x7f >> length);
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-    character = character << 6 | (byte(i) & 0x3f);
-  }
-  const unsigned least = length == 4 ? 0x10000 : length == 3 ? 0x800 : 0xa0;
-  const bool surrogate = character >= 0xd800 && character < 0xe000;
-  return character >= least && character <= 0x10ffff && !surrogate && (character & 0xfffe) != 0xfffe ? length : 0;
 }
 
 }  // namespace
@@ -85,16 +70,17 @@ ErrorDocument ParseErrorDocument(std::string_view body) {
 Result<ListingPage> ParseListing(std::string_view body) {
   pugi::xml_document document;
   ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListBucketResult"));
+  const bool encoded = HasEncodedKeys(root);
   ListingPage page;
   for (const auto object : root.children("Contents")) {
-    ObjectInfo info{.key = KeyOf(root, object, "Key"), .etag = TextOf(object, "ETag")};
+    ObjectInfo info{.key = KeyOf(encoded, object, "Key"), .etag = TextOf(object, "ETag")};
     ASSIGN_OR_RETURN(info.size, NumberOf(object, "Size"));
     info.modified = ParseIsoTime(TextOf(object, "LastModified")).value_or(info.modified);
     if (info.key.empty()) return BadDocument("Key");
     page.listing.objects.push_back(std::move(info));
   }
   for (const auto prefix : root.children("CommonPrefixes")) {
-    page.listing.prefixes.push_back(KeyOf(root, prefix, "Prefix"));
+    page.listing.prefixes.push_back(KeyOf(encoded, prefix, "Prefix"));
   }
   if (IsTruncated(root)) {
     page.next = TextOf(root, "NextContinuationToken");
@@ -125,15 +111,16 @@ Result<PartsPage> ParseParts(std::string_view body) {
 Result<UploadsPage> ParseUploads(std::string_view body) {
   pugi::xml_document document;
   ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListMultipartUploadsResult"));
+  const bool encoded = HasEncodedKeys(root);
   UploadsPage page;
   for (const auto upload : root.children("Upload")) {
-    UploadInfo info{KeyOf(root, upload, "Key"), TextOf(upload, "UploadId")};
+    UploadInfo info{KeyOf(encoded, upload, "Key"), TextOf(upload, "UploadId")};
     info.started = ParseIsoTime(TextOf(upload, "Initiated")).value_or(info.started);
     if (info.key.empty() || info.upload_id.empty()) return BadDocument("Upload");
     page.uploads.push_back(std::move(info));
   }
   if (IsTruncated(root)) {
-    page.next_key = KeyOf(root, root, "NextKeyMarker");
+    page.next_key = KeyOf(encoded, root, "NextKeyMarker");
     page.next_upload_id = TextOf(root, "NextUploadIdMarker");
     if (page.next_key.empty()) return BadDocument("NextKeyMarker");
   }
@@ -200,12 +187,14 @@ std::string DeleteDocument(std::span<const std::string> keys) {
 }
 
 bool CanBeInXml(std::string_view text) {
-  while (!text.empty()) {
-    const size_t length = XmlCharacter(text);
-    if (length == 0) return false;
-    text.remove_prefix(length);
-  }
-  return true;
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  // U+0080 to U+009F
+  const auto is_long_control = [](char lead, char next) {
+    return lead == '\xc2' && static_cast<unsigned char>(next) < 0xa0;
+  };
+  return IsUtf8(text) && std::ranges::none_of(text, is_control) &&
+         std::ranges::adjacent_find(text, is_long_control) == text.end() && text.find("\uFFFE") == text.npos &&
+         text.find("\uFFFF") == text.npos;
 }
 
 }  // namespace weightfs::s3

@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <ctime>
+#include <initializer_list>
 
 #include "common/hex.h"
+#include "common/result.h"
 #include "s3/location.h"
 
 namespace weightfs::s3 {
@@ -16,11 +18,17 @@ namespace {
 
 constexpr std::string_view kAlgorithm = "AWS4-HMAC-SHA256";
 
-std::string Hmac(std::string_view key, std::string_view text) {
+Error NoSha256() {
+  return {ErrorCode::kNotSupported, "OpenSSL on this machine has no SHA-256; check its configuration"};
+}
+
+Result<std::string> Hmac(std::string_view key, std::string_view text) {
   std::string digest(EVP_MAX_MD_SIZE, '\0');
   unsigned size = 0;
-  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(text.data()),
-       text.size(), reinterpret_cast<unsigned char*>(digest.data()), &size);
+  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(text.data()),
+           text.size(), reinterpret_cast<unsigned char*>(digest.data()), &size) == nullptr) {
+    return NoSha256();
+  }
   digest.resize(size);
   return digest;
 }
@@ -63,7 +71,8 @@ CanonicalHeaders Canonicalize(Fields headers) {
 
 }  // namespace
 
-Fields Sign(const SignedRequest& request, const Credentials& credentials, std::chrono::system_clock::time_point now) {
+Result<Fields> Sign(const SignedRequest& request, const Credentials& credentials,
+                    std::chrono::system_clock::time_point now) {
   const auto time = FormatTime(now, "%Y%m%dT%H%M%SZ"), day = time.substr(0, 8);
   Fields added = {{"x-amz-date", time}, {"x-amz-content-sha256", std::string(request.payload_hash)}};
   if (!credentials.session_token.empty()) added.emplace_back("x-amz-security-token", credentials.session_token);
@@ -76,11 +85,15 @@ Fields Sign(const SignedRequest& request, const Credentials& credentials, std::c
                                 canonical.lines, canonical.names, request.payload_hash);
 
   const auto scope = fmt::format("{}/{}/{}/aws4_request", day, request.region, request.service);
-  auto key = Hmac("AWS4" + credentials.secret_key, day);
-  for (const auto part : {request.region, request.service, std::string_view("aws4_request")}) key = Hmac(key, part);
-  const auto signature = ToHex(Hmac(key, fmt::format("{}\n{}\n{}\n{}", kAlgorithm, time, scope, Sha256Hex(text))));
+  ASSIGN_OR_RETURN(const auto hash, Sha256Hex(text));
+  auto key = "AWS4" + credentials.secret_key;
+  for (const std::string_view part :
+       {std::string_view(day), request.region, request.service, std::string_view("aws4_request")}) {
+    ASSIGN_OR_RETURN(key, Hmac(key, part));
+  }
+  ASSIGN_OR_RETURN(const auto signature, Hmac(key, fmt::format("{}\n{}\n{}\n{}", kAlgorithm, time, scope, hash)));
   added.emplace_back("authorization", fmt::format("{} Credential={}/{},SignedHeaders={},Signature={}", kAlgorithm,
-                                                  credentials.access_key, scope, canonical.names, signature));
+                                                  credentials.access_key, scope, canonical.names, ToHex(signature)));
   return added;
 }
 
@@ -96,10 +109,13 @@ std::string CanonicalQuery(const Fields& query) {
   return text;
 }
 
-std::string Sha256Hex(std::string_view bytes) {
+Result<std::string> Sha256Hex(std::string_view bytes) {
   std::string digest(EVP_MAX_MD_SIZE, '\0');
   unsigned size = 0;
-  EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_sha256(), nullptr);
+  if (EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_sha256(),
+                 nullptr) != 1) {
+    return NoSha256();
+  }
   digest.resize(size);
   return ToHex(digest);
 }

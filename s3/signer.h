@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/error.h"
 #include "s3/credentials.h"
 
 namespace weightfs::s3 {
@@ -31,13 +32,14 @@ struct SignedRequest {
 };
 
 // Returns the headers to add to the request: x-amz-date, x-amz-content-sha256, x-amz-security-token with a session
-// token, and authorization. A pure function; thread-safe.
-Fields Sign(const SignedRequest& request, const Credentials& credentials, std::chrono::system_clock::time_point now);
+// token, and authorization. Fails if OpenSSL has no SHA-256. A pure function; thread-safe.
+Result<Fields> Sign(const SignedRequest& request, const Credentials& credentials,
+                    std::chrono::system_clock::time_point now);
 
 // Returns the query as it must be in the URL: encoded and sorted, without '?'.
 std::string CanonicalQuery(const Fields& query);
 
-// Returns the SHA-256 in hexadecimal.
-std::string Sha256Hex(std::string_view bytes);
+// Returns the SHA-256 in hexadecimal. Fails if OpenSSL has none.
+Result<std::string> Sha256Hex(std::string_view bytes);
 
 }  // namespace weightfs::s3

@@ -5,11 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
@@ -19,13 +20,8 @@ constexpr size_t kErrorBody = size_t{64} << 10;
 constexpr long kUploadBuffer = 256 << 10, kReceiveBuffer = 256 << 10;
 constexpr long kStalledBelow = 1024;  // bytes per second
 constexpr long kSlowAnswerFactor = 10;
-
-std::string_view Trim(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && std::string_view(" \t\r\n").find(text.back()) != std::string_view::npos)
-    text.remove_suffix(1);
-  return text;
-}
+// A slow answer may consist of a byte now and then, which is no stall.
+constexpr long kSlowAnswerTimeout = 3600;
 
 bool IsSuccess(int status) { return status >= 200 && status < 300; }
 
@@ -48,23 +44,24 @@ std::string_view Attempt::header(std::string_view name) const { return Find(head
 Transfer::Transfer(const Settings& settings, RateLimit& rate)
     : settings_(settings), rate_(rate), easy_(curl_easy_init()) {}
 
-void Transfer::Prepare(const Request& request, const std::string& url, const Fields& headers) {
+Transfer::~Transfer() { Abandon(); }
+
+bool Transfer::Prepare(const Request& request, const std::string& url, const Fields& headers) {
   request_ = &request;
   sent_ = stored_ = 0;
-  paused_ = false;
   attempt_ = {};
   error_[0] = '\0';
   headers_.reset();
   for (const auto& [name, value] : headers) {
     // libcurl leaves out a header whose value is empty, unless it is written with ';'.
-    Append(headers_, value.empty() ? name + ";" : fmt::format("{}: {}", name, value));
+    if (!Append(headers_, value.empty() ? name + ";" : fmt::format("{}: {}", name, value))) return false;
   }
-  Append(headers_, "Expect:");
+  if (!Append(headers_, "Expect:")) return false;
   curl_easy_reset(easy());
   SetCommonOptions();
   SetMethod();
-  curl_easy_setopt(easy(), CURLOPT_URL, url.c_str());
   curl_easy_setopt(easy(), CURLOPT_HTTPHEADER, headers_.get());
+  return curl_easy_setopt(easy(), CURLOPT_URL, url.c_str()) == CURLE_OK;
 }
 
 void Transfer::SetCommonOptions() {
@@ -88,6 +85,7 @@ void Transfer::SetCommonOptions() {
   const long limit = settings_.upload_rate == 0 ? kStalledBelow : std::clamp<long>(static_cast<long>(slowest), 1, 1024);
   curl_easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, request_->slow_answer ? 1L : limit);
   curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, request_->slow_answer ? kSlowAnswerFactor * stall : stall);
+  if (request_->slow_answer) curl_easy_setopt(handle, CURLOPT_TIMEOUT, kSlowAnswerTimeout);
 
   curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, error_);
   curl_easy_setopt(handle, CURLOPT_HEADERFUNCTION, &Transfer::OnHeader);
@@ -116,8 +114,10 @@ void Transfer::SetMethod() {
   }
 }
 
-void Transfer::ResumeIfPaused() {
-  if (std::exchange(paused_, false)) curl_easy_pause(easy(), CURLPAUSE_CONT);
+void Transfer::ResumeIfGranted() {
+  if (!paused_ || sender_.granted == 0) return;
+  paused_ = false;
+  curl_easy_pause(easy(), CURLPAUSE_CONT);
 }
 
 Attempt Transfer::Finish(CURLcode result) {
@@ -126,23 +126,36 @@ Attempt Transfer::Finish(CURLcode result) {
   if (result == CURLE_OK && IsSuccess(attempt_.status) && request_->into && stored_ != request_->into->size()) {
     attempt_.wrong_length = true;
   }
+  auto attempt = std::exchange(attempt_, {});
+  Abandon();
+  return attempt;
+}
+
+void Transfer::Abandon() {
+  rate_.Leave(&sender_);
+  sender_ = {};
+  paused_ = false;
   request_ = nullptr;
-  return std::exchange(attempt_, {});
 }
 
 size_t Transfer::OnRead(char* target, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<Transfer*>(self);
   const auto rest = transfer.request_->body.subspan(transfer.sent_);
   if (rest.empty()) return 0;
-  const size_t granted = transfer.rate_.Take(std::min(rest.size(), size * count), std::chrono::steady_clock::now());
-  if (granted == 0) {
-    transfer.paused_ = true;
-    return CURL_READFUNC_PAUSE;
+  size_t piece = std::min(rest.size(), size * count);
+  if (!transfer.rate_.unlimited()) {
+    auto& granted = transfer.sender_.granted;
+    if (granted == 0) {
+      if (!std::exchange(transfer.paused_, true)) transfer.rate_.Wait(&transfer.sender_, rest.size());
+      return CURL_READFUNC_PAUSE;
+    }
+    piece = std::min(piece, granted);
+    granted -= piece;
   }
-  std::memcpy(target, rest.data(), granted);
-  transfer.sent_ += granted;
-  transfer.attempt_.bytes_sent += granted;
-  return granted;
+  std::memcpy(target, rest.data(), piece);
+  transfer.sent_ += piece;
+  transfer.attempt_.bytes_sent += piece;
+  return piece;
 }
 
 // libcurl sends a body again if a kept connection turns out to be closed.
@@ -163,9 +176,7 @@ size_t Transfer::OnHeader(char* bytes, size_t size, size_t count, void* self) {
     const auto space = line.find(' ');
     attempt.status = space == std::string_view::npos ? 0 : std::atoi(std::string(line.substr(space)).c_str());
   } else if (const auto colon = line.find(':'); colon != std::string_view::npos) {
-    std::string name(line.substr(0, colon));
-    std::ranges::transform(name, name.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; });
-    attempt.headers.emplace_back(std::move(name), Trim(line.substr(colon + 1)));
+    attempt.headers.emplace_back(LowerCase(line.substr(0, colon)), Trim(line.substr(colon + 1)));
   }
   return size * count;
 }
@@ -181,7 +192,7 @@ size_t Transfer::OnWrite(char* bytes, size_t size, size_t count, void* self) {
 bool Transfer::Store(std::string_view bytes) {
   if (!IsSuccess(attempt_.status)) {
     attempt_.body += bytes.substr(0, kErrorBody - attempt_.body.size());
-    return true;
+    return attempt_.body.size() < kErrorBody;
   }
   if (request_->into) {
     attempt_.wrong_length = bytes.size() > request_->into->size() - stored_;

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 
@@ -16,7 +15,7 @@
 
 namespace weightfs::s3 {
 
-// What came of an attempt.
+// The result of an attempt.
 struct Attempt {
   CURLcode result = CURLE_OK;
   std::string curl_error = {};                  // libcurl's text of the result
@@ -27,7 +26,6 @@ struct Attempt {
   bool wrong_length = false;                    // the body of a successful response does not fit Request::into
   bool too_large = false;                       // ... exceeds Request::body_limit
 
-  bool succeeded() const { return result == CURLE_OK && status >= 200 && status < 300 && !wrong_length && !too_large; }
   std::string_view header(std::string_view name) const;
 };
 
@@ -36,20 +34,23 @@ class Transfer {
  public:
   // `rate` must outlive it.
   Transfer(const Settings& settings, RateLimit& rate);
+  ~Transfer();
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
   // False if libcurl could not create a handle.
   explicit operator bool() const { return easy_ != nullptr; }
 
-  // Prepares an attempt. The request must stay valid until Finish or Abandon.
-  void Prepare(const Request& request, const std::string& url, const Fields& headers);
+  // Prepares an attempt. The request must stay valid until Finish or Abandon. Returns false if the machine lacks memory
+  // for it.
+  [[nodiscard]] bool Prepare(const Request& request, const std::string& url, const Fields& headers);
   CURL* easy() const { return easy_.get(); }
-  // Continues a transfer that waits for the rate limit.
-  void ResumeIfPaused();
-  bool paused() const { return paused_; }
-  // After libcurl has ended the transfer.
+  // Continues a transfer that waited for the rate limit and may send again.
+  void ResumeIfGranted();
+  // Ends an attempt after libcurl has ended the transfer.
   Attempt Finish(CURLcode result);
+  // Ends an attempt without a result, after the transfer was removed from the multi handle.
+  void Abandon();
 
  private:
   static size_t OnRead(char* target, size_t size, size_t count, void* self);
@@ -62,6 +63,7 @@ class Transfer {
 
   const Settings& settings_;
   RateLimit& rate_;
+  RateLimit::Sender sender_;
   const CurlEasy easy_;
   CurlList headers_;
   char error_[CURL_ERROR_SIZE] = {};

@@ -128,14 +128,6 @@ def test_a_small_body_that_changes_on_its_way_is_sent_again(server, probe, local
     assert server.objects.get("tests", "k").body == path.read_bytes()
 
 
-def test_a_checksum_protects_a_body_that_is_not_signed(server, probe, local):
-    path = local / "larger"
-    path.write_bytes(random.randbytes(100_000))
-    server.fail(1, "flip_request", method="PUT")
-    assert probe("put", key="k", file=path, crc32c=True)["retries"] == 1
-    assert server.objects.get("tests", "k").body == path.read_bytes()
-
-
 def test_a_request_under_way_can_be_interrupted(server, probe):
     server.objects.put("tests", "k", bytes(1000), {})
     for kind in ("silence", "stall"):

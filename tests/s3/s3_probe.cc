@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one operation of the S3 client and prints what came of it as one line of JSON: the result or "error" and "code",
-// and what it cost. The environment configures the client as it does for users. For the tests; it is not installed.
+// Runs one operation of the S3 client and prints one line of JSON: the result, or "error" and "code", and the cost in
+// requests, bytes and seconds. The environment configures the client as it does for users. For the tests; it is not
+// installed.
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
@@ -19,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "common/checksum.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "s3/bucket.h"
@@ -33,12 +33,12 @@ namespace {
 using nlohmann::json;
 
 struct Arguments {
-  std::string command, bucket = "tests", key, file, upload_id, delimiter, if_match, method = "GET", content_type;
+  std::string command, bucket = "tests", key, file, upload_id, delimiter, if_match, method = "GET";
   std::vector<std::string> keys;
   uint64_t part_size = 5 << 20, limit = 16 << 20, offset = 0, size = 0;
   unsigned attempts = 10, connections = 16, stall_s = 30, connect_s = 10, cancel_after_ms = 0, repeat = 1;
   uint64_t rate = 0;
-  bool if_none_match = false, crc32c = false, unsigned_requests = false, keep_upload = false;
+  bool if_none_match = false, unsigned_requests = false, keep_upload = false;
   std::optional<std::string> addressing, profile;
 };
 
@@ -143,15 +143,11 @@ class Probe {
 
  private:
   UploadInfo GivenUpload() const { return {arguments_.key, arguments_.upload_id}; }
-  PutOptions GivenOptions(std::span<const std::byte> body) const {
-    PutOptions options{.if_none_match = arguments_.if_none_match, .content_type = arguments_.content_type};
-    if (arguments_.crc32c) options.crc32c = Crc32c(body);
-    return options;
-  }
+  PutOptions GivenOptions() const { return {.if_none_match = arguments_.if_none_match}; }
 
   Result<json> Put() {
     const auto body = ReadFile(arguments_.file);
-    ASSIGN_OR_RETURN(const auto etag, bucket_.PutObject(arguments_.key, body, GivenOptions(body)));
+    ASSIGN_OR_RETURN(const auto etag, bucket_.PutObject(arguments_.key, body, GivenOptions()));
     return json{{"etag", etag}};
   }
   // Puts the file under several keys at once: KEY-0, KEY-1, ...
@@ -159,7 +155,7 @@ class Probe {
     const auto body = ReadFile(arguments_.file);
     Countdown countdown(arguments_.repeat);
     for (unsigned i = 0; i < arguments_.repeat; ++i) {
-      bucket_.StartPut(arguments_.key + "-" + std::to_string(i), body, GivenOptions(body),
+      bucket_.StartPut(arguments_.key + "-" + std::to_string(i), body, GivenOptions(),
                        [&](const Result<std::string>& etag) { countdown.Done(ErrorOf(etag)); });
     }
     RETURN_IF_ERROR(countdown.Wait());
@@ -180,7 +176,7 @@ class Probe {
     cost_ = Cost();
     UploadInfo upload{arguments_.key, arguments_.upload_id};
     if (upload.upload_id.empty()) {
-      ASSIGN_OR_RETURN(upload.upload_id, bucket_.CreateMultipartUpload(upload.key, arguments_.content_type));
+      ASSIGN_OR_RETURN(upload.upload_id, bucket_.CreateMultipartUpload(upload.key));
     }
     const auto parts = static_cast<unsigned>((body.size() + arguments_.part_size - 1) / arguments_.part_size);
     std::vector<PartInfo> done(parts);
@@ -188,7 +184,7 @@ class Probe {
     for (unsigned i = 0; i < parts; ++i) {
       const auto start = i * arguments_.part_size;
       const auto part = std::span(body).subspan(start, std::min(arguments_.part_size, body.size() - start));
-      bucket_.StartUploadPart(upload, i + 1, part, GivenOptions(part).crc32c,
+      bucket_.StartUploadPart(upload, i + 1, part,
                               [&countdown, &slot = done[i], number = i + 1](const Result<std::string>& etag) {
                                 if (etag) slot = {number, 0, *etag};
                                 countdown.Done(ErrorOf(etag));
@@ -196,13 +192,13 @@ class Probe {
     }
     RETURN_IF_ERROR(countdown.Wait());
     if (arguments_.keep_upload) return json{{"upload_id", upload.upload_id}};
-    ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(upload, done, arguments_.if_none_match));
+    ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(upload, done));
     return json{{"upload_id", upload.upload_id}, {"etag", etag}};
   }
   // Completes an upload with the parts that it has.
   Result<json> Complete() {
     ASSIGN_OR_RETURN(const auto parts, bucket_.ListParts(GivenUpload()));
-    ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(GivenUpload(), parts, arguments_.if_none_match));
+    ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(GivenUpload(), parts));
     return json{{"etag", etag}};
   }
   Result<json> Download() {
@@ -328,7 +324,6 @@ int Main(int argc, char** argv) {
   app.add_option("--delimiter", arguments.delimiter);
   app.add_option("--if-match", arguments.if_match);
   app.add_option("--method", arguments.method);
-  app.add_option("--content-type", arguments.content_type);
   app.add_option("--part-size", arguments.part_size);
   app.add_option("--limit", arguments.limit);
   app.add_option("--offset", arguments.offset);
@@ -343,7 +338,6 @@ int Main(int argc, char** argv) {
   app.add_option("--addressing", arguments.addressing);
   app.add_option("--profile", arguments.profile);
   app.add_flag("--if-none-match", arguments.if_none_match);
-  app.add_flag("--crc32c", arguments.crc32c);
   app.add_flag("--unsigned", arguments.unsigned_requests);
   app.add_flag("--keep-upload", arguments.keep_upload);
   CLI11_PARSE(app, argc, argv);

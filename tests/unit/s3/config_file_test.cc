@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/unit/s3/files.h"
+
 namespace weightfs::s3 {
 namespace {
 
@@ -56,6 +58,16 @@ TEST(ConfigFile, AMissingFileIsEmpty) {
   const auto file = ConfigFile::Read("/nonexistent/config");
   ASSERT_TRUE(file);
   EXPECT_EQ(file->Find("default"), nullptr);
+}
+
+TEST(ConfigFile, AFileThatIsTooLargeIsAnError) {
+  const UserFiles files;
+  const auto path = files.Write("config", "[default]\nregion = a\n#" + std::string(1 << 20, 'x'));
+  const auto file = ConfigFile::Read(path);
+  ASSERT_FALSE(file);
+  EXPECT_EQ(file.error().code, ErrorCode::kTooLarge);
+  EXPECT_TRUE(ConfigFile::Read(path + ".absent"));
+  EXPECT_TRUE(ConfigFile::Read(path + "/x"));
 }
 
 }  // namespace

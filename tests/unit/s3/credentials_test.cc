@@ -171,6 +171,47 @@ TEST_F(CredentialsTest, TokensAreNotSentToOtherMachinesWithoutTls) {
   }
 }
 
+TEST_F(CredentialsTest, AUserInAUrlDoesNotMakeItThisMachine) {
+  files_.variables["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = "http://localhost:secret@example.com/";
+  const auto error = GetError();
+  EXPECT_NE(error.find("is http://...@example.com, which is neither https"), std::string::npos) << error;
+}
+
+TEST_F(CredentialsTest, AWebIdentityIsNotSentToOtherMachinesWithoutTls) {
+  files_.variables["AWS_WEB_IDENTITY_TOKEN_FILE"] = files_.Write("token", "t");
+  files_.variables["AWS_ROLE_ARN"] = "r";
+  files_.variables["AWS_ENDPOINT_URL_STS"] = "http://sts.example.com/";
+  const auto error = GetError();
+  EXPECT_NE(error.find("AWS_ENDPOINT_URL_STS is http://sts.example.com, which is neither https"), std::string::npos)
+      << error;
+}
+
+TEST_F(CredentialsTest, ATokenThatIsEmptyOrUnreadableIsAnError) {
+  files_.variables["AWS_ROLE_ARN"] = "r";
+  files_.variables["AWS_ENDPOINT_URL_STS"] = "http://127.0.0.1:1";
+  auto& file = files_.variables["AWS_WEB_IDENTITY_TOKEN_FILE"];
+  file = files_.variables["HOME"];
+  EXPECT_NE(GetError().find("cannot read the token: Is a directory"), std::string::npos);
+  file = files_.Write("token", "\n");
+  EXPECT_NE(GetError().find("the token is empty"), std::string::npos);
+  file = files_.Write("token", std::string((64 << 10) + 1, 't'));
+  EXPECT_NE(GetError().find("the token is larger than 65536 bytes"), std::string::npos);
+  file = files_.Write("token", std::string(64 << 10, 't'));
+  EXPECT_NE(GetError().find("http://127.0.0.1:1: "), std::string::npos) << "this one is sent";
+}
+
+TEST_F(CredentialsTest, ALineBreakInATokenIsAnError) {
+  files_.variables["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = "http://127.0.0.1:1/path";
+  files_.variables["AWS_CONTAINER_AUTHORIZATION_TOKEN"] = "a\r\nx-injected: 1";
+  const auto error = GetError();
+  EXPECT_NE(error.find("http://127.0.0.1:1: the header authorization has a line break"), std::string::npos) << error;
+}
+
+TEST_F(CredentialsTest, CredentialsOfTheFarFutureHaveNotExpired) {
+  WriteProcess(R"({"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "9999-12-31T23:59:59Z"})");
+  EXPECT_EQ(Get().access_key, "a");
+}
+
 TEST_F(CredentialsTest, FixedCredentialsStayUntilTheyAreRejected) {
   CredentialProvider provider(Credentials{"a", "b"});
   EXPECT_EQ(provider.Get()->access_key, "a");

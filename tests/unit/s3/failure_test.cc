@@ -97,6 +97,21 @@ TEST(Failure, NetworkErrorsAreRetriedUnlessTheyWillLast) {
   EXPECT_EQ(Find("GET", {.result = CURLE_PEER_FAILED_VERIFICATION}).remedy, Remedy::kNone);
 }
 
+TEST(Failure, AnUnknownHostHasTheAdviceToCheckTheEndpoint) {
+  EXPECT_NE(Find("GET", {.result = CURLE_COULDNT_RESOLVE_HOST}).advice.find("check the endpoint URL"),
+            std::string::npos);
+}
+
+TEST(Failure, HeadersOfTheServiceArePrintable) {
+  std::array<std::byte, 10> memory{};
+  auto request = Of("GET");
+  request.into = memory;
+  const auto failure = FindFailure(
+      request, {.status = 200, .headers = {{"content-length", "9\x1b[2J"}}, .wrong_length = true}, Settings());
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->reason, "the response has 9\\x1b[2J bytes, not 10");
+}
+
 TEST(Failure, AnErrorResponseIsReportedThoughTheBodyCouldNotBeSent) {
   auto attempt = Answer(403, "AccessDenied");
   attempt.result = CURLE_SEND_ERROR;

@@ -39,5 +39,20 @@ TEST(RequestUrl, TheHostHasNoDefaultPort) {
   EXPECT_EQ(MakeRequestUrl({.endpoint = "https://h:80"}, "r", {"b"}).host, "h:80");
 }
 
+TEST(RequestUrl, ErrorsShowOnlyTheServerOfAUrl) {
+  EXPECT_EQ(PrintableOrigin("http://h:80/path?token=secret"), "http://h:80");
+  EXPECT_EQ(PrintableOrigin("https://h?token=secret"), "https://h");
+  EXPECT_EQ(PrintableOrigin("h#x"), "h");
+  EXPECT_EQ(PrintableOrigin("http://h\n"), "http://h\\x0a");
+  for (const auto* url : {"https://me:secret@h", "https://me:sec@ret@h/x", "https://me:sec/ret@h", "ftp://me:secret@h",
+                          "me:secret@h", "https://me:secret?http://@h"}) {
+    const auto shown = PrintableOrigin(url);
+    EXPECT_TRUE(shown.ends_with("...@h")) << shown;
+    const auto checked = CheckEndpoint(url);
+    ASSERT_FALSE(checked) << url;
+    EXPECT_EQ(checked.error().what.find("sec"), std::string::npos) << checked.error().what;
+  }
+}
+
 }  // namespace
 }  // namespace weightfs::s3

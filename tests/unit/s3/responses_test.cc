@@ -89,9 +89,10 @@ TEST(Responses, DocumentsOfRequestsAreEscaped) {
 }
 
 TEST(Responses, OnlyCharactersOfXmlCanBeInIt) {
-  for (const auto* text : {"", "a b/ü", "\u20ac", "\U0001f600", "\ue000"}) EXPECT_TRUE(CanBeInXml(text)) << text;
-  for (const auto* text :
-       {"\n", "a\x01", "\x7f", "\xff", "\xc3", "\xc0\x80", "\xed\xa0\x80", "\xef\xbf\xbf", "\xc2\x80"}) {
+  for (const auto* text : {"", "a b/ü", "\u20ac", "\U0001f600", "\ue000", "\u00a0", "\ufffd"})
+    EXPECT_TRUE(CanBeInXml(text)) << text;
+  for (const auto* text : {"\n", "a\x01", "\x7f", "\xff", "\xc3", "\xc0\x80", "\xed\xa0\x80", "\xef\xbf\xbe",
+                           "\xef\xbf\xbf", "\xc2\x80", "ü\xc2\x9f"}) {
     EXPECT_FALSE(CanBeInXml(text)) << text;
   }
 }

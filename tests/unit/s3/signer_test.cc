@@ -24,7 +24,7 @@ std::string ValueOf(const Fields& fields, std::string_view name) {
 std::string AuthorizationOf(std::string_view method, std::string_view path, const Fields& query, const Fields& headers,
                             std::string_view hash) {
   const SignedRequest request{method, kExampleHost, path, query, headers, hash, "us-east-1"};
-  return ValueOf(Sign(request, kExampleKeys, kExampleTime), "authorization");
+  return ValueOf(Sign(request, kExampleKeys, kExampleTime).value(), "authorization");
 }
 
 std::string SignatureOf(const std::string& authorization) {
@@ -41,7 +41,7 @@ TEST(Signer, SignsTheExampleOfGetObject) {
 TEST(Signer, SignsTheExampleOfPutObject) {
   const auto path = "/" + PercentEncode("test$file.text", Slashes::kKeep);
   const Fields headers = {{"date", "Fri, 24 May 2013 00:00:00 GMT"}, {"x-amz-storage-class", "REDUCED_REDUNDANCY"}};
-  const auto hash = Sha256Hex("Welcome to Amazon S3.");
+  const auto hash = Sha256Hex("Welcome to Amazon S3.").value();
   EXPECT_EQ(SignatureOf(AuthorizationOf("PUT", path, {}, headers, hash)),
             "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd");
 }
@@ -67,9 +67,9 @@ TEST(Signer, SignsTheSessionToken) {
   const Fields none;
   const SignedRequest request{"GET", kExampleHost, "/", none, none, kUnsignedPayload, "us-east-1"};
   auto credentials = kExampleKeys;
-  EXPECT_EQ(ValueOf(Sign(request, credentials, kExampleTime), "x-amz-security-token"), "(none)");
+  EXPECT_EQ(ValueOf(Sign(request, credentials, kExampleTime).value(), "x-amz-security-token"), "(none)");
   credentials.session_token = "token";
-  const auto added = Sign(request, credentials, kExampleTime);
+  const auto added = Sign(request, credentials, kExampleTime).value();
   EXPECT_EQ(ValueOf(added, "x-amz-security-token"), "token");
   EXPECT_EQ(ValueOf(added, "x-amz-content-sha256"), "UNSIGNED-PAYLOAD");
   EXPECT_EQ(ValueOf(added, "x-amz-date"), "20130524T000000Z");

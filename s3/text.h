@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Small functions on the texts of HTTP and of configuration files.
+#pragma once
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+namespace weightfs::s3 {
+
+// Returns `text` without spaces, tabs and line breaks at both ends.
+inline std::string_view Trim(std::string_view text) {
+  constexpr std::string_view kSpaces = " \t\r\n";
+  const auto first = text.find_first_not_of(kSpaces);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
+}
+
+// Returns `text` with the letters of ASCII in lower case.
+inline std::string LowerCase(std::string_view text) {
+  std::string lower(text);
+  std::ranges::transform(lower, lower.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; });
+  return lower;
+}
+
+// Returns the decimal number, or none if `text` is anything else.
+inline std::optional<uint64_t> ParseNumber(std::string_view text) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+// True if `text` would end the line of a header: it is then no name and no value of one.
+inline bool HasLineBreak(std::string_view text) {
+  return text.find_first_of(std::string_view("\r\n\0", 3)) != std::string_view::npos;
+}
+
+}  // namespace weightfs::s3

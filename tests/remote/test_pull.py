@@ -117,6 +117,17 @@ def test_a_full_filesystem_is_noticed_before_the_first_byte(server, tree, factor
     assert is_untouched(mount.path / "pulled")
 
 
+def fill(path):
+    """Writes zeros until no block is left. Returns their number."""
+    with open(path, "wb", buffering=0) as filler:
+        for size in (MIB, 64 << 10, 4096):
+            with pytest.raises(OSError) as full:
+                while filler.write(bytes(size)):
+                    os.fsync(filler.fileno())
+            assert full.value.errno == errno.ENOSPC
+        return os.fstat(filler.fileno()).st_size
+
+
 @pytest.mark.parametrize("held", ["large", "deep/er/é"])
 def test_a_pool_that_another_writer_fills_ends_the_pull(server, start, tree, factory, weightfs_only, held):
     """The larger file reserves its space when its first bytes have arrived; the smaller one is just written."""
@@ -126,11 +137,7 @@ def test_a_pool_that_another_writer_fills_ends_the_pull(server, start, tree, fac
     server.fail(1, "hold", method="GET", key=f"{held}$")
     pulling = start(server, "pull", URL, mount.path / "pulled")
     server.wait_for_fault()
-    with open(mount.path / "filler", "wb", buffering=0) as filler, pytest.raises(OSError) as full:
-        while filler.write(bytes(MIB)):
-            pass
-    assert full.value.errno == errno.ENOSPC
-    filled = (mount.path / "filler").stat().st_size
+    filled = fill(mount.path / "filler")
     server.heal()
     finished = process.finish(pulling, codes=(1,))
     assert "No space left" in finished.err and finished.err.count("\n") == 1

@@ -464,18 +464,20 @@ class S3Server:
         return datetime.datetime.now(datetime.timezone.utc) + self.clock_error
 
     def fail(self, at, kind, method="", key="", every=False, times=None, **arguments):
-        """The request with this number from now on, among those with this method and key, fails in this manner."""
+        """The request with this number from now on, among those with this method and key, fails in this manner. Returns
+        the fault, for heal()."""
         if kind not in FAULTS:
             raise ValueError(f"{kind} is none of {', '.join(FAULTS)}")
         with self.mutex:
             self.faults.append(Fault(kind, arguments, at, every, times, method, key))
+            return self.faults[-1]
 
-    def heal(self):
-        """No later request fails, and held requests go on."""
+    def heal(self, fault=None):
+        """Ends this fault, or all: no later request meets it, and those that it holds go on."""
         with self.mutex:
-            for fault in self.faults:
-                fault.healed.set()
-            self.faults.clear()
+            for healed in [fault] if fault else list(self.faults):
+                healed.healed.set()
+                self.faults.remove(healed)
 
     def count(self, method, bucket, key, query, headers, size):
         with self.mutex:

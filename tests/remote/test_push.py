@@ -192,9 +192,12 @@ def test_an_unfinished_push_of_somebody_else(server, tree, local, target):
 
 def test_a_push_that_was_taken_over_makes_no_version(server, start, tree, local, target):
     """The first push reads its claim again before it writes the manifest; that request is held."""
-    server.fail(2, "hold", method="GET", key="/claim$")
+    sums = server.fail(1, "hold", method="PUT", key="/sums/0$")
     first = start(server, "push", tree, URL, "--version", "5")
     server.wait_for_fault()
+    server.fail(1, "hold", method="GET", key="/claim$")
+    server.heal(sums)
+    server.wait_for(lambda: server.requests[-1].fault and server.requests[-1].key.endswith("/claim"))
     assert f"{SERIES}/5/large" in keys(server)
     other = make_tree(local / "other")
     with S3Server(objects=server.objects) as without_faults:

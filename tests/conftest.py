@@ -66,10 +66,14 @@ def pytest_pycollect_makemodule(module_path, parent):
     return Module.from_parent(parent, path=module_path)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
+def start_limit(item):
     limit = item.get_closest_marker("limit")
     item.config.watchdog.arm(limit.args[0] if limit else DEFAULT_LIMIT_S, item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    start_limit(item)
     try:
         return (yield)
     finally:
@@ -207,6 +211,13 @@ def local(scratch):
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def restart_limit(request):
+    """A function that starts the time limit of the test anew. The user chooses how many rounds some tests make, so each
+    round has the limit."""
+    return lambda: start_limit(request.node)
 
 
 def pytest_terminal_summary(terminalreporter):

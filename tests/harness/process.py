@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 DEFAULT_LIMIT_S = 60
@@ -61,6 +62,45 @@ def finish(process, limit=DEFAULT_LIMIT_S, codes=(0,)):
     if codes is not None and process.returncode not in codes:
         raise Failure(repr(finished))
     return finished
+
+
+def read_line(process, limit=DEFAULT_LIMIT_S):
+    """The next line of a Popen's output. If there is none within `limit` seconds, kills the process and raises
+    Failure."""
+    timer = threading.Timer(limit, process.kill)
+    timer.start()
+    try:
+        line = process.stdout.readline()
+    finally:
+        timer.cancel()
+    if not line:
+        raise Failure(f"no line within {limit} s: {finish(process, codes=None)}")
+    return line
+
+
+class Processes:
+    """The processes of a test. None of them is left at the end of the context."""
+
+    def __init__(self):
+        self._started = []
+
+    def start(self, command, **options):
+        """Starts a Popen with text streams and without input, unless the options say otherwise."""
+        settings = {"text": True, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._started.append(subprocess.Popen([str(word) for word in command], **{**settings, **options}))
+        return self._started[-1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self._started:
+            process.kill()
+        for process in self._started:
+            process.wait(timeout=DEFAULT_LIMIT_S)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
 
 
 def processes_with(program, argument):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs tests/s3/s3_probe.cc, the program that drives the C++ client of S3 services."""
+"""Runs programs that use S3 services, and tests/s3/s3_probe.cc, which drives the C++ client of S3 services."""
 import json
 import os
 
@@ -7,6 +7,15 @@ import pytest
 
 from harness.filesystems import program
 from harness.process import run
+
+
+def clean_environment(more):
+    """The variables of this process without those that choose a service or a proxy, and `more`."""
+    return {**{name: value for name, value in os.environ.items() if not chooses_service(name)}, **more}
+
+
+def chooses_service(name):
+    return name.startswith("AWS_") or name.lower().endswith("_proxy")
 
 
 class Refused(Exception):
@@ -32,8 +41,7 @@ class Probe:
                 words += [name, *value]
             else:
                 words.append(f"{name}={value}")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        finished = run(words, limit=time_limit, codes=(0, 1), env={**kept, **self.environment})
+        finished = run(words, limit=time_limit, codes=(0, 1), env=clean_environment(self.environment))
         answer = json.loads(finished.out)
         if "error" in answer:
             assert "\n" not in answer["error"], answer

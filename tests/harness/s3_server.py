@@ -4,6 +4,9 @@
     with S3Server() as server:                     server.url, server.environment()
         server.fail(3, "status", status=503)       the third request from now on
         server.fail(1, "reset", method="PUT")      the first PUT from now on
+        server.fail(1, "hold", key="/claim$")      each request for that key waits...
+        server.wait_for_fault()                    (one has arrived)
+        server.heal()                              ...until now
 
 As a program, which prints its URL: python -m harness.s3_server --port 9000 --fault 3:status:status=503"""
 import argparse
@@ -26,9 +29,10 @@ from harness.s3_objects import Failure, Objects
 
 ACCESS_KEY, SECRET_KEY = "test", "testsecret"
 SLOW_PIECE = 16 << 10
+WAIT_LIMIT_S = 60
 XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
-# What can go wrong, and what each fault can be given:
+# The faults, and the arguments of each:
 FAULTS = {
     "status": "an error response: status, code, retry_after; early=1: without reading the body",
     "reset": "the connection is reset when the head of the request has arrived",
@@ -38,6 +42,7 @@ FAULTS = {
     "short": "the response has a body that is one byte too short, with a matching Content-Length",
     "long": "the same, one byte too long",
     "stall": "the response stops after half of its body, until the server ends",
+    "hold": "this request and all later ones that match are read, and carried out only after heal()",
     "silence": "the request is read, and nothing is answered, until the server ends",
     "flip": "one bit of the response body is different",
     "flip_request": "one bit of the request body is different when it arrives",
@@ -56,12 +61,15 @@ class Fault:
     method: str
     key: str           # a regular expression, found anywhere in the key
     seen: int = 0
+    healed: threading.Event = dataclasses.field(default_factory=threading.Event)
 
     def meets(self, method, key):
         if self.times == 0 or (self.method and self.method != method) or not re.search(self.key, key):
             return False
         self.seen += 1
-        if self.seen != self.at and not (self.every and self.seen % self.at == 0):
+        # A client that repeats a held request after its timeout must not get an answer either.
+        lasts = self.kind == "hold" and self.seen > self.at
+        if self.seen != self.at and not lasts and not (self.every and self.seen % self.at == 0):
             return False
         if self.times is not None:
             self.times -= 1
@@ -80,6 +88,7 @@ class Record:
     size: int
     status: int = 0      # 0: no response was sent
     fault: str = ""
+    arrivals: list = dataclasses.field(default_factory=list)   # of the body: (monotonic time, bytes until then)
 
 
 class Dropped(Exception):
@@ -114,7 +123,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.record, self.fault = self.server.owner.count(self.command, self.bucket, self.key, self.query, self.lower,
                                                           size)
         self.fault_kind = self.fault.kind if self.fault else ""
-        self.body_left = size
         if self.fault_kind == "reset":
             self.reset()
         if self.fault_kind == "status" and self.fault.arguments.get("early"):
@@ -124,6 +132,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.fault_kind == "silence":
             self.server.owner.ending.wait()
             raise Dropped
+        if self.fault_kind == "hold":
+            self.fault.healed.wait()
+            if self.server.owner.ending.is_set():
+                raise Dropped
         if self.fault_kind == "close":
             self.close_connection = True
             return
@@ -148,10 +160,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = bytearray(size)
         view, filled = memoryview(body), 0
         while filled < size:
-            count = self.rfile.readinto(view[filled:])
+            count = self.rfile.readinto1(view[filled:])
             if not count:
                 raise Dropped
             filled += count
+            self.record.arrivals.append((time.monotonic(), filled))
         if self.fault_kind == "flip_request" and size:
             body[size // 2] ^= 1
         return bytes(body)
@@ -202,7 +215,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             body = body[:-1]
         if self.fault_kind == "long":
             body = bytes(body) + b"x"
-        self.record.status = status
+        self.server.owner.set_status(self.record, status)
         self.send_response_only(status)
         headers = {"Date": self.server.owner.now().strftime("%a, %d %b %Y %H:%M:%S GMT"), **(headers or {})}
         if status != 204:
@@ -238,7 +251,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def dispatch(self, body):
         kind = "bucket" if not self.key else "object"
-        marks = [mark for mark in ("uploads", "uploadId", "delete", "partNumber", "location") if mark in self.query]
+        marks = [mark for mark in ("uploads", "uploadId", "delete", "partNumber") if mark in self.query]
         name = "_".join([self.command.lower(), kind, *marks])
         operation = getattr(self, name, None)
         if operation is None or not self.bucket:
@@ -406,10 +419,12 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class S3Server:
-    """A service on a free port of this machine. Attributes may be changed at any time; they apply to later requests."""
+    """A service on a free port of this machine. Attributes may be changed at any time; they apply to later requests.
+    With `objects` of another server, the service is a second way to the same buckets, with faults of its own."""
 
-    def __init__(self, port=0, buckets=("tests",), radosgw=False, quota=None, region="us-east-1", tls=None):
-        self.objects = Objects(radosgw, quota)
+    def __init__(self, port=0, buckets=("tests",), radosgw=False, quota=None, region="us-east-1", tls=None,
+                 objects=None):
+        self.objects = objects or Objects(radosgw, quota)
         for bucket in buckets:
             self.objects.create_bucket(bucket)
         self.keys = {ACCESS_KEY: s3_signature.Key(SECRET_KEY)}
@@ -423,7 +438,8 @@ class S3Server:
         self.connections = 0                        # since the start
         self.faults = []
         self.ending = threading.Event()
-        self.mutex = threading.Lock()
+        self.mutex = threading.RLock()
+        self.changed = threading.Condition(self.mutex)
         self.numbers = itertools.count(1)
         self.http = Server(("127.0.0.1", port), Handler)
         self.http.owner = self
@@ -448,15 +464,20 @@ class S3Server:
         return datetime.datetime.now(datetime.timezone.utc) + self.clock_error
 
     def fail(self, at, kind, method="", key="", every=False, times=None, **arguments):
-        """The request with this number from now on, among those with this method and key, fails in this manner."""
+        """The request with this number from now on, among those with this method and key, fails in this manner. Returns
+        the fault, for heal()."""
         if kind not in FAULTS:
             raise ValueError(f"{kind} is none of {', '.join(FAULTS)}")
         with self.mutex:
             self.faults.append(Fault(kind, arguments, at, every, times, method, key))
+            return self.faults[-1]
 
-    def heal(self):
+    def heal(self, fault=None):
+        """Ends this fault, or all: no later request meets it, and those that it holds go on."""
         with self.mutex:
-            self.faults.clear()
+            for healed in [fault] if fault else list(self.faults):
+                healed.healed.set()
+                self.faults.remove(healed)
 
     def count(self, method, bucket, key, query, headers, size):
         with self.mutex:
@@ -465,10 +486,30 @@ class S3Server:
             met = [fault for fault in self.faults if fault.meets(method, key)]
             if met:
                 record.fault = met[0].kind
+            self.changed.notify_all()
             return record, met[0] if met else None
+
+    def set_status(self, record, status):
+        with self.mutex:
+            record.status = status
+            self.changed.notify_all()
+
+    def wait_for(self, predicate, limit=WAIT_LIMIT_S):
+        """Waits until the predicate, of the requests and the objects or of a process, is true. Returns its value."""
+        end = time.monotonic() + limit
+        with self.changed:
+            while not (value := predicate()):
+                assert time.monotonic() < end, f"nothing after {limit} s; the last requests: {self.requests[-5:]}"
+                self.changed.wait(0.05)   # a process that ends does not notify
+            return value
+
+    def wait_for_fault(self, limit=WAIT_LIMIT_S):
+        """Waits until a request has met a fault."""
+        self.wait_for(lambda: any(record.fault for record in self.requests), limit)
 
     def close(self):
         self.ending.set()
+        self.heal()
         self.http.shutdown()
         self.http.server_close()
         self.thread.join()

@@ -138,7 +138,7 @@ def test_lsattr_shows_it(directory):
     assert process.run(["lsattr", directory / "f"]).out.split()[0].count("i") == 1
 
 
-def test_python_publishes(directory, work):
+def test_python_publishes(directory):
     module = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
     if not hasattr(module, "publish"):
         pytest.skip("another weightfs is imported: pip install . in the root")

@@ -265,23 +265,42 @@ class Terminal:
 
     def __init__(self, columns, rows, *words):
         self.master, slave = pty.openpty()
+        self.before = termios.tcgetattr(self.master)
         self.resize(columns, rows)
         self.process = subprocess.Popen([program(), *words], stdin=slave, stdout=slave, stderr=slave,
                                         env={**os.environ, "TERM": "xterm"}, start_new_session=True,
                                         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(slave)
-        self.text = b""
+        self.unread = b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+    def settings(self):
+        return termios.tcgetattr(self.master)
 
     def resize(self, columns, rows):
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def screen(self):
-        """The lines of the next complete screen."""
-        start = len(self.text)
-        while self.text.count(b"\x1b[J", start) == 0 or b"\x1b[H" not in self.text[start:]:
-            self.text += os.read(self.master, 65536)
-        drawn = self.text[self.text.rindex(b"\x1b[H"):].split(b"\x1b[J")[0].decode()
-        return [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line) for line in drawn.split("\n")]
+        """The lines of the next screen, and whether the program erased everything before it, as it does at its start
+        and after a change of the size."""
+        while b"\x1b[J" not in self.unread:
+            self.unread += os.read(self.master, 65536)
+        drawn, self.unread = self.unread.split(b"\x1b[J", 1)
+        before, text = drawn.rsplit(b"\x1b[H", 1)
+        lines = [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line) for line in text.decode().split("\n")]
+        return lines, b"\x1b[2J" in before
+
+    def screen_of_the_new_size(self):
+        while not self.screen()[1]:
+            pass
+        return self.screen()[0]   # the size may have changed while the program drew the first one
 
     def press(self, key):
         os.write(self.master, key)
@@ -296,26 +315,25 @@ class Terminal:
 
 @pytest.mark.parametrize("command", ["stats", "top"])
 def test_a_screen_fits_the_terminal_and_q_ends_it(work, command):
-    terminal = Terminal(60, 24, command, work, "--interval", "0.2")
-    (work / ("n" * 200)).write_bytes(bytes(MIB))
-    for columns, rows in ((60, 24), (30, 10), (200, 50)):
-        terminal.resize(columns, rows)
-        terminal.screen()
-        lines = terminal.screen()
-        assert len(lines) <= rows
-        assert max(len(line.rstrip("\r")) for line in lines) <= columns
-    if command == "stats":
-        assert any(line.startswith("lookup") for line in lines), "all kinds, where there is room"
-        assert any(line.startswith("free") for line in lines)
-    assert terminal.press(b"q") == 0
+    with Terminal(60, 24, command, work, "--interval", "0.2") as terminal:
+        (work / ("n" * 200)).write_bytes(bytes(MIB))
+        for columns, rows in ((60, 24), (30, 10), (200, 50)):
+            terminal.resize(columns, rows)
+            lines = terminal.screen_of_the_new_size()
+            assert len(lines) <= rows
+            assert max(len(line.rstrip("\r")) for line in lines) <= columns
+        if command == "stats":
+            assert any(line.startswith("lookup") for line in lines), "all kinds, where there is room"
+            assert any(line.startswith("free") for line in lines)
+        assert terminal.press(b"q") == 0
 
 
 def test_ctrl_c_ends_a_watch_and_leaves_the_terminal_as_it_was(work):
-    terminal = Terminal(80, 24, "stats", work, "--interval", "0.2")
-    before = termios.tcgetattr(terminal.master)
-    terminal.screen()
-    assert terminal.press(b"\x03") == 0
-    assert before[3] & termios.ICANON == 0 or termios.tcgetattr(terminal.master)[3] & termios.ICANON
+    with Terminal(80, 24, "stats", work, "--interval", "0.2") as terminal:
+        terminal.screen()
+        assert terminal.before[3] & termios.ICANON and not terminal.settings()[3] & termios.ICANON
+        assert terminal.press(b"\x03") == 0
+        assert terminal.settings() == terminal.before
 
 
 def test_top_names_the_process_and_the_file_of_a_load(work):

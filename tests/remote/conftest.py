@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests with S3 services."""
+import os
+import sys
+
 import pytest
 
+from harness.filesystems import program
+from harness.process import Processes
 from harness.radosgw import missing_programs, temporary_radosgw
-from harness.s3_probe import Probe
+from harness.s3_probe import Probe, chooses_service, clean_environment
 from harness.s3_server import S3Server
 from versions import make_tree
 
@@ -21,9 +26,41 @@ def probe(server):
     return Probe(server.environment())
 
 
+@pytest.fixture
+def service(server, monkeypatch):
+    """The same service, which Python's weightfs.s3 uses in this process, with the program under test."""
+    for name in filter(chooses_service, list(os.environ)):
+        monkeypatch.delenv(name)
+    for name, value in {**server.environment(), "WEIGHTFS_PROGRAM": str(program())}.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    running = getattr(sys.modules.get("weightfs.s3"), "_running", ())
+
+    def have_ended():   # a manager may start the next push
+        for transfer in list(running):
+            transfer.cancel()
+        return not running
+
+    server.wait_for(have_ended)
+
+
+@pytest.fixture
+def processes():
+    with Processes() as made:
+        yield made
+
+
+@pytest.fixture
+def start(processes):
+    """A function that starts weightfs with a service and returns the Popen, which is killed at the end of the test."""
+    def run(service, *words):
+        return processes.start([program(), *words], env=clean_environment(service.environment()))
+    return run
+
+
 @pytest.fixture(scope="session")
 def radosgw():
-    """Ceph's gateway with the bucket `tests`."""
+    """Ceph's gateway with the bucket `tests`. Its start counts for the limit of the first test."""
     if reason := missing_programs():
         pytest.skip(reason)
     with temporary_radosgw() as gateway:

@@ -3,11 +3,9 @@
 import json
 import os
 
-from harness.filesystems import wait_until
+from harness.process import finish
 from harness.tree import differences
-from versions import SERIES, URL, comparable, make_tree, pull, put, refused, start, weightfs
-
-MIB = 1 << 20
+from versions import MIB, SERIES, URL, comparable, make_tree, pull, put, refused, weightfs
 
 
 def push(server, path, *words, **options):
@@ -116,15 +114,14 @@ def test_verify_sends_what_is_missing_or_too_short_again(server, tree, target):
     assert not differences(comparable(tree), comparable(target))
 
 
-def test_a_file_that_is_removed_during_the_push_has_changed(server, local):
+def test_a_file_that_is_removed_during_the_push_has_changed(server, start, local):
     """`large` is sent before `one`, and its parts wait for an answer."""
     tree = make_tree(local / "source", large=MIB)
     os.truncate(tree / "large", 300 * MIB)   # more than a push holds in memory
-    server.fail(1, "status", method="PUT", key="/large$", status=503, retry_after=1, early=1, every=True)
+    server.fail(1, "hold", method="PUT", key="/large$")
     pushing = start(server, "push", tree, URL, "--version", 4)
-    assert wait_until(lambda: any(record.fault for record in server.requests))
+    server.wait_for_fault()
     os.remove(tree / "one")
     server.heal()
-    error = pushing.communicate(timeout=60)[1]
-    assert pushing.returncode == 1 and "/one: changed during the push" in error, error
+    assert "/one: changed during the push" in finish(pushing, codes=(1,)).err
     assert listed(server) == []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs pull: a pull is whole, verified and equal, or absent."""
+import errno
 import os
 import random
 import signal
@@ -8,10 +9,8 @@ import stat
 import pytest
 
 from harness import process, s3_versions
-from harness.filesystems import wait_until
 from harness.tree import differences
-from versions import (SERIES, URL, comparable, is_untouched, keys, pull, put, refused, start, weightfs,
-                      write)
+from versions import MIB, SERIES, URL, comparable, is_untouched, keys, pull, put, refused, weightfs, write
 
 
 def assert_equal(tree, target):
@@ -118,6 +117,38 @@ def test_a_full_filesystem_is_noticed_before_the_first_byte(server, tree, factor
     assert is_untouched(mount.path / "pulled")
 
 
+def fill(path):
+    """Writes zeros until no block is left. Returns their number."""
+    with open(path, "wb", buffering=0) as filler:
+        for size in (MIB, 64 << 10, 4096):
+            with pytest.raises(OSError) as full:
+                while filler.write(bytes(size)):
+                    os.fsync(filler.fileno())
+            assert full.value.errno == errno.ENOSPC
+        return os.fstat(filler.fileno()).st_size
+
+
+@pytest.mark.parametrize("held", ["large", "deep/er/é"])
+def test_a_pool_that_another_writer_fills_ends_the_pull(server, start, tree, factory, weightfs_only, held):
+    """The larger file reserves its space when its first bytes have arrived; the smaller one is just written."""
+    mount = factory.mount(factory.store("64M"))
+    (mount.path / "mine").write_bytes(b"mine" * MIB)
+    write(server, tree, 1)
+    server.fail(1, "hold", method="GET", key=f"{held}$")
+    pulling = start(server, "pull", URL, mount.path / "pulled")
+    server.wait_for_fault()
+    filled = fill(mount.path / "filler")
+    server.heal()
+    finished = process.finish(pulling, codes=(1,))
+    assert "No space left" in finished.err and finished.err.count("\n") == 1
+    assert sorted(os.listdir(mount.path)) == ["filler", "mine"]
+    assert (mount.path / "mine").read_bytes() == b"mine" * MIB and (mount.path / "filler").read_bytes() == bytes(filled)
+    (mount.path / "filler").unlink()
+    pull(server, mount.path / "pulled")
+    assert_equal(tree, mount.path / "pulled")
+    mount.fsck()
+
+
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("kind", ["flip", "cut", "reset", "status", "short", "lost"])
 def test_a_fault_at_any_request_is_survived_or_leaves_nothing(server, tree, target, kind):
@@ -172,22 +203,22 @@ def test_damaged_checksums_and_replaced_objects_are_errors(server, tree, target)
     assert is_untouched(target)
 
 
-def test_a_stalled_service_does_not_keep_a_pull_from_ending(server, tree, target):
+def test_a_stalled_service_does_not_keep_a_pull_from_ending(server, start, tree, target):
     write(server, tree, 1)
     server.fail(1, "stall", key="/large$", every=True)
     pulling = start(server, "pull", URL, target)
-    wait_until(lambda: any(request.key.endswith("/large") for request in server.requests))
+    server.wait_for_fault()
     pulling.send_signal(signal.SIGINT)
     finished = process.finish(pulling, limit=10, codes=(1,))
     assert "interrupted" in finished.err and finished.err.count("\n") == 1
     assert is_untouched(target)
 
 
-def test_what_a_killed_pull_left_is_removed_by_the_next(server, tree, target):
+def test_what_a_killed_pull_left_is_removed_by_the_next(server, start, tree, target):
     write(server, tree, 1)
     server.fail(1, "stall", key="/large$")
     pulling = start(server, "pull", URL, target)
-    wait_until(lambda: any(request.key.endswith("/large") for request in server.requests))
+    server.wait_for_fault()
     pulling.kill()
     pulling.communicate()
     left = [name for name in os.listdir(target.parent) if name.startswith(".pulled.weightfs-pull-")]
@@ -199,7 +230,7 @@ def test_what_a_killed_pull_left_is_removed_by_the_next(server, tree, target):
 
 
 @pytest.mark.limit(300)
-def test_a_pull_that_is_killed_at_any_request_leaves_no_target(server, tree, target):
+def test_a_pull_that_is_killed_at_any_request_leaves_no_target(server, start, tree, target):
     write(server, tree, 1)
     requests = len(server.requests)
     pull(server, target.with_name("other"))
@@ -210,7 +241,7 @@ def test_a_pull_that_is_killed_at_any_request_leaves_no_target(server, tree, tar
         server.fail(at, "stall")
         before = len(server.requests)
         pulling = start(server, "pull", URL, target)
-        wait_until(lambda: len(server.requests) >= before + at or pulling.poll() is not None)
+        server.wait_for(lambda: any(record.fault for record in server.requests[before:]))
         pulling.kill()
         pulling.communicate()
         assert pulling.returncode == -signal.SIGKILL and not target.exists(), at
@@ -220,7 +251,7 @@ def test_a_pull_that_is_killed_at_any_request_leaves_no_target(server, tree, tar
     assert sorted(os.listdir(target.parent)) == ["other", target.name]
 
 
-def test_of_two_pulls_to_one_target_one_succeeds(server, tree, target):
+def test_of_three_pulls_to_one_target_one_succeeds(server, start, tree, target):
     write(server, tree, 1)
     for _ in range(5):
         pulls = [start(server, "pull", URL, target) for _ in range(3)]

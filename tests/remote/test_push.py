@@ -3,17 +3,17 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 
 import pytest
 
-from harness import s3_versions
-from harness.filesystems import wait_until, weightfs as plain
+from harness import process, s3_versions
+from harness.filesystems import weightfs as plain
+from harness.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from harness.tree import differences
-from versions import SERIES, URL, comparable, environment, keys, make_tree, pull, put, refused, start, weightfs
-
-MIB = 1 << 20
+from versions import MIB, SERIES, URL, comparable, keys, make_tree, pull, put, refused, weightfs
 
 
 def push(server, path, *words, url=URL, **options):
@@ -134,24 +134,36 @@ def test_verify_names_what_was_damaged_later(server, tree):
     assert f"s3://tests/{key}" in error and str(MIB) in error
 
 
-def test_a_killed_push_is_continued(server, local, target):
-    """Whatever was sent before the kill is not sent again, and no version exists before the end."""
+def sent_bodies(records):
+    """The files and parts of files among the requests that the service has stored."""
+    return [(record.key, record.query.get("partNumber")) for record in records
+            if record.method == "PUT" and record.status == 200 and "/.weightfs/" not in record.key]
+
+
+def test_a_killed_push_is_continued(server, start, local, target):
+    """Bytes that the service has stored before a kill are not sent again, and no version exists before the end."""
     tree = make_tree(local / "source", large=70 * MIB)
-    for number in range(1, 30, 3):
+    kills, stored = 0, set()
+    for number in range(1, 40, 3):
         server.fail(number, "silence")   # the request during which the push is killed
-        process = start(server, "push", tree, URL, "--json")
-        wait_until(lambda: any(record.fault for record in server.requests) or process.poll() is not None)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        ended = not any(record.fault for record in server.requests)
-        server.requests.clear()
-        if ended:
-            break
-        listed = [key for key in keys(server) if key.endswith("/manifest")]
-        assert not listed or comparable_pull(server, target.with_name(f"early-{number}"), tree)
+        begun = len(server.requests)
+        pushing = start(server, "push", tree, URL, "--json")
+        server.wait_for(lambda: any(record.fault for record in server.requests[begun:]) or pushing.poll() is not None)
+        pushing.kill()
+        pushing.communicate()
+        sent = sent_bodies(server.requests[begun:])
+        assert not stored.intersection(sent) and len(set(sent)) == len(sent)
+        stored.update(sent)
         server.heal()
-    server.heal()
-    push(server, tree)
+        if pushing.returncode == 0:
+            break
+        kills += 1
+        if any(key.endswith("/manifest") for key in keys(server)):
+            assert comparable_pull(server, target.with_name(f"early-{number}"), tree)
+    assert kills >= 4 and stored
+    begun = len(server.requests)
+    report = push(server, tree)
+    assert not stored.intersection(sent_bodies(server.requests[begun:])) and report["sent_bytes"] < report["bytes"]
     assert comparable_pull(server, target, tree)
     assert not server.objects.open_uploads("tests", "")
 
@@ -178,25 +190,32 @@ def test_an_unfinished_push_of_somebody_else(server, tree, local, target):
     assert "exists already" in refused(server, "push", tree, URL, "--version", 5)
 
 
-def test_a_push_that_was_taken_over_makes_no_version(server, tree, local, target):
-    """The first push stands still before its manifest while the second takes its version over."""
-    server.fail(2, "slow", method="GET", key="/claim$", rate=5000)   # the look before the manifest takes seconds
+def test_a_push_that_was_taken_over_makes_no_version(server, start, tree, local, target):
+    """The first push reads its claim again before it writes the manifest; that request is held."""
+    sums = server.fail(1, "hold", method="PUT", key="/sums/0$")
     first = start(server, "push", tree, URL, "--version", "5")
-    wait_until(lambda: f"{SERIES}/5/large" in keys(server))
+    server.wait_for_fault()
+    server.fail(1, "hold", method="GET", key="/claim$")
+    server.heal(sums)
+    server.wait_for(lambda: server.requests[-1].fault and server.requests[-1].key.endswith("/claim"))
+    assert f"{SERIES}/5/large" in keys(server)
     other = make_tree(local / "other")
-    push(server, other, "--version", 5, "--take-over")
-    first.communicate(timeout=100)
+    with S3Server(objects=server.objects) as without_faults:
+        push(without_faults, other, "--version", 5, "--take-over")
+    server.heal()
+    finished = process.finish(first, codes=(1,))
+    assert "was taken over from" in finished.err and finished.err.count("\n") == 1
     pull(server, target)
     assert not differences(comparable(other), comparable(target))
 
 
-def test_a_file_that_changes_during_the_push(server, tree):
-    server.fail(1, "status", method="PUT", key="/sums/0$", retry_after=3)
+def test_a_file_that_changes_during_the_push(server, start, tree):
+    server.fail(1, "hold", method="PUT", key="/sums/0$")
     running = start(server, "push", tree, URL, "--version", "5")
-    wait_until(lambda: any(record.key.endswith("/sums/0") for record in server.requests))
+    server.wait_for_fault()
     (tree / "one").write_bytes(b"2")
-    error = running.communicate()[1]
-    assert running.returncode == 1 and "one: changed during the push" in error
+    server.heal()
+    assert "one: changed during the push" in process.finish(running, codes=(1,)).err
     assert f"{SERIES}/5/.weightfs/manifest" not in keys(server)
     assert "another push began this version" in refused(server, "push", tree, URL, "--version", 5)
 
@@ -217,13 +236,12 @@ def test_what_cannot_be_pushed(server, tree, local):
         assert finished.err
 
 
-def test_sigint_ends_a_push_that_the_same_command_continues(server, tree):
+def test_sigint_ends_a_push_that_the_same_command_continues(server, start, tree):
     server.fail(1, "silence", key="/large$")
     running = start(server, "push", tree, URL)
-    wait_until(lambda: any(record.key.endswith("/large") for record in server.requests))
+    server.wait_for_fault()
     running.send_signal(signal.SIGINT)
-    error = running.communicate(timeout=30)[1]
-    assert running.returncode == 1 and "continues the push" in error
+    assert "continues the push" in process.finish(running, codes=(1,)).err
     push(server, tree)
 
 
@@ -241,7 +259,7 @@ def mounted(factory, weightfs_only):
     return factory.mount(factory.store("512M")).path
 
 
-def test_a_publication_is_pushed_as_its_version(server, mounted, target):
+def test_a_publication_is_pushed_as_its_version(server, mounted):
     tree = make_tree(mounted / "step")
     plain("publish", tree, "--version", 1000)
     assert push(server, tree)["version"] == 1000
@@ -252,64 +270,86 @@ def test_a_publication_is_pushed_as_its_version(server, mounted, target):
         (mounted / "again/one").write_bytes(b"changed")
 
 
-def test_watch_pushes_what_is_published(server, mounted):
+def test_watch_pushes_what_is_published(server, start, mounted):
     run = mounted / "run"
     for step in (1, 2):
         make_tree(run / f"step-{step}", large=MIB)
         plain("publish", run / f"step-{step}", "--version", step)
     (run / "unfinished").mkdir()
     watching = start(server, "push", "--watch", run, URL, "--json")
-    try:
-        assert [json.loads(watching.stdout.readline())["version"] for _ in range(2)] == [1, 2]
-        make_tree(run / "step-3", large=MIB)
-        plain("publish", run / "step-3", "--version", 3)
-        assert json.loads(watching.stdout.readline())["version"] == 3
-    finally:
-        watching.send_signal(signal.SIGTERM)
-    assert watching.wait(20) == 0
+    assert [json.loads(process.read_line(watching))["version"] for _ in range(2)] == [1, 2]
+    make_tree(run / "step-3", large=MIB)
+    plain("publish", run / "step-3", "--version", 3)
+    assert json.loads(process.read_line(watching))["version"] == 3
+    watching.send_signal(signal.SIGTERM)
+    process.finish(watching)
     assert f"{SERIES}/3/.weightfs/manifest" in keys(server) and not keys(server, f"{SERIES}/unfinished")
 
 
-def test_two_pushes_of_one_publication(server, mounted, target):
+def test_two_pushes_of_one_publication(server, start, mounted, target):
     """Both have the same bytes, so both may send them; the version exists once and is whole."""
     tree = make_tree(mounted / "step", large=40 * MIB)
     plain("publish", tree)
     running = [start(server, "push", tree, URL) for _ in range(2)]
     for one in running:
-        assert one.communicate(timeout=100)[1] == "" and one.returncode == 0
+        assert process.finish(one).err == ""
     pull(server, target)
     assert not differences(comparable(tree), comparable(target))
 
 
-def test_kills_of_the_gateway_and_the_push(radosgw, local, request):
-    """With Ceph: a version is listed only when all of it can be pulled."""
+@pytest.mark.limit(300)
+def test_kills_of_the_gateway_and_the_push(radosgw, start, local, request, restart_limit):
+    """With Ceph: a version is listed only when all of it can be pulled, and stays."""
     rounds = request.config.getoption("rounds") or (100 if request.config.getoption("full") else 3)
     generator = random.Random(1)
+    made, killed, gateway_kills = [], 0, 0
     for number in range(1, rounds + 1):
-        tree = make_tree(local / f"source-{number}", large=40 * MIB)
-        series = f"s3://tests/kills/{number}"
+        restart_limit()
+        tree, series = make_tree(local / "source", large=40 * MIB), f"s3://tests/kills/{number}"
+        expected = comparable(tree)
         for _ in range(3):
             running = start(radosgw, "push", tree, series)
             time.sleep(generator.uniform(0, 0.6))
             if generator.random() < 0.5:
                 radosgw.kill("gateway")
+                gateway_kills += 1
                 time.sleep(generator.uniform(0, 0.3))
                 radosgw.start_gateway()
             running.kill()
             running.communicate()
-            listed = json.loads(weightfs(radosgw, "versions", series, "--json").out)
-            if listed["versions"]:
+            killed += running.returncode == -signal.SIGKILL
+            if json.loads(weightfs(radosgw, "versions", series, "--json").out)["versions"]:
+                assert_pulled(radosgw, series, local / "pulled", expected)
                 break
         push(radosgw, tree, url=series)
-        pull(radosgw, local / f"pulled-{number}", url=series)
-        assert not differences(comparable(tree), comparable(local / f"pulled-{number}"))
+        assert_pulled(radosgw, series, local / "pulled", expected)
+        made.append((series, expected))
+        shutil.rmtree(tree)
+    for series, expected in made:
+        restart_limit()
+        assert_pulled(radosgw, series, local / "pulled", expected)
+    print(f"{rounds} rounds, {killed} pushes and {gateway_kills} gateways killed; all versions are equal")
+
+
+def assert_pulled(service, series, target, expected):
+    pull(service, target, url=series)
+    assert not differences(expected, comparable(target))
+    shutil.rmtree(target)
 
 
 def test_plain_programs_read_the_objects(server, tree, local):
+    """A file that boto3 downloads is the file that was pushed, and safetensors opens it."""
     boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install boto3")
+    safetensors = pytest.importorskip("safetensors.torch", reason="needs safetensors: scripts/setup installs it")
+    torch = pytest.importorskip("torch", reason="needs torch: scripts/setup installs it")
+    tensors = {"weight": torch.randn(700, 1001), "scale": torch.randn(13).to(torch.bfloat16)}
+    safetensors.save_file(tensors, tree / "deep/model.safetensors", {"format": "pt"})
     push(server, tree, "--version", 5)
-    settings = environment(server)
-    client = boto3.client("s3", endpoint_url=server.url, aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
-                          aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"], region_name="us-east-1")
-    client.download_file("tests", f"{SERIES}/5/large", str(local / "large"))
-    assert (local / "large").read_bytes() == (tree / "large").read_bytes()
+    client = boto3.client("s3", endpoint_url=server.url, aws_access_key_id=ACCESS_KEY,
+                          aws_secret_access_key=SECRET_KEY, region_name="us-east-1")
+    for name in ("large", "deep/odd", "deep/model.safetensors"):
+        client.download_file("tests", f"{SERIES}/5/{name}", str(local / "downloaded"))
+        assert (local / "downloaded").read_bytes() == (tree / name).read_bytes()
+    with safetensors.safe_open(local / "downloaded", "pt") as opened:
+        assert sorted(opened.keys()) == sorted(tensors)
+        assert all(torch.equal(opened.get_tensor(name), value) for name, value in tensors.items())

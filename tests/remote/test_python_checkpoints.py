@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs.checkpoint.Manager(push=...): saved steps are pushed in the background."""
 import asyncio
+import concurrent.futures
 import subprocess
 import sys
 
 import pytest
 
-from harness.filesystems import program, wait_until
-from versions import URL, environment
+from versions import URL
 
 pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
 s3 = pytest.importorskip("weightfs.s3", reason="another weightfs is imported: pip install . in the root")
 torch = pytest.importorskip("torch", reason="needs torch: scripts/setup installs it")
 checkpoint = pytest.importorskip("weightfs.checkpoint")
-
-
-@pytest.fixture
-def service(server, monkeypatch):
-    for name, value in {**environment(server), "WEIGHTFS_PROGRAM": str(program())}.items():
-        monkeypatch.setenv(name, value)
-    return server
 
 
 def state(step):
@@ -28,12 +21,6 @@ def state(step):
 
 def pushed():
     return [one.version for one in s3.versions(URL)]
-
-
-def hold(service, key=""):
-    """The requests for the key are answered only after the service heals. Returns a function that waits for one."""
-    service.fail(1, "status", key=key, every=True, status=503, retry_after=1)
-    return lambda: wait_until(lambda: any(record.fault for record in service.requests))
 
 
 def refuse(service, key, times=None):
@@ -54,10 +41,10 @@ def test_every_saved_step_is_pushed_in_order(service, local):
 
 
 def test_saves_go_on_while_a_push_is_under_way(service, local):
-    arrived = hold(service, "/1/")
+    service.fail(1, "hold", key="/1/")
     with checkpoint.Manager(local, push=URL) as manager:
         first = manager.save(1, state(1), wait=True)
-        assert arrived()
+        service.wait_for_fault()
         for step in (2, 3, 4):
             manager.save(step, state(step), wait=True)
         assert manager.steps() == [1, 2, 3, 4] and not first.pushed.done()
@@ -66,11 +53,12 @@ def test_saves_go_on_while_a_push_is_under_way(service, local):
 
 
 def test_keep_removes_a_step_only_after_its_push(service, local):
-    arrived = hold(service, "/1/")
+    service.fail(1, "hold", key="/1/")
     with checkpoint.Manager(local, keep=1, push=URL) as manager:
         for step in (1, 2, 3):
             manager.save(step, state(step), wait=True)
-        assert arrived() and manager.steps() == [1, 2, 3]
+        service.wait_for_fault()
+        assert manager.steps() == [1, 2, 3]
         service.heal()
         manager.wait()
         assert manager.steps() == [3] and pushed() == [3, 2, 1]
@@ -80,7 +68,7 @@ def test_a_failed_push_lets_the_saves_go_on(service, local, caplog):
     refuse(service, "/1/.*manifest$")
     with checkpoint.Manager(local, keep=1, push=URL) as manager:
         first = manager.save(1, state(1))
-        wait_until(first.pushed.done)
+        assert concurrent.futures.wait([first.pushed], timeout=60).done   # which does not see its exception
         second = manager.save(2, state(2), wait=True)
         assert first.result() and second.pushed.result(60).version == 2
         with pytest.raises(s3.S3Error, match="step 1 is saved, but was not pushed: .*AccessDenied"):
@@ -88,6 +76,20 @@ def test_a_failed_push_lets_the_saves_go_on(service, local, caplog):
         manager.wait()
         assert manager.steps() == [2] and pushed() == [2]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_step_whose_push_failed_is_whole_and_can_be_saved_again(service, local):
+    refuse(service, "/1/.*manifest$", times=1)
+    with checkpoint.Manager(local, push=URL) as manager:
+        error = manager.save(1, state(1)).pushed.exception(60)
+        assert "step 1 is saved, but was not pushed: " in str(error) and "AccessDenied" in str(error)
+        assert torch.equal(manager.load(1)["weights"], state(1)["weights"])
+        assert manager.save(2, state(2)).pushed.result(60).version == 2
+        assert manager.steps() == [1, 2] and pushed() == [2]
+        assert manager.save(1, state(10)).pushed.result(60).version == 1
+    assert pushed() == [2, 1]
+    pulled = s3.pull(URL, local / "pulled", version=1)
+    assert torch.equal(torch.load(f"{pulled.directory}/state.pt")["weights"], state(10)["weights"])
 
 
 def test_a_failed_push_is_raised_once(service, local):

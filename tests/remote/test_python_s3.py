@@ -10,38 +10,17 @@ import threading
 
 import pytest
 
-from harness.filesystems import program, wait_until
-from harness.process import wait_gone
+from harness.process import finish, read_line, wait_gone
 from harness.tree import differences
-from versions import SERIES, URL, comparable, environment, keys, make_tree
+from versions import MIB, SERIES, URL, comparable, keys, make_tree
 
 weightfs = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
 s3 = pytest.importorskip("weightfs.s3", reason="another weightfs is imported: pip install . in the root")
 
 
 @pytest.fixture
-def service(server, monkeypatch):
-    """A service and a program that this process uses."""
-    for name, value in {**environment(server), "WEIGHTFS_PROGRAM": str(program())}.items():
-        monkeypatch.setenv(name, value)
-    return server
-
-
-@pytest.fixture
 def tree(local):
-    return make_tree(local / "source", large=40 << 20)
-
-
-@pytest.fixture
-def target(local):
-    (local / "targets").mkdir()
-    return local / "targets/pulled"
-
-
-def silent(server, key):
-    """The next request for the key is never answered. Returns a function that waits until it arrived."""
-    server.fail(1, "silence", key=key)
-    return lambda: wait_until(lambda: any(record.fault for record in server.requests))
+    return make_tree(local / "source", large=40 * MIB)
 
 
 def test_a_pull_gives_what_was_pushed(service, tree, target):
@@ -55,7 +34,7 @@ def test_a_pull_gives_what_was_pushed(service, tree, target):
 
 def test_a_publication_is_pushed_and_pulled(service, factory, weightfs_only):
     mounted = factory.mount(factory.store("512M")).path
-    tree = make_tree(mounted / "step", large=1 << 20)
+    tree = make_tree(mounted / "step", large=MIB)
     weightfs.publish(tree, 1000)
     assert s3.push(tree, URL).version == 1000
     pulled = s3.pull(URL, mounted / "again", publish=True)
@@ -145,9 +124,10 @@ def test_transfers_of_several_threads(service, tree, target):
 
 
 def test_cancel_ends_the_program_and_the_same_push_continues(service, tree):
-    arrived = silent(service, "/large$")
+    service.fail(1, "silence", key="/large$")
     pushing = s3.push_async(tree, URL, version=5)
-    assert arrived() and pushing.running()
+    service.wait_for_fault()
+    assert pushing.running()
     with pytest.raises(concurrent.futures.TimeoutError):
         pushing.result(0.01)
     assert pushing.cancel()
@@ -164,16 +144,16 @@ def test_await(service, tree, target):
         return await s3.pull_async(URL, target)
 
     async def canceled():
-        arrived = silent(service, "/large$")
+        service.fail(1, "silence", key="/large$")
         task = asyncio.ensure_future(s3.push_async(tree, URL, version=6))
-        await asyncio.get_running_loop().run_in_executor(None, arrived)
+        await asyncio.get_running_loop().run_in_executor(None, service.wait_for_fault)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     assert asyncio.run(both()).version == 5
     asyncio.run(canceled())
-    assert wait_until(lambda: not s3._running)
+    service.wait_for(lambda: not s3._running)
 
 
 CHILD = """
@@ -194,34 +174,37 @@ else:
 """
 
 
-def child(tree, how):
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(tree), URL, how], text=True, stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE)
+@pytest.fixture
+def child(processes, tree):
+    """A function that starts a program which pushes the tree."""
+    def run(how):
+        return processes.start([sys.executable, "-c", CHILD, tree, URL, how], stdin=subprocess.PIPE, stderr=None)
+    return run
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
-def test_the_program_ends_with_the_interpreter(service, tree, how):
+def test_the_program_ends_with_the_interpreter(service, child, how):
     if how == "kill" and not s3._ends_with_parent():
         pytest.skip("needs setpriv with --pdeathsig (util-linux 2.33)")
-    arrived = silent(service, "/large$")
-    with child(tree, "async") as parent:
-        pid = int(parent.stdout.readline())
-        assert arrived()
-        if how == "exit":
-            parent.stdin.write("\n")
-            parent.stdin.flush()
-        else:
-            parent.kill()
-        assert wait_gone(pid, 30)
+    service.fail(1, "silence", key="/large$")
+    parent = child("async")
+    pid = int(read_line(parent))
+    service.wait_for_fault()
+    if how == "exit":
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+    else:
+        parent.kill()
+    assert wait_gone(pid, 30)
     service.heal()
     assert not s3.versions(URL)
 
 
-def test_ctrl_c_ends_the_program(service, tree):
-    arrived = silent(service, "/large$")
-    with child(tree, "sync") as parent:
-        assert arrived()
-        parent.send_signal(signal.SIGINT)
-        assert parent.stdout.read().splitlines()[-1] == "interrupted 0"
+def test_ctrl_c_ends_the_program(service, child):
+    service.fail(1, "silence", key="/large$")
+    parent = child("sync")
+    service.wait_for_fault()
+    parent.send_signal(signal.SIGINT)
+    assert finish(parent).out.splitlines()[-1] == "interrupted 0"
     service.heal()
     assert not s3.versions(URL)

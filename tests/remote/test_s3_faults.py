@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-PART = 5 << 20
+from versions import PART
+
 # Faults after which a repeated request succeeds.
 PASSING = ("status", "reset", "lost", "close", "cut", "short", "long", "stall", "silence")
 

@@ -1,33 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of pull, versions and prune share."""
+"""Helpers of the tests of push, pull, versions and prune."""
 import json
 import os
 import random
-import subprocess
 
 from harness import process, s3_versions
 from harness.filesystems import program
+from harness.s3_probe import clean_environment
 from harness.tree import snapshot
 
 SERIES = "runs/model"
 URL = f"s3://tests/{SERIES}"
-
-
-def environment(server):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    return {**kept, **server.environment()}
+MIB = 1 << 20
+PART = 5 * MIB   # the least size of a part of an upload
 
 
 def weightfs(server, *words, codes=(0,), **options):
-    finished = process.run([program(), *words], codes=codes, env=environment(server), **options)
+    finished = process.run([program(), *words], codes=codes, env=clean_environment(server.environment()),
+                           **options)
     if finished.code != 0:
         assert finished.err.count("\n") == 1, finished
     return finished
-
-
-def start(server, *words):
-    return subprocess.Popen([program(), *map(str, words)], env=environment(server), text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
 
 
 def refused(server, *words, **options):
@@ -50,7 +43,7 @@ def keys(server, prefix=""):
     return sorted(key for key in server.objects.buckets["tests"] if key.startswith(prefix))
 
 
-def make_tree(root, large=17 << 20):
+def make_tree(root, large=17 * MIB):
     """Files around the sizes that matter, in directories, with links and attributes."""
     (root / "empty directory").mkdir(parents=True)
     (root / "deep/er").mkdir(parents=True)

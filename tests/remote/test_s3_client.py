@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """The S3 client against a service in memory and against Ceph: operations, and what users see when they fail."""
-import concurrent.futures
 import datetime
 import errno
 import os
@@ -256,20 +255,6 @@ def test_the_region_of_the_bucket_is_found(server, probe, file):
     path, _ = file(2 * PART)
     answer = probe("upload", key="k", file=path)
     assert answer["retries"] == 1
-
-
-def test_the_region_of_the_bucket_is_found_by_concurrent_requests(server, probe, file):
-    server.region = "eu-central-1"
-    probe.environment["AWS_REGION"] = "us-east-1"
-    path, body = file(1000)
-    server.fail(1, "hold")   # until all have been sent for the wrong region
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        putting = pool.submit(probe, "put-many", key="k", file=path, repeat=8, connections=8)
-        server.wait_for(lambda: len(server.requests) == 8)
-        server.heal()
-        putting.result()
-    assert {key: found.body for key, found in server.objects.buckets["tests"].items()} == {
-        f"k-{number}": body for number in range(8)}
 
 
 def test_a_service_that_is_down_is_reported(probe):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The S3 client against services that are faulty or hostile: every request ends, and no secret leaves."""
+import concurrent.futures
 import contextlib
 import errno
 import http.server
@@ -80,9 +81,16 @@ def test_concurrent_requests_follow_a_redirect_to_another_region(server, probe, 
     probe.environment["AWS_REGION"] = "us-east-1"
     path = local / "source"
     path.write_bytes(b"x" * 100_000)
-    answer = probe("put-many", key="k", file=path, repeat=8)
-    assert answer["retries"] <= 8
-    assert len(server.objects.bucket("tests")) == 8
+    server.fail(1, "hold")   # until all have been sent for the wrong region
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        putting = pool.submit(probe, "put-many", key="k", file=path, repeat=8, connections=8)
+        try:
+            server.wait_for(lambda: len(server.requests) == 8)
+        finally:
+            server.heal()
+        assert putting.result()["retries"] == 8
+    assert {key: found.body for key, found in server.objects.bucket("tests").items()} == {
+        f"k-{number}": path.read_bytes() for number in range(8)}
 
 
 def test_an_endless_error_ends(service):

@@ -63,7 +63,6 @@ rgw enable usage log = false
 rgw enable ops log = false
 rgw dynamic resharding = false
 rgw run sync thread = false
-rgw mp lock max time = {completion_lock_s}
 """
 
 
@@ -82,10 +81,8 @@ def free_ports(count):
 
 
 class Radosgw:
-    def __init__(self, directory, size=6 << 30, completion_lock_s=10):
-        """The directory is created, must not be deep (its sockets have paths of at most 107 bytes), and is kept. A
-        gateway that is killed while it completes an upload leaves a lock of the upload for `completion_lock_s` seconds,
-        in which its completion fails with InternalError. Ceph's default is 600, longer than a client repeats."""
+    def __init__(self, directory, size=6 << 30):
+        """The directory is created, must not be deep (its sockets have paths of at most 107 bytes), and is kept."""
         self.directory = Path(directory)
         self.processes = {}
         self.monitor_port, self.old_monitor_port, self.gateway_port = free_ports(3)
@@ -94,8 +91,7 @@ class Radosgw:
         (self.directory / "keyring").touch()
         self.fsid = str(uuid.uuid4())
         self.configuration = self.directory / "ceph.conf"
-        self.configuration.write_text(CONFIGURATION.format(size=size, completion_lock_s=completion_lock_s,
-                                                            **vars(self)))
+        self.configuration.write_text(CONFIGURATION.format(size=size, **vars(self)))
         try:
             self.start_monitor()
             self.start_object_store()

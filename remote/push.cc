@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <set>
 #include <utility>
 
 #include "client/publication.h"
@@ -69,6 +70,7 @@ class Pusher {
   LocalTree tree_;
   std::optional<client::Publication> publication_;
   bool trusts_objects_ = true;
+  std::set<std::string> abandoned_;  // ids of uploads that the service does not complete
   PushReport report_;
 };
 
@@ -200,7 +202,9 @@ Result<Leftovers> Pusher::FindLeftovers() {
     RETURN_IF_ERROR(Abort(uploads));
     return leftovers;
   }
-  for (const s3::UploadInfo& upload : uploads) leftovers.uploads[upload.key].push_back(upload.upload_id);
+  for (const s3::UploadInfo& upload : uploads) {
+    if (!abandoned_.contains(upload.upload_id)) leftovers.uploads[upload.key].push_back(upload.upload_id);
+  }
   ASSIGN_OR_RETURN(const auto listing,
                    series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
   for (const s3::ObjectInfo& object : listing.objects) leftovers.objects[object.key] = object.size;
@@ -218,9 +222,14 @@ Result<void> Pusher::SendAndVerify() {
       Uploader uploader(series_, manifest().version, tree_, std::move(leftovers), options);
       auto slices = uploader.Run();
       report_.sent_bytes += uploader.sent_bytes();
-      // A second push of the same source may have completed an upload of both.
-      if (!slices && slices.error().code == ErrorCode::kNotFound && attempt < kAttempts) continue;
-      if (!slices) return slices.error();
+      abandoned_.merge(uploader.abandoned());
+      if (!slices) {
+        // A second push of the same source may have completed an upload of both, or the service completes none.
+        const bool passes = slices.error().code == ErrorCode::kNotFound || slices.error().code == ErrorCode::kAgain;
+        if (passes && attempt < kAttempts) continue;
+        return Error{slices.error().code == ErrorCode::kAgain ? ErrorCode::kIo : slices.error().code,
+                     slices.error().what, slices.error().path};
+      }
       manifest().slices = std::move(*slices);
     }
     if (!options_.verify) return {};

@@ -292,16 +292,29 @@ void Uploader::CompleteUploads() {
   }
 }
 
-// The answer to an attempt may have been lost, so that the next one finds no upload.
+// The answer to an attempt may have been lost, so that the next one finds no upload. A service that answers, but does
+// not complete an upload, will complete another one: for ten minutes, Ceph keeps the lock of a gateway that was killed
+// in the middle.
 Result<void> Uploader::CompleteUpload(const Upload& upload) {
-  const auto completed =
-      series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.interrupted);
-  if (completed || completed.error().code != ErrorCode::kNotFound) {
-    return completed ? Result<void>() : completed.error();
-  }
+  const auto completed = series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.interrupted);
+  if (completed) return {};
+  const ErrorCode code = completed.error().code;
+  if (code != ErrorCode::kNotFound && code != ErrorCode::kIo) return completed.error();
   const auto object = series_.bucket().HeadObject(upload.info.key, options_.interrupted);
   if (object && object->size == upload.size) return {};
-  return completed.error();
+  if (code == ErrorCode::kNotFound || object || object.error().code != ErrorCode::kNotFound) return completed.error();
+  {
+    MutexLock lock(mutex_);
+    abandoned_.insert(upload.info.upload_id);
+  }
+  // If this fails, too, `weightfs prune` removes it with the version.
+  static_cast<void>(series_.bucket().AbortMultipartUpload(upload.info, options_.interrupted).has_value());
+  return Error{ErrorCode::kAgain, completed.error().what};
+}
+
+std::set<std::string> Uploader::abandoned() {
+  MutexLock lock(mutex_);
+  return abandoned_;
 }
 
 uint64_t Uploader::BeginRequest() {

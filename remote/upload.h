@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -50,6 +51,8 @@ class Uploader {
   // Sends everything. Returns the SHA-256 of each slice of checksums.
   Result<std::vector<Sha256>> Run();
   uint64_t sent_bytes() const { return sent_bytes_.load(); }
+  // Ids of uploads that the service does not complete. Run has failed with kAgain then: without them it may succeed.
+  std::set<std::string> abandoned();
 
  private:
   struct Upload;
@@ -97,6 +100,7 @@ class Uploader {
   std::optional<Error> failure_ GUARDED_BY(mutex_);
   std::deque<UploadPtr> complete_ GUARDED_BY(mutex_);
   size_t completing_ GUARDED_BY(mutex_) = 0;
+  std::set<std::string> abandoned_ GUARDED_BY(mutex_);
   bool ends_ GUARDED_BY(mutex_) = false;
   std::thread completer_;
 };

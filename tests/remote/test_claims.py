@@ -125,3 +125,16 @@ def test_a_file_that_is_removed_during_the_push_has_changed(server, start, local
     server.heal()
     assert "/one: changed during the push" in finish(pushing, codes=(1,)).err
     assert listed(server) == []
+
+
+def test_an_upload_that_the_service_does_not_complete_is_replaced(server, start, tree, target):
+    """For ten minutes Ceph keeps the lock of a gateway that was killed while it completed an upload."""
+    held = server.fail(1, "hold", method="PUT", key="/large$")
+    pushing = start(server, "push", tree, URL, "--version", "5")
+    server.wait_for_fault()
+    server.fail(1, "status", method="POST", key="/large$", status=400, code="InvalidRequest", times=1)
+    server.heal(held)
+    finish(pushing)
+    assert not server.objects.open_uploads("tests", "")
+    pull(server, target)
+    assert not differences(comparable(tree), comparable(target))

@@ -63,6 +63,8 @@ rgw enable usage log = false
 rgw enable ops log = false
 rgw dynamic resharding = false
 rgw run sync thread = false
+rgw gc obj min wait = 5
+rgw gc processor period = 5
 """
 
 

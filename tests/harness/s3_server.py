@@ -8,11 +8,16 @@
         server.wait_for_fault()                    (one has arrived)
         server.heal()                              ...until now
 
+With upstream=URL the requests are answered by another service, with the same faults on the way:
+
+    with S3Server(upstream=gateway.url) as server:
+
 As a program, which prints its URL: python -m harness.s3_server --port 9000 --fault 3:status:status=503"""
 import argparse
 import contextlib
 import dataclasses
 import datetime
+import http.client
 import http.server
 import itertools
 import re
@@ -30,6 +35,7 @@ from harness.s3_objects import Failure, Objects
 ACCESS_KEY, SECRET_KEY = "test", "testsecret"
 SLOW_PIECE = 16 << 10
 WAIT_LIMIT_S = 60
+HOP_BY_HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "expect")   # of one connection
 XMLNS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 # The faults, and the arguments of each:
@@ -141,6 +147,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if self.fault_kind == "status":
             return self.send_fault()
+        if self.server.owner.upstream:
+            return self.forward(body)
         try:
             self.verify(body)
             self.dispatch(body)
@@ -174,6 +182,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if not owner.anonymous or "authorization" in self.lower:
             s3_signature.verify(self.command, self.raw_path, self.raw_query, self.lower, body, owner.keys, owner.region,
                                 owner.now())
+
+    def forward(self, body):
+        """The signature is of the Host that the client has sent, so the headers stay."""
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP}
+        upstream = urllib.parse.urlsplit(self.server.owner.upstream)
+        with contextlib.closing(http.client.HTTPConnection(upstream.hostname, upstream.port,
+                                                           timeout=WAIT_LIMIT_S)) as connection:
+            connection.request(self.command, self.path, body if body or self.command in ("PUT", "POST") else None,
+                               headers)
+            response = connection.getresponse()
+            content = response.read()
+            answered = {name: value for name, value in response.getheaders() if name.lower() not in HOP_BY_HOP}
+            if self.command == "HEAD" and response.getheader("Content-Length"):
+                answered["Content-Length"] = response.getheader("Content-Length")
+            self.send(response.status, content, answered)
 
     def reset(self):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -420,10 +443,12 @@ class Server(http.server.ThreadingHTTPServer):
 
 class S3Server:
     """A service on a free port of this machine. Attributes may be changed at any time; they apply to later requests.
-    With `objects` of another server, the service is a second way to the same buckets, with faults of its own."""
+    With `objects` of another server, the service is a second way to the same buckets, with faults of its own; with the
+    URL of another service as `upstream`, a way to that one, and has no objects."""
 
     def __init__(self, port=0, buckets=("tests",), radosgw=False, quota=None, region="us-east-1", tls=None,
-                 objects=None):
+                 objects=None, upstream=None):
+        self.upstream = upstream
         self.objects = objects or Objects(radosgw, quota)
         for bucket in buckets:
             self.objects.create_bucket(bucket)

@@ -29,6 +29,7 @@ constexpr unsigned kMaxDepth = 65'536;
 
 // An open file, with its leases if there are any. Immutable; operations keep it open.
 struct OpenedFile {
+  FileTarget::Options where;  // what was opened
   std::string path;
   std::shared_ptr<const Target> file;
   std::shared_ptr<LeaseWindows> leases;  // null: read the file itself
@@ -79,10 +80,15 @@ class NoRows final : public Target {
   const std::string path_;
 };
 
+FileTarget::Options WhereIs(const FileName& file) {
+  return {.path = file.path, .where = FromTheRoot(file.path), .descriptor = file.descriptor, .size = kBlockSize};
+}
+
 // Returns the file, opened by its path or, if `descriptor` is not -1, by that.
 Result<OpenedFilePtr> OpenFile(const FileTarget::Options& where, const RandomReaderOptions& options,
                                const std::shared_ptr<LeaseConnections>& connections) {
   auto opened = std::make_shared<OpenedFile>();
+  opened->where = where;
   ASSIGN_OR_RETURN(opened->file, FileTarget::Open(where));
   opened->path = opened->file->path();
   if (options.direct != Direct::kNever) {
@@ -111,6 +117,7 @@ Result<OpenedFilePtr> OpenFile(const FileTarget::Options& where, const RandomRea
 class __attribute__((visibility("hidden"))) RandomReader::Impl {
  public:
   Result<void> Start(const FileName& file, const RandomReaderOptions& options);
+  Result<void> Reopen(const FileName& file) EXCLUDES(mutex_);
   Result<void> Refresh() EXCLUDES(mutex_);
   Result<void> Read(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
                     const Interrupted& interrupted);
@@ -143,11 +150,12 @@ class __attribute__((visibility("hidden"))) RandomReader::Impl {
   static Result<Part> MakeLeasedPart(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
                                      const MemoryView& memory, Rows rows, std::span<const uint64_t> windows);
   static Handle::Impl::Request MakeRequest(Part part);
+  // Takes no lock, which another thread may have held during the fork.
   Result<void> CheckProcess() const;
+  Result<void> Open(const FileTarget::Options& where) EXCLUDES(mutex_);
 
   Handle::Impl handle_;
   RandomReaderOptions options_;
-  FileTarget::Options where_;
   mutable Mutex mutex_;
   OpenedFilePtr opened_ GUARDED_BY(mutex_);
 };
@@ -160,31 +168,36 @@ Result<void> RandomReader::Impl::Start(const FileName& file, const RandomReaderO
                                  .single_submit = true,
                                  .overlap_events = true,
                                  .direct = options.direct}));
-  where_ = {.path = file.path, .where = FromTheRoot(file.path), .descriptor = file.descriptor, .size = kBlockSize};
-  ASSIGN_OR_RETURN(auto opened, OpenFile(where_, options_, handle_.connections()));
-  MutexLock lock(mutex_);
-  opened_ = std::move(opened);
-  return {};
+  return Open(WhereIs(file));
 }
 
-Result<void> RandomReader::Impl::Refresh() {
-  RETURN_IF_ERROR(CheckProcess());
-  OpenedFilePtr old = opened();
-  FileTarget::Options where = where_;
-  if (where.descriptor >= 0) {
-    where.path = old->path;
-    where.descriptor = old->file->any();
-  }
+Result<void> RandomReader::Impl::Open(const FileTarget::Options& where) {
   ASSIGN_OR_RETURN(auto opened, OpenFile(where, options_, handle_.connections()));
   MutexLock lock(mutex_);
   opened_ = std::move(opened);
   return {};
 }
 
+Result<void> RandomReader::Impl::Reopen(const FileName& file) {
+  RETURN_IF_ERROR(CheckProcess());
+  return Open(WhereIs(file));
+}
+
+Result<void> RandomReader::Impl::Refresh() {
+  RETURN_IF_ERROR(CheckProcess());
+  const OpenedFilePtr old = opened();
+  FileTarget::Options where = old->where;
+  if (where.descriptor >= 0) {
+    where.path = old->path;
+    where.descriptor = old->file->any();
+  }
+  return Open(where);
+}
+
 Result<void> RandomReader::Impl::CheckProcess() const {
   if (!forked()) return {};
   return Error{ErrorCode::kPermission,
-               "this reader belongs to the process that forked this one; open another reader here", where_.path};
+               "this reader belongs to the process that forked this one; open another reader here"};
 }
 
 Result<void> RandomReader::Impl::Check(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
@@ -310,7 +323,7 @@ Handle::Impl::Request RandomReader::Impl::MakeRequest(Part part) {
 Result<void> RandomReader::Impl::Read(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
                                       const Interrupted& interrupted) {
   RETURN_IF_ERROR(CheckProcess());
-  RETURN_IF_ERROR(handle_.CheckMayWait(where_.path));
+  RETURN_IF_ERROR(handle_.CheckMayWait(opened()->path));
   return ForEachPart(offsets, length, memory, [&](Part part, bool /*last*/) {
     auto request = MakeRequest(std::move(part));
     request.interrupted = interrupted;
@@ -357,6 +370,7 @@ Result<std::shared_ptr<Operation>> RandomReader::StartRows(std::span<const uint6
   return impl_->Start(offsets, length, memory);
 }
 
+Result<void> RandomReader::Reopen(const FileName& file) { return impl_->Reopen(file); }
 Result<void> RandomReader::Refresh() { return impl_->Refresh(); }
 
 uint64_t RandomReader::file_size() const { return impl_->opened()->size; }

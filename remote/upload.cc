@@ -13,7 +13,6 @@
 #include <cstring>
 #include <utility>
 
-#include "client/random_reader.h"
 #include "common/bytes.h"
 #include "common/checksum.h"
 #include "common/printable.h"
@@ -72,24 +71,32 @@ class PlainSource {
 // Reads through a lease where there is one: one state of the file, with verified blocks.
 class LeasedSource {
  public:
-  static Result<LeasedSource> Open(const std::string& path, uint64_t size) {
-    auto reader = client::RandomReader::Open(path);
-    if (!reader && IsChange(reader.error())) return Changed(path);
-    if (!reader) return Error{reader.error().code, Printable(path) + ": " + ToString(reader.error())};
-    if ((*reader)->file_size() != size) return Changed(path);
-    return LeasedSource(std::move(*reader), path);
+  // Uses the reader for this file, or makes one if it is null.
+  static Result<LeasedSource> Open(const std::string& path, uint64_t size,
+                                   std::unique_ptr<client::RandomReader>& reader) {
+    Result<void> opened;
+    if (reader) {
+      opened = reader->Reopen(path);
+    } else if (auto made = client::RandomReader::Open(path)) {
+      reader = std::move(*made);
+    } else {
+      opened = made.error();
+    }
+    if (!opened && IsChange(opened.error())) return Changed(path);
+    if (!opened) return Error{opened.error().code, Printable(path) + ": " + ToString(opened.error())};
+    if (reader->file_size() != size) return Changed(path);
+    return LeasedSource(*reader, path);
   }
   Result<void> Read(uint64_t offset, std::span<std::byte> to) {
-    auto done = reader_->Read(offset, client::MemoryView(to));
+    auto done = reader_.Read(offset, client::MemoryView(to));
     if (done) return {};
     if (IsChange(done.error())) return Changed(path_);
     return Error{done.error().code, Printable(path_) + ": " + ToString(done.error())};
   }
 
  private:
-  LeasedSource(std::unique_ptr<client::RandomReader> reader, std::string path)
-      : reader_(std::move(reader)), path_(std::move(path)) {}
-  std::unique_ptr<client::RandomReader> reader_;
+  LeasedSource(client::RandomReader& reader, std::string path) : reader_(reader), path_(std::move(path)) {}
+  client::RandomReader& reader_;
   std::string path_;
 };
 
@@ -174,7 +181,7 @@ Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) 
   ASSIGN_OR_RETURN(auto buffer, TakeBuffer(std::max<uint64_t>(file.size, 1)));
   const std::span<std::byte> data(buffer.get(), file.size);
   if (file.size >= kReaderFrom) {
-    ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_.PathOf(file), file.size));
+    ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_.PathOf(file), file.size, reader_));
     RETURN_IF_ERROR(Read(source, 0, data));
   } else if (file.size > 0) {
     ASSIGN_OR_RETURN(auto source, PlainSource::Open(tree_.PathOf(file), file.size));
@@ -236,7 +243,7 @@ Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) 
     ASSIGN_OR_RETURN(upload, BeginParts(file, key));
     upload->missing = 1;
   }
-  ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_.PathOf(file), file.size));
+  ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_.PathOf(file), file.size, reader_));
   const uint64_t part_size = PartSizeOf(file.size);
   for (uint64_t begin = 0; begin < file.size; begin += part_size) {
     const uint64_t size = std::min(part_size, file.size - begin);

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/random_reader.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "remote/local_tree.h"
@@ -87,7 +88,8 @@ class Uploader {
   const Leftovers leftovers_;
   const Options options_;
 
-  std::string slice_;  // checksums that are not sent yet
+  std::unique_ptr<client::RandomReader> reader_;  // of one file after the other; null before the first
+  std::string slice_;                             // checksums that are not sent yet
   std::vector<Sha256> slices_;
   std::atomic<uint64_t> done_bytes_{0}, sent_bytes_{0};
 

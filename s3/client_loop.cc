@@ -242,7 +242,7 @@ std::unique_ptr<Transfer> ClientLoop::TakeTransfer() {
     idle_transfers_.pop_back();
     return transfer;
   }
-  auto transfer = std::make_unique<Transfer>(settings_, rate_);
+  auto transfer = std::make_unique<Transfer>(settings_, rate_, sockets_);
   return *transfer ? std::move(transfer) : nullptr;
 }
 

@@ -20,6 +20,7 @@
 #include "s3/credential_loader.h"
 #include "s3/curl_handles.h"
 #include "s3/failure.h"
+#include "s3/open_sockets.h"
 #include "s3/rate_limit.h"
 #include "s3/request_url.h"
 #include "s3/transfer.h"
@@ -95,6 +96,7 @@ class ClientLoop {
   Error FinalError(const Job& job, const Failure& failure) const;
 
   const Settings settings_;
+  OpenSockets sockets_;  // of the thread; libcurl closes them with multi_
   const CurlMulti multi_;
   std::unique_ptr<CredentialLoader> loader_;
 

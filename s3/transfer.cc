@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/transfer.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,19 +29,13 @@ std::string_view Find(const Fields& headers, std::string_view name) {
   return found == headers.end() ? std::string_view() : found->second;
 }
 
-// The programs that this process starts must not keep its connections open.
-int CloseOnExec(void*, curl_socket_t socket, curlsocktype) {
-  fcntl(socket, F_SETFD, FD_CLOEXEC);
-  return CURL_SOCKOPT_OK;
-}
-
 }  // namespace
 
 std::string_view Response::header(std::string_view name) const { return Find(headers, name); }
 std::string_view Attempt::header(std::string_view name) const { return Find(headers, name); }
 
-Transfer::Transfer(const Settings& settings, RateLimit& rate)
-    : settings_(settings), rate_(rate), easy_(curl_easy_init()) {}
+Transfer::Transfer(const Settings& settings, RateLimit& rate, OpenSockets& sockets)
+    : settings_(settings), rate_(rate), sockets_(sockets), easy_(curl_easy_init()) {}
 
 Transfer::~Transfer() { Abandon(); }
 
@@ -73,7 +66,7 @@ void Transfer::SetCommonOptions() {
   curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
   curl_easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
-  curl_easy_setopt(handle, CURLOPT_SOCKOPTFUNCTION, &CloseOnExec);
+  sockets_.Watch(handle);
   curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kUploadBuffer);
   curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBuffer);
   curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, static_cast<long>(settings_.connect_timeout_s));
@@ -169,7 +162,8 @@ int Transfer::OnSeek(void* self, curl_off_t offset, int origin) {
 }
 
 size_t Transfer::OnHeader(char* bytes, size_t size, size_t count, void* self) {
-  auto& attempt = static_cast<Transfer*>(self)->attempt_;
+  auto& transfer = *static_cast<Transfer*>(self);
+  auto& attempt = transfer.attempt_;
   const std::string_view line(bytes, size * count);
   if (line.starts_with("HTTP/")) {  // an interim status, such as 100, may precede the final one
     attempt.headers.clear();
@@ -177,6 +171,8 @@ size_t Transfer::OnHeader(char* bytes, size_t size, size_t count, void* self) {
     attempt.status = space == std::string_view::npos ? 0 : std::atoi(std::string(line.substr(space)).c_str());
   } else if (const auto colon = line.find(':'); colon != std::string_view::npos) {
     attempt.headers.emplace_back(LowerCase(line.substr(0, colon)), Trim(line.substr(colon + 1)));
+  } else if (Trim(line).empty()) {
+    transfer.sockets_.Acknowledge();
   }
   return size * count;
 }

@@ -11,6 +11,7 @@
 
 #include "s3/client.h"
 #include "s3/curl_handles.h"
+#include "s3/open_sockets.h"
 #include "s3/rate_limit.h"
 
 namespace weightfs::s3 {
@@ -32,8 +33,8 @@ struct Attempt {
 // A transfer is reused for one request after the other; its connection belongs to the multi handle. Not thread-safe.
 class Transfer {
  public:
-  // `rate` must outlive it.
-  Transfer(const Settings& settings, RateLimit& rate);
+  // All must outlive it.
+  Transfer(const Settings& settings, RateLimit& rate, OpenSockets& sockets);
   ~Transfer();
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
@@ -63,6 +64,7 @@ class Transfer {
 
   const Settings& settings_;
   RateLimit& rate_;
+  OpenSockets& sockets_;
   RateLimit::Sender sender_;
   const CurlEasy easy_;
   CurlList headers_;

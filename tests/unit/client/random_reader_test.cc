@@ -237,6 +237,24 @@ TEST_F(RandomReaderTest, ChangesOfOthersAreSeenAfterARefresh) {
   EXPECT_EQ(mount_.leases(), 1U);
 }
 
+TEST_F(RandomReaderTest, AReaderCanOpenAnotherFile) {
+  const Bytes first = RandomBytes(300'000, 1), second = RandomBytes(70'000, 2);
+  WriteFile(mount_ / "first", first);
+  WriteFile(mount_ / "second", second);
+  const auto reader = Open(mount_ / "first");
+  EXPECT_EQ(ReadAt(*reader, 1, 100'000), Bytes(first.begin() + 1, first.begin() + 100'001));
+  ASSERT_TRUE(reader->Reopen(mount_ / "second").has_value());
+  EXPECT_EQ(reader->file_size(), second.size());
+  EXPECT_EQ(ReadAt(*reader, 1, 60'000), Bytes(second.begin() + 1, second.begin() + 60'001));
+  EXPECT_EQ(ErrorOf(*reader, 0, 100'000).error_number(), ENODATA);
+  EXPECT_EQ(reader->Reopen(mount_ / "none").error().error_number(), ENOENT);
+  EXPECT_EQ(ReadAt(*reader, 0, second.size()), second);
+  WriteFile(mount_ / "second", first);
+  ASSERT_TRUE(reader->Refresh().has_value());  // of the second file
+  EXPECT_EQ(ReadAt(*reader, 0, first.size()), first);
+  EXPECT_EQ(mount_.leases(), 1U);
+}
+
 TEST_F(RandomReaderTest, AReaderOfADescriptorStaysAtItsFile) {
   const Bytes content = RandomBytes(300'000);
   WriteFile(mount_ / "file", content);
@@ -320,7 +338,8 @@ TEST_F(RandomReaderTest, AForkedChildIsRefused) {
     const uint64_t offset = 0;
     const bool refused = reader->Read(0, View(bytes)).error().error_number() == EPERM &&
                          reader->StartRows(std::span(&offset, 1), 10, View(bytes)).error().error_number() == EPERM &&
-                         reader->Refresh().error().error_number() == EPERM;
+                         reader->Refresh().error().error_number() == EPERM &&
+                         reader->Reopen(mount_ / "file").error().error_number() == EPERM;
     reader.reset();  // must not end the parent's lease
     _exit(refused ? 0 : 1);
   }

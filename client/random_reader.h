@@ -33,8 +33,8 @@ struct RandomReaderOptions {
 
 // With leases, every read returns the bytes of one state of the file: that of Open, or of the last Reopen or Refresh.
 // Their blocks stay as they were, whatever others write, truncate, rename over it or delete. Only a file larger than
-// `memory` allows for is not leased completely: once it has been changed, reads that need another window of it fail with
-// ESTALE. Without leases, a read sees the file as pread(2) does.
+// `memory` allows for is not leased completely: once it has been changed, reads that need another window of it fail
+// with ESTALE. Without leases, a read sees the file as pread(2) does.
 //
 // A block that differs from its checksum is an error (EIO), which names the file and the offset of the block. It is
 // damaged, and not changed by another program, because leased blocks are not overwritten.
@@ -76,8 +76,8 @@ class WEIGHTFS_EXPORT RandomReader {
   // or if the mount was restarted. A reader of a descriptor stays at its file. Reads under way end in the old state.
   // After an error the reader is unchanged.
   Result<void> Refresh();
-  // Opens another file instead, with the errors of Open. Much quicker than another reader, whose thread and kernel queue
-  // take tens of milliseconds to end. After an error the reader stays at its file.
+  // Opens another file instead, with the errors of Open. Much quicker than another reader, whose thread and kernel
+  // queue take tens of milliseconds to end. After an error the reader stays at its file.
   Result<void> Reopen(const FileName& file);
 
   // The size of the file as of Open, Reopen or Refresh, in bytes.

@@ -345,7 +345,7 @@ MUTANTS = [
     # Versions in a bucket.
     Mutant("push-source", "A version is made only of files that did not change during the push.",
            "remote/push.cc",
-           "  RETURN_IF_ERROR(CheckSource());\n", "",
+           "  RETURN_IF_ERROR(CheckSource());\n", "  static_cast<void>(CheckSource().has_value());\n",
            ("tests/remote/test_push.py -k file_that_changes",)),
     Mutant("push-trust", "Objects that were in the bucket before the claim are not trusted.",
            "remote/push.cc",

@@ -142,49 +142,77 @@ class Curl:
         time_it("curl get", self.words(entries))
 
 
+class Transfers:
+    """The cases of one service: each takes the name of the round."""
+
+    def __init__(self, program, gateway, time_it, base, mount, files, size):
+        import boto3
+        import botocore.config
+        environment = gateway.environment()
+        self.s3 = boto3.client("s3", endpoint_url=gateway.url, region_name="us-east-1",
+                               aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+                               aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+                               config=botocore.config.Config(proxies={}, s3={"addressing_style": "path"}))
+        self.s3.create_bucket(Bucket="tests")
+        self.program, self.time_it = program, time_it
+        self.source, self.target = write_files(mount / "source", files, size), mount / "target"
+        self.curl = Curl(self.s3, base, files, size)
+        self.s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+    def puts(self):
+        return [self.curl_put, self.push] + ([self.s5cmd_put] if self.s5cmd else [])
+
+    def gets(self):
+        return [self.curl_get, self.pull] + ([self.s5cmd_get] if self.s5cmd else [])
+
+    def curl_put(self, name):
+        self.curl.put(self.time_it, f"{name}-curl")
+
+    def push(self, name):
+        self.time_it("push", [self.program, "push", self.source, f"s3://tests/{name}"])
+
+    def s5cmd_put(self, name):
+        self.time_it("s5cmd put", [self.s5cmd, "cp", f"{self.source}/", f"s3://tests/{name}-s5cmd/"])
+
+    def curl_get(self, name):
+        self.curl.get(self.time_it, f"{name}-curl")
+
+    def pull(self, name):
+        self.time_it("pull", [self.program, "pull", f"s3://tests/{name}", self.target])
+        self.compare()
+
+    def s5cmd_get(self, name):
+        self.target.mkdir()
+        self.time_it("s5cmd get", [self.s5cmd, "cp", f"s3://tests/{name}-s5cmd/*", f"{self.target}/"])
+        self.compare()
+
+    def compare(self):
+        subprocess.run(["diff", "-r", self.source, self.target], check=True)
+        shutil.rmtree(self.target)
+
+    def remove_objects(self):
+        for page in self.s3.get_paginator("list_objects_v2").paginate(Bucket="tests"):
+            self.s3.delete_objects(Bucket="tests",
+                                   Delete={"Objects": [{"Key": entry["Key"]} for entry in page["Contents"]]})
+
+
 def measure_transfers(args, base):
-    import boto3
-    import botocore.config
     total = args.size * args.files
-    s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     with contextlib.ExitStack() as stack:
         # Ceph collects deleted objects late, so the memory has room for two rounds.
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="wfs-gw-", dir="/tmp"))
         gateway = stack.enter_context(Radosgw(Path(directory) / "g", size=6 * total + 2 * GIB))
         mount, pid = stack.enter_context(mounted(args.program, base, total * 2 + GIB))
-        environment = clean_environment(gateway.environment())
-        service_pids = [process.pid for process in gateway.processes.values()]
-        time_it = Timer(total, environment, pid, service_pids)
-        s3 = boto3.client("s3", endpoint_url=gateway.url, region_name="us-east-1",
-                          aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-                          aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-                          config=botocore.config.Config(proxies={}, s3={"addressing_style": "path"}))
-        s3.create_bucket(Bucket="tests")
-        source, target = write_files(mount / "source", args.files, args.size), mount / "target"
-        curl = Curl(s3, base, args.files, args.size)
+        environment = clean_environment({**gateway.environment(), "S3_ENDPOINT_URL": gateway.url})
+        time_it = Timer(total, environment, pid, [process.pid for process in gateway.processes.values()])
+        transfers = Transfers(args.program, gateway, time_it, base, mount, args.files, args.size)
         for number in range(args.rounds):
             time_it.rounds.append({})
-            series = f"round{number}"
-            puts = [lambda: curl.put(time_it, f"{series}-curl"),
-                    lambda: time_it("push", [args.program, "push", source, f"s3://tests/{series}"])]
-            gets = [lambda: curl.get(time_it, f"{series}-curl"),
-                    lambda: time_it("pull", [args.program, "pull", f"s3://tests/{series}", target / "pull"])]
-            if s5cmd:
-                puts.append(lambda: time_it("s5cmd put", [s5cmd, "cp", f"{source}/", f"s3://tests/{series}-s5cmd/"]))
-                gets.append(lambda: time_it("s5cmd get", [s5cmd, "cp", f"s3://tests/{series}-s5cmd/*",
-                                                          f"{target}/s5cmd/"]))
-                environment["S3_ENDPOINT_URL"] = gateway.url
-            for cases in (puts, gets):
+            for cases in (transfers.puts(), transfers.gets()):
                 for case in random.sample(cases, len(cases)):
-                    target.mkdir(exist_ok=True)
-                    case()
-                    if (target / "pull").exists():
-                        subprocess.run(["diff", "-r", source, target / "pull"], check=True)
-                    shutil.rmtree(target)
-            for page in s3.get_paginator("list_objects_v2").paginate(Bucket="tests"):
-                s3.delete_objects(Bucket="tests", Delete={"Objects": [{"Key": entry["Key"]}
-                                                                      for entry in page["Contents"]]})
-        rounds = time_it.rounds
+                    case(f"round{number}")
+            transfers.remove_objects()
+    rounds = time_it.rounds
     cases = {name: {figure: statistics.median(one[name][figure] for one in rounds) for figure in rounds[0][name]}
              for name in rounds[0]}
     ratios = {f"{ours} / {other}": statistics.median(one[ours]["MiB/s"] / one[other]["MiB/s"] for one in rounds)
@@ -193,70 +221,90 @@ def measure_transfers(args, base):
     return {"cases": cases, "ratios": ratios}
 
 
+class Pushes:
+    """Pushes of one directory, each as another version."""
+
+    def __init__(self, program, source, environment):
+        self.program, self.source, self.environment = program, source, environment
+        self.numbers = iter(range(1, 1 << 30))
+
+    def start(self, rate):
+        words = [self.program, "push", self.source, f"s3://tests/{next(self.numbers)}"]
+        return subprocess.Popen(words + ([] if rate == "max" else ["--rate", rate]), env=self.environment,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    @contextlib.contextmanager
+    def again_and_again(self, rate):
+        failures, stop = [], threading.Event()
+
+        def repeat():
+            while not stop.is_set():
+                with self.start(rate) as running:
+                    while running.poll() is None and not stop.wait(0.01):
+                        pass
+                    if running.returncode:
+                        failures.append(running.returncode)
+                        return
+                    running.terminate()
+
+        thread = threading.Thread(target=repeat)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        if failures:
+            raise RuntimeError(f"a push failed: exit {failures[0]}")
+
+
+class Saves:
+    """Saves of 512 MiB, to three files in turn."""
+
+    def __init__(self, directory):
+        import torch
+        self.torch, self.directory = torch, directory
+        self.state = {"weights": torch.randn(128 * MIB)}
+        self.number = 0
+        for _ in range(4):   # the locations in the pool, and the memory
+            self.save()
+
+    def save(self):
+        """Returns the seconds that it took."""
+        self.number += 1
+        start = time.monotonic()
+        with open(self.directory / f"save{self.number % 3}", "wb") as file:
+            self.torch.save(self.state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        return time.monotonic() - start
+
+    def median(self):
+        times, end = [], time.monotonic() + TIMED_SAVES_S
+        while time.monotonic() < end:
+            times.append(self.save())
+        return statistics.median(times)
+
+
 def measure_saves(args, base):
-    import torch
-    state = {"weights": torch.randn(128 * MIB)}
     total = args.size * args.files
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(S3Sink())
         mount, _ = stack.enter_context(mounted(args.program, base, total + 4 * GIB))
-        source = write_files(mount / "source", args.files, args.size)
-        environment, pushes = clean_environment(sink.environment()), iter(range(1, 1 << 30))
-
-        def save(number):
-            start = time.monotonic()
-            with open(mount / f"save{number % 3}", "wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            return time.monotonic() - start
-
-        def push(rate):
-            words = [args.program, "push", source, f"s3://tests/{next(pushes)}"]
-            return subprocess.Popen(words + ([] if rate == "max" else ["--rate", rate]), env=environment,
-                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-        @contextlib.contextmanager
-        def pushing(rate):
-            """Pushes again and again."""
-            failures, stop = [], threading.Event()
-
-            def repeat():
-                while not stop.is_set():
-                    with push(rate) as running:
-                        while running.poll() is None and not stop.wait(0.01):
-                            pass
-                        if running.returncode:
-                            failures.append(running.returncode)
-                            return
-                        running.terminate()
-
-            thread = threading.Thread(target=repeat)
-            thread.start()
-            try:
-                yield
-            finally:
-                stop.set()
-                thread.join()
-            if failures:
-                raise RuntimeError(f"a push failed: exit {failures[0]}")
-
+        pushes = Pushes(args.program, write_files(mount / "source", args.files, args.size),
+                        clean_environment(sink.environment()))
         start = time.monotonic()
-        if push("max").wait():
+        if pushes.start("max").wait():
             raise RuntimeError("the push failed")
         alone = total / MIB / (time.monotonic() - start)
-        for number in range(4):   # the locations in the pool, and the memory
-            save(number)
+        saves = Saves(mount)
         rates, rounds = ["no push", *args.beside], []
         for _ in range(args.rounds):
             rounds.append({})
             for rate in random.sample(rates, len(rates)):
-                with pushing(rate) if rate != "no push" else contextlib.nullcontext():
-                    time.sleep(0.3)
-                    times, end = [], time.monotonic() + TIMED_SAVES_S
-                    while time.monotonic() < end:
-                        times.append(save(len(times)))
-                rounds[-1][rate] = statistics.median(times)
+                with pushes.again_and_again(rate) if rate != "no push" else contextlib.nullcontext():
+                    time.sleep(0.3)   # until the first part is sent
+                    rounds[-1][rate] = saves.median()
     return {"push alone, MiB/s": alone,
             "seconds of a save": {rate: statistics.median(one[rate] for one in rounds) for rate in rates},
             "ratios": {rate: statistics.median(one[rate] / one["no push"] for one in rounds) for rate in args.beside}}

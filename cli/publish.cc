@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs publish and unpublish: make a directory complete, durable and immutable, and revert that.
+#include <fcntl.h>
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,7 +15,9 @@
 #include "client/publication.h"
 #include "common/hex.h"
 #include "common/printable.h"
+#include "common/result.h"
 #include "common/size_text.h"
+#include "common/unique_fd.h"
 #include "common/utc_time.h"
 
 namespace weightfs::cli {
@@ -25,23 +29,45 @@ struct Arguments {
   bool json = false;
 };
 
+// A directory, and its name for messages. That of a symbolic link is the path of the directory that it leads to.
+struct OpenedDirectory {
+  UniqueFd descriptor;
+  std::string name;
+};
+
+Result<OpenedDirectory> Open(const std::string& path) {
+  OpenedDirectory out{UniqueFd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), path};
+  if (!out.descriptor) return SystemError(path, "cannot be opened");
+  std::string link = path;
+  while (link.size() > 1 && link.ends_with('/')) link.pop_back();
+  std::error_code error;
+  if (!std::filesystem::is_symlink(link, error)) return out;
+  const auto real = std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", out.descriptor.get()), error);
+  if (!error) out.name = real.string();
+  return out;
+}
+
 int Publish(const Arguments& arguments) {
-  const auto published = client::Publish(arguments.directory, arguments.version);
+  const auto directory = Open(arguments.directory);
+  if (!directory.has_value()) return Fail(directory.error());
+  const auto published = client::Publish(directory->descriptor.get(), directory->name, arguments.version);
   if (!published.has_value()) return Fail(published.error());
   if (arguments.json) {
-    Print(stdout, JsonText(PublicationJson(arguments.directory, *published)) + "\n");
+    Print(stdout, JsonText(PublicationJson(directory->name, *published)) + "\n");
     return kSuccess;
   }
   Print(stdout, fmt::format("{}: version {}: {} file{}, {}; durable, and immutable until 'weightfs unpublish'\n",
-                            Printable(arguments.directory), published->version, published->files,
+                            Printable(directory->name), published->version, published->files,
                             published->files == 1 ? "" : "s", FormatSize(ByteCount{published->bytes})));
   return kSuccess;
 }
 
 int Unpublish(const Arguments& arguments) {
-  const auto reverted = client::Unpublish(arguments.directory);
+  const auto directory = Open(arguments.directory);
+  if (!directory.has_value()) return Fail(directory.error());
+  const auto reverted = client::Unpublish(directory->descriptor.get(), directory->name);
   if (!reverted.has_value()) return Fail(reverted.error());
-  Print(stdout, fmt::format("{}: not published any more; its files may be changed\n", Printable(arguments.directory)));
+  Print(stdout, fmt::format("{}: not published any more; its files may be changed\n", Printable(directory->name)));
   return kSuccess;
 }
 
@@ -71,6 +97,8 @@ void AddPublish(CLI::App& app, int* exit_code) {
       "is\n"
       "unpublished. A save loop calls it at the end: a directory is published completely or not at all, also after a\n"
       "crash. Publishing again changes nothing and prints the existing version.\n\n"
+      "If DIR is a symbolic link, the command follows it, and the output names the directory that was published. A link\n"
+      "below DIR is published as a link; what it leads to is not.\n\n"
       "Examples:\n"
       "  weightfs publish /mnt/tensors/step-1000\n"
       "  weightfs publish /mnt/tensors/step-1000 --version 1000");
@@ -82,7 +110,8 @@ void AddUnpublish(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   command->add_option("DIR", arguments->directory, "A published directory")->type_name("")->required();
   command->footer(
-      "Copies of the version elsewhere (weightfs push) stay as they are.\n\n"
+      "Copies of the version elsewhere (weightfs push) stay as they are. If DIR is a symbolic link, the command follows it,\n"
+      "and the output names the directory that was unpublished.\n\n"
       "Examples:\n"
       "  weightfs unpublish /mnt/tensors/step-1000 && rm -r /mnt/tensors/step-1000");
   command->callback([arguments, exit_code] { *exit_code = Unpublish(*arguments); });

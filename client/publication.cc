@@ -37,13 +37,17 @@ Error Explained(const std::string& path, int error) {
   return {ErrorCode{error}, path + ": " + std::string(why), path};
 }
 
-Result<weightfs_publication> Ask(const std::string& directory, unsigned long request, uint64_t version) {
-  const UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+Result<UniqueFd> Open(const std::string& directory) {
+  UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened) return SystemError(directory, "cannot be opened");
+  return opened;
+}
+
+Result<weightfs_publication> Ask(int opened, const std::string& directory, unsigned long request, uint64_t version) {
   weightfs_publication argument{};
   argument.version = WEIGHTFS_IOC_VERSION;
   argument.number = version;
-  if (ioctl(opened.get(), request, &argument) != 0) {
+  if (ioctl(opened, request, &argument) != 0) {
     if (errno == ENOTTY || errno == ENOSYS) {
       return Error{ErrorCode::kNotSupported, directory + ": not on a weightfs mount of this version", directory};
     }
@@ -68,20 +72,35 @@ Publication FromIoctl(const weightfs_publication& found) {
 }  // namespace
 
 Result<Publication> Publish(const std::string& directory, std::optional<uint64_t> version) {
+  ASSIGN_OR_RETURN(const UniqueFd opened, Open(directory));
+  return Publish(opened.get(), directory, version);
+}
+
+Result<Publication> Publish(int opened, const std::string& directory, std::optional<uint64_t> version) {
   if (version == 0 || version > INT64_MAX) {
     return Error{ErrorCode::kInvalid, directory + ": a version is a number from 1 to 2^63 - 1", directory};
   }
-  ASSIGN_OR_RETURN(const auto found, Ask(directory, WEIGHTFS_IOC_PUBLISH, version.value_or(0)));
+  ASSIGN_OR_RETURN(const auto found, Ask(opened, directory, WEIGHTFS_IOC_PUBLISH, version.value_or(0)));
   return FromIoctl(found);
 }
 
 Result<void> Unpublish(const std::string& directory) {
-  RETURN_IF_ERROR(Ask(directory, WEIGHTFS_IOC_UNPUBLISH, 0));
+  ASSIGN_OR_RETURN(const UniqueFd opened, Open(directory));
+  return Unpublish(opened.get(), directory);
+}
+
+Result<void> Unpublish(int opened, const std::string& directory) {
+  RETURN_IF_ERROR(Ask(opened, directory, WEIGHTFS_IOC_UNPUBLISH, 0));
   return {};
 }
 
 Result<Publication> PublicationOf(const std::string& directory) {
-  ASSIGN_OR_RETURN(const auto found, Ask(directory, WEIGHTFS_IOC_PUBLICATION, 0));
+  ASSIGN_OR_RETURN(const UniqueFd opened, Open(directory));
+  return PublicationOf(opened.get(), directory);
+}
+
+Result<Publication> PublicationOf(int opened, const std::string& directory) {
+  ASSIGN_OR_RETURN(const auto found, Ask(opened, directory, WEIGHTFS_IOC_PUBLICATION, 0));
   return FromIoctl(found);
 }
 

@@ -36,13 +36,19 @@ struct Publication {
 //   EPERM       a file belongs to another user
 //   EINVAL      the root directory of the mount, or a version of 2^63 or more
 //   EROFS, ENOSPC, EIO, and those of open(2)
+// A path leads through symbolic links, as for open(2). A program that may not trust the owners of the directories on the
+// path gives the descriptor of the directory instead; `directory` is then only its name in errors.
 WEIGHTFS_EXPORT Result<Publication> Publish(const std::string& directory,
+                                            std::optional<uint64_t> version = std::nullopt);
+WEIGHTFS_EXPORT Result<Publication> Publish(int opened, const std::string& directory,
                                             std::optional<uint64_t> version = std::nullopt);
 
 // Reverts Publish. ENODATA: the directory was not published by itself.
 WEIGHTFS_EXPORT Result<void> Unpublish(const std::string& directory);
+WEIGHTFS_EXPORT Result<void> Unpublish(int opened, const std::string& directory);
 
 // ENODATA: the directory was not published by itself; EOPNOTSUPP: as above.
 WEIGHTFS_EXPORT Result<Publication> PublicationOf(const std::string& directory);
+WEIGHTFS_EXPORT Result<Publication> PublicationOf(int opened, const std::string& directory);
 
 }  // namespace weightfs::client

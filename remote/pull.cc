@@ -43,7 +43,7 @@ Result<void> CheckMayPublish(const PullDirectory& directory, const PullPlan& pla
                              "and a publication has at most {}",
                              Printable(directory.target()), inodes, client::kMaximumPublication)};
   }
-  const auto publication = client::PublicationOf(directory.temporary());
+  const auto publication = client::PublicationOf(directory.root(), directory.temporary());
   if (publication || publication.error().code == ErrorCode::kNoAttribute) return {};
   return Error{publication.error().code,
                Printable(directory.target()) + ": it cannot be published: it is not on a weightfs mount"};
@@ -92,7 +92,7 @@ Result<PullReport> Pull(const Series& series, const Manifest& manifest, const st
                  ": the extended attributes of the version were lost: this filesystem has none");
   }
   if (options.publish) {
-    auto published = client::Publish(target->target(), manifest.version);
+    auto published = client::Publish(target->root(), target->target(), manifest.version);
     if (!published) {
       Error error = std::move(published).error();
       error.what = "the pull is complete, but not published: " + error.what;

@@ -19,7 +19,8 @@ namespace weightfs::remote {
 struct PullOptions {
   std::vector<std::string> files = {};    // see PlanPull
   std::vector<SliceRequest> slices = {};  // see PlanPull
-  // Publishes the directory at the end, with the version's number. Needs a weightfs mount, which is checked first.
+  // Publishes the new directory at the end, with the version's number, even if it has lost its name to another one
+  // meanwhile. Needs a weightfs mount, which is checked first.
   bool publish = false;
   unsigned connections = 16;
   client::Progress progress = {};                          // bytes downloaded; on the calling thread

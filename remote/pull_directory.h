@@ -28,6 +28,9 @@ class PullDirectory {
 
   const std::string& target() const { return target_; }
   const std::string& temporary() const { return temporary_; }
+  // A descriptor of the directory, which stays the same when Commit renames it. Others may put another directory at its
+  // name at any time.
+  int root() const { return root_.get(); }
 
   // kNoSpace if the filesystem has fewer free bytes or inodes.
   Result<void> CheckSpace(uint64_t bytes, uint64_t inodes) const;

@@ -102,6 +102,25 @@ def test_the_program_repeats_and_refuses(directory, work):
     assert "No such file" in publish(work / "missing", code=1).err
 
 
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_link_leads_to_the_directory_that_is_published_and_named(directory, work, slash):
+    (work / "latest").symlink_to("step")
+    assert publish(f"{work}/latest{slash}").out.startswith(f"{directory}: version ")
+    assert json.loads(publish(f"{work}/latest{slash}", "--json").out)["directory"] == str(directory)
+    with pytest.raises(PermissionError):
+        (directory / "f").write_text("changed")
+    assert weightfs("unpublish", f"{work}/latest{slash}").out.startswith(f"{directory}: not published")
+    (directory / "f").write_text("changed")
+
+
+def test_links_in_a_published_directory_lead_to_nothing_that_is_published(directory, work):
+    (work / "elsewhere").mkdir()
+    (work / "elsewhere/file").write_text("old")
+    (directory / "out").symlink_to(work / "elsewhere")
+    publish(directory)
+    (work / "elsewhere/file").write_text("new")
+
+
 def test_a_save_that_has_just_ended_can_be_published(work):
     """The kernel does not wait for the daemon when the last descriptor is closed."""
     for step in range(30):

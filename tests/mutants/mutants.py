@@ -370,4 +370,9 @@ MUTANTS = [
            "store/names/namespace_publish.cc",
            "    if (inode->open_writers > 0) return ErrorCode::kAgain;\n", "",
            ("unit_store_names:Publishing.*",)),
+    Mutant("pull-publishes-its-own", "A pull publishes the directory that it made, whatever has its name by then.",
+           "remote/pull.cc",
+           "client::Publish(target->root(), target->target(), manifest.version)",
+           "client::Publish(target->target(), manifest.version)",
+           ("tests/remote/test_pull.py -k another_takes",)),
 ]

@@ -8,7 +8,9 @@ import stat
 
 import pytest
 
-from harness import process, s3_versions
+from harness import needs, process, s3_versions
+from harness.filesystems import program
+from harness.s3_probe import clean_environment
 from harness.tree import differences
 from versions import MIB, SERIES, URL, comparable, is_untouched, keys, pull, put, refused, weightfs, write
 
@@ -309,6 +311,38 @@ def test_a_pull_to_a_mount_is_written_and_published(server, tree, factory, weigh
         (mount.path / "pulled/one").write_bytes(b"")
     weightfs(server, "unpublish", mount.path / "pulled")
     mount.fsck()
+
+
+# When the pull renames its directory to the target, another directory takes that name at once.
+SWAPS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+
+int renameat2(int from, const char* old, int to, const char* new, unsigned flags) {
+  int (*next)(int, const char*, int, const char*, unsigned) = dlsym(RTLD_NEXT, "renameat2");
+  int result = next(from, old, to, new, flags);
+  if (result == 0) result = renameat(to, new, to, "moved") | renameat(to, "other", to, new);
+  return result;
+}
+"""
+
+
+@needs.program("cc")
+def test_a_pull_publishes_its_own_directory_when_another_takes_the_name(server, tree, local, factory, weightfs_only):
+    source, library = local / "swaps.c", local / "swaps.so"
+    source.write_text(SWAPS)
+    process.run(["cc", "-shared", "-fPIC", "-o", library, source])
+    mount = factory.mount(factory.store("256M"))
+    (mount.path / "other").mkdir()
+    (mount.path / "other/file").write_bytes(b"old")
+    write(server, tree, 5)
+    process.run([program(), "pull", URL, mount.path / "pulled", "--publish"],
+                env={**clean_environment(server.environment()), "LD_PRELOAD": str(library)})
+    (mount.path / "pulled/file").write_bytes(b"new")
+    with pytest.raises(PermissionError):
+        (mount.path / "moved/one").write_bytes(b"")
+    weightfs(server, "unpublish", mount.path / "moved")
 
 
 def test_a_pull_to_a_mount_survives_a_kill_of_the_mount(server, tree, factory, weightfs_only):

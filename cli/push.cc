@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs push: copy a directory into a bucket, as a version that exists completely or not at all.
-#include <dirent.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,8 +24,11 @@
 #include "client/publication.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "common/unique_fd.h"
+#include "remote/local_tree.h"
 #include "remote/prune.h"
 #include "remote/push.h"
+#include "remote/remove_tree.h"
 
 namespace weightfs::cli {
 namespace {
@@ -66,8 +69,8 @@ void Report(const Arguments& arguments, const std::string& path, const std::stri
   }
 }
 
-// Returns the version.
-Result<uint64_t> PushOne(const Arguments& arguments, const OpenedSeries& opened, const std::string& path,
+// Pushes an open directory or file. Returns the version.
+Result<uint64_t> PushOne(const Arguments& arguments, const OpenedSeries& opened, int source, const std::string& path,
                          const std::atomic<bool>& interrupted) {
   TransferProgress progress("push", path, arguments.progress);
   const remote::PushOptions options{.version = arguments.version,
@@ -75,7 +78,7 @@ Result<uint64_t> PushOne(const Arguments& arguments, const OpenedSeries& opened,
                                     .verify = arguments.verify,
                                     .progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
                                     .interrupted = [&] { return interrupted.load(); }};
-  ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, path, options));
+  ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, source, path, options));
   Report(arguments, path, opened.series->url(report.version), report);
   return report.version;
 }
@@ -103,27 +106,30 @@ Result<bool> IsOutdated(const Arguments& arguments, const OpenedSeries& opened, 
 
 struct FoundPublication {
   uint64_t version = 0;
-  std::string path;
+  std::string name;
   std::array<uint8_t, 16> id{};
 };
 
-// The published directories in a directory, ordered by version.
-Result<std::vector<FoundPublication>> FindPublications(const std::string& directory) {
+// A directory is not opened through a link, because another user may have put it there.
+UniqueFd OpenIn(int directory, const std::string& name) {
+  return UniqueFd(openat(directory, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
+// The published directories in an open directory, ordered by version.
+Result<std::vector<FoundPublication>> FindPublications(int directory, const std::string& path) {
   std::vector<FoundPublication> found;
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(opendir(directory.c_str()), closedir);
-  if (stream == nullptr) return SystemError(directory, "cannot be watched");
-  while (true) {
-    errno = 0;
-    const dirent* entry = readdir(stream.get());
-    if (entry == nullptr && errno != 0) return SystemError(directory, "cannot be watched");
-    if (entry == nullptr) break;
-    if (entry->d_name[0] == '.' || (entry->d_type != DT_DIR && entry->d_type != DT_UNKNOWN)) continue;
-    const std::string path = directory + "/" + entry->d_name;
+  ASSIGN_OR_RETURN(const auto names, remote::ListNames(directory, path));
+  for (const std::string& name : names) {
+    if (name.starts_with('.')) continue;
+    const UniqueFd opened = OpenIn(directory, name);
     // What is not published now is looked at again; a directory may also be removed meanwhile.
-    if (const auto published = client::PublicationOf(path)) found.push_back({published->version, path, published->id});
+    if (!opened) continue;
+    if (const auto published = client::PublicationOf(opened.get(), path + "/" + name)) {
+      found.push_back({published->version, name, published->id});
+    }
   }
   std::sort(found.begin(), found.end(), [](const FoundPublication& a, const FoundPublication& b) {
-    return std::tie(a.version, a.path) < std::tie(b.version, b.path);
+    return std::tie(a.version, a.name) < std::tie(b.version, b.name);
   });
   return found;
 }
@@ -136,7 +142,7 @@ class Watch {
       : arguments_(arguments), opened_(opened), interrupted_(interrupted) {}
 
   int Run() {
-    if (const auto readable = FindPublications(*arguments_.watched); !readable) return Fail(readable.error());
+    if (const auto readable = OpenWatched(); !readable) return Fail(readable.error());
     seconds pause = kLook;
     while (!interrupted_) {
       const bool passed = Look();
@@ -152,7 +158,8 @@ class Watch {
  private:
   // Returns false after a failure that may pass.
   bool Look() {
-    const auto found = FindPublications(*arguments_.watched);
+    const auto directory = OpenWatched();
+    const auto found = directory ? FindPublications(directory->get(), *arguments_.watched) : directory.error();
     if (!found) {
       Say(found.error());
       return false;
@@ -160,7 +167,7 @@ class Watch {
     for (const FoundPublication& publication : *found) {
       if (interrupted_) return true;
       if (settled_.contains(publication.id)) continue;
-      const auto done = Push(publication);
+      const auto done = Push(directory->get(), publication);
       static_cast<void>(FlushOutput().has_value());
       if (!done && interrupted_) return true;
       if (!done) {
@@ -175,14 +182,28 @@ class Watch {
     return true;
   }
 
-  Result<void> Push(const FoundPublication& publication) {
+  // Opened for each look, because an open descriptor keeps a mount from being unmounted.
+  Result<UniqueFd> OpenWatched() const {
+    UniqueFd directory(open(arguments_.watched->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory) return SystemError(*arguments_.watched, "cannot be watched");
+    return directory;
+  }
+
+  Result<void> Push(int directory, const FoundPublication& publication) {
+    const std::string path = *arguments_.watched + "/" + publication.name;
     ASSIGN_OR_RETURN(const bool outdated, IsOutdated(arguments_, opened_, publication.version, interrupted_));
     if (outdated) {
       Print(stderr, fmt::format("weightfs: {}: version {} is older than the {} that are kept: not pushed\n",
-                                Printable(publication.path), publication.version, arguments_.keep));
+                                Printable(path), publication.version, arguments_.keep));
       return {};
     }
-    ASSIGN_OR_RETURN(const uint64_t version, PushOne(arguments_, opened_, publication.path, interrupted_));
+    const UniqueFd source = OpenIn(directory, publication.name);
+    if (!source) return SystemError(path, "cannot be opened");
+    const auto published = client::PublicationOf(source.get(), path);
+    if (!published || published->id != publication.id) {
+      return Error{ErrorCode::kStale, Printable(path) + ": was replaced before it was pushed"};
+    }
+    ASSIGN_OR_RETURN(const uint64_t version, PushOne(arguments_, opened_, source.get(), path, interrupted_));
     // The version is there; the next push prunes again.
     if (const auto pruned = PruneAfter(arguments_, opened_, version, interrupted_); !pruned && !interrupted_) {
       Fail(pruned.error());
@@ -209,7 +230,9 @@ int Push(const Arguments& arguments) {
   if (!opened.has_value()) return Fail(opened.error());
   const std::atomic<bool>& interrupted = CatchInterrupts();
   if (arguments.watched) return Watch(arguments, *opened, interrupted).Run();
-  const auto pushed = PushOne(arguments, *opened, arguments.path, interrupted);
+  const auto source = remote::OpenSource(arguments.path);
+  if (!source.has_value()) return Fail(source.error());
+  const auto pushed = PushOne(arguments, *opened, source->get(), arguments.path, interrupted);
   if (!pushed.has_value()) return Fail(pushed.error());
   const auto pruned = PruneAfter(arguments, *opened, *pushed, interrupted);
   return pruned.has_value() ? kSuccess : Fail(pruned.error());

@@ -50,7 +50,7 @@ struct HandleOptions {
 };
 
 // A file, given by its path or by an open descriptor. The caller keeps the descriptor and may close it as soon as the
-// call returns.
+// call returns. With a descriptor, the path is only a name for messages.
 struct FileName {
   FileName(std::string name) : path(std::move(name)) {}  // NOLINT(google-explicit-constructor)
   FileName(const char* name) : path(name) {}             // NOLINT(google-explicit-constructor)

@@ -16,7 +16,8 @@
 
 #include "common/hex.h"
 #include "common/printable.h"
-#include "common/unique_fd.h"
+#include "common/processes.h"
+#include "remote/beneath.h"
 
 namespace weightfs::remote {
 namespace {
@@ -32,10 +33,15 @@ InodeState StateOf(std::string path, const struct stat& status) {
           .changed_ns = Nanoseconds(status.st_ctim)};
 }
 
-std::string_view KindOf(mode_t mode) {
-  if (S_ISFIFO(mode)) return "a FIFO";
-  if (S_ISSOCK(mode)) return "a socket";
-  return "a device";
+// Checks that a file of this kind can be in a bucket.
+Result<void> CheckKind(mode_t mode, const std::string& path) {
+  if (S_ISREG(mode) || S_ISDIR(mode)) return {};
+  const std::string_view kind = S_ISFIFO(mode) ? "a FIFO" : S_ISSOCK(mode) ? "a socket" : "a device";
+  return Error{ErrorCode::kInvalid, fmt::format("{}: {}, which cannot be in a bucket", Printable(path), kind)};
+}
+
+Error CannotOpen(const std::string& path, const Error& error) {
+  return SystemError(path, "cannot be opened", error.error_number());
 }
 
 class Scanner {
@@ -49,7 +55,7 @@ class Scanner {
  private:
   std::string Shown(const std::string& path) const { return path.empty() ? tree_.root : tree_.root + "/" + path; }
   Result<void> ScanEntry(int directory, const char* name, const std::string& path);
-  Result<void> AddLink(int directory, const char* name, const std::string& path);
+  Result<void> AddLink(int link, const std::string& path);
   Result<Attributes> ReadAttributes(int file, const std::string& path) const;
 
   LocalTree& tree_;
@@ -87,9 +93,9 @@ Result<void> Scanner::AddFile(int file, const struct stat& status, const std::st
   return {};
 }
 
-Result<void> Scanner::AddLink(int directory, const char* name, const std::string& path) {
+Result<void> Scanner::AddLink(int link, const std::string& path) {
   std::array<char, 4096> target;
-  const ssize_t size = readlinkat(directory, name, target.data(), target.size());
+  const ssize_t size = readlinkat(link, "", target.data(), target.size());
   if (size < 0) return SystemError(Shown(path), "cannot be read");
   std::string text(target.data(), static_cast<size_t>(size));
   if (!IsUtf8(text)) return Error{ErrorCode::kInvalid, Printable(Shown(path)) + ": the link's target is not UTF-8"};
@@ -101,21 +107,21 @@ Result<void> Scanner::ScanEntry(int directory, const char* name, const std::stri
   if (auto checked = CheckPath(path); !checked.has_value()) {
     return Error{ErrorCode::kInvalid, Printable(tree_.root) + "/" + checked.error().what};
   }
+  const UniqueFd found(openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
   struct stat status {};
-  if (fstatat(directory, name, &status, AT_SYMLINK_NOFOLLOW) != 0)
-    return SystemError(Shown(path), "cannot be examined");
-  if (S_ISLNK(status.st_mode)) return AddLink(directory, name, path);
-  if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)) {
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("{}: {}, which cannot be in a bucket", Printable(Shown(path)), KindOf(status.st_mode))};
-  }
-  UniqueFd opened(openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-  if (!opened || fstat(opened.get(), &status) != 0) return SystemError(Shown(path), "cannot be opened");
+  if (!found || fstat(found.get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
+  if (S_ISLNK(status.st_mode)) return AddLink(found.get(), path);
+  RETURN_IF_ERROR(CheckKind(status.st_mode, Shown(path)));
   if (status.st_dev != device_) {
     return Error{ErrorCode::kInvalid,
                  Printable(Shown(path)) + ": another filesystem is mounted here; push it by itself"};
   }
-  return S_ISDIR(status.st_mode) ? ScanDirectory(std::move(opened), path) : AddFile(opened.get(), status, path);
+  auto opened = Reopen(found.get());
+  if (!opened) return CannotOpen(Shown(path), opened.error());
+  if (S_ISDIR(status.st_mode)) return ScanDirectory(*std::move(opened), path);
+  // Once more, because network filesystems look for changes by others when a file is opened.
+  if (fstat(opened->get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
+  return AddFile(opened->get(), status, path);
 }
 
 Result<void> Scanner::ScanDirectory(UniqueFd opened, const std::string& path) {
@@ -163,27 +169,58 @@ std::string LocalTree::Fingerprint() const {
   return ToHex(Sha256Of(text)).substr(0, 32);
 }
 
-Result<LocalTree> ScanTree(const std::string& path) {
-  LocalTree tree;
-  UniqueFd opened(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+Result<UniqueFd> LocalTree::Open(const FileEntry& file, bool direct) const {
+  const auto before = [](const InodeState& state, const std::string& path) { return state.path < path; };
+  const auto listed = std::lower_bound(states.begin(), states.end(), file.path, before);
+  const auto found = is_file ? Reopen(source) : OpenBeneath(source, file.path);
+  constexpr std::array kReplaced = {ErrorCode::kNotFound, ErrorCode::kNotDirectory};
+  const bool replaced = !found && std::find(kReplaced.begin(), kReplaced.end(), found.error().code) != kReplaced.end();
+  if (!found && !replaced) return CannotOpen(PathOf(file), found.error());
   struct stat status {};
-  if (!opened || fstat(opened.get(), &status) != 0) return SystemError(path, "cannot be opened");
-  const std::unique_ptr<char, void (*)(void*)> resolved(realpath(path.c_str(), nullptr), free);
-  if (resolved == nullptr) return SystemError(path, "cannot be resolved");
-  tree.root = resolved.get();
+  if (replaced || fstat(found->get(), &status) != 0 || !S_ISREG(status.st_mode)) return ChangedDuringPush(PathOf(file));
+  auto opened = Reopen(found->get(), direct);
+  if (!opened) return CannotOpen(PathOf(file), opened.error());
+  if (fstat(opened->get(), &status) != 0 || StateOf(file.path, status) != *listed) {
+    return ChangedDuringPush(PathOf(file));
+  }
+  return opened;
+}
+
+Error ChangedDuringPush(const std::string& path) {
+  return {ErrorCode::kStale,
+          Printable(path) + ": changed during the push, so no version was made; publish the directory first"};
+}
+
+Result<UniqueFd> OpenSource(const std::string& path) {
+  const UniqueFd found(open(path.c_str(), O_PATH | O_CLOEXEC));
+  struct stat status {};
+  if (!found || fstat(found.get(), &status) != 0) return SystemError(path, "cannot be opened");
+  RETURN_IF_ERROR(CheckKind(status.st_mode, path));
+  auto opened = Reopen(found.get());
+  if (!opened) return CannotOpen(path, opened.error());
+  return opened;
+}
+
+Result<LocalTree> ScanTree(int source) {
+  LocalTree tree;
+  tree.source = source;
+  tree.root = ReadProcLink(fmt::format("self/fd/{}", source));
+  if (tree.root.empty()) return SystemError(fmt::format("/proc/self/fd/{}", source), "cannot be resolved");
+  struct stat status {};
+  if (fstat(source, &status) != 0) return SystemError(tree.root, "cannot be examined");
   Scanner scanner(&tree);
-  if (S_ISDIR(status.st_mode)) {
-    RETURN_IF_ERROR(scanner.ScanDirectory(std::move(opened), ""));
-  } else if (S_ISREG(status.st_mode)) {
+  tree.is_file = S_ISREG(status.st_mode);
+  if (tree.is_file) {
     const size_t slash = tree.root.rfind('/');
     const std::string name = tree.root.substr(slash + 1);
     RETURN_IF_ERROR(CheckPath(name));
     tree.root.resize(slash);
     tree.manifest.directories.push_back({});
-    RETURN_IF_ERROR(scanner.AddFile(opened.get(), status, name));
+    RETURN_IF_ERROR(scanner.AddFile(source, status, name));
   } else {
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("{}: {}, which cannot be in a bucket", Printable(path), KindOf(status.st_mode))};
+    auto opened = Reopen(source);
+    if (!opened) return CannotOpen(tree.root, opened.error());
+    RETURN_IF_ERROR(scanner.ScanDirectory(*std::move(opened), ""));
   }
   const auto by_path = [](const auto& a, const auto& b) { return a.path < b.path; };
   std::sort(tree.manifest.directories.begin(), tree.manifest.directories.end(), by_path);

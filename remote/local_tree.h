@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "remote/manifest.h"
 
 namespace weightfs::remote {
@@ -25,6 +26,8 @@ struct LocalTree {
   // Where the paths of the manifest begin: the directory itself, or the directory of the single file.
   std::string root;
   std::vector<InodeState> states;  // of all directories and files, ordered by path
+  int source = -1;                 // as given to ScanTree; it must stay open
+  bool is_file = false;            // the source is a single file
 
   std::string PathOf(const FileEntry& file) const { return root + "/" + file.path; }
   // The latest change of any file or directory, since the epoch.
@@ -32,11 +35,22 @@ struct LocalTree {
   // 32 hexadecimal digits that identify this tree in this state, also after its filesystem was mounted again, when its
   // device has another number.
   std::string Fingerprint() const;
+
+  // Opens for reading the file that was listed, with O_DIRECT if `direct` is true and its filesystem has it. Another
+  // user may have put anything in its place: kStale unless it is the same inode in the same state.
+  Result<UniqueFd> Open(const FileEntry& file, bool direct) const;
 };
 
-// Lists a directory with everything below it, or a single file. Symbolic links are not followed, except `path` itself.
-// Errors, each one full line with the path: kInvalid for names that cannot be in a bucket (CheckPath), for other kinds
-// of files and for a file system mounted inside; those of the system calls.
-Result<LocalTree> ScanTree(const std::string& path);
+// The error for a file or directory that is not as it was listed.
+Error ChangedDuringPush(const std::string& path);
+
+// Opens a directory or a regular file for ScanTree. From then on its path does not matter. Errors, each one full line:
+// kInvalid for other kinds of files, those of open(2).
+Result<UniqueFd> OpenSource(const std::string& path);
+
+// Lists an open directory with everything below it, or an open file. Symbolic links are not followed. Errors, each one
+// full line with the path: kInvalid for names that cannot be in a bucket (CheckPath), for other kinds of files and for a
+// file system mounted inside; those of the system calls.
+Result<LocalTree> ScanTree(int source);
 
 }  // namespace weightfs::remote

@@ -24,6 +24,7 @@
 #include "common/mounts.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "remote/beneath.h"
 #include "remote/remove_tree.h"
 
 namespace weightfs::remote {
@@ -187,25 +188,10 @@ Result<void> PullDirectory::CheckSpace(uint64_t bytes, uint64_t inodes) const {
   return {};
 }
 
-// Opens the directory of `path` component by component, because openat follows links in all but the last one.
 Result<UniqueFd> PullDirectory::OpenParent(std::string_view path, std::string* name) const {
-  UniqueFd directory;
-  for (;;) {
-    const size_t slash = path.find('/');
-    const int above = directory ? directory.get() : root_.get();
-    if (slash == std::string_view::npos) {
-      *name = path;
-      if (directory) return directory;
-      directory = UniqueFd(fcntl(root_.get(), F_DUPFD_CLOEXEC, 0));
-      if (!directory) return SystemError(temporary_, "cannot open it");
-      return directory;
-    }
-    const std::string component(path.substr(0, slash));
-    UniqueFd below(openat(above, component.c_str(), kDirectoryFlags));
-    if (!below) return SystemError(PathOf(path), "cannot open its directory");
-    directory = std::move(below);
-    path.remove_prefix(slash + 1);
-  }
+  auto parent = remote::OpenParent(root_.get(), path, name);
+  if (!parent) return SystemError(PathOf(path), "cannot open its directory", parent.error().error_number());
+  return parent;
 }
 
 Result<void> PullDirectory::MakeDirectory(std::string_view path) {

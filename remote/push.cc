@@ -36,8 +36,8 @@ std::string HostName() {
 // One push of one version.
 class Pusher {
  public:
-  Pusher(const Series& series, const std::string& path, const PushOptions& options)
-      : series_(series), path_(path), options_(options) {}
+  Pusher(const Series& series, int source, const std::string& path, const PushOptions& options)
+      : series_(series), opened_(source), path_(path), options_(options) {}
 
   Result<PushReport> Run();
 
@@ -65,6 +65,7 @@ class Pusher {
   std::string url() const { return series_.url(manifest().version); }
 
   const Series& series_;
+  const int opened_;
   const std::string path_;
   const PushOptions& options_;
   LocalTree tree_;
@@ -76,7 +77,7 @@ class Pusher {
 
 // A publication that was read before the files tells that they cannot have changed since.
 Result<void> Pusher::ReadPublication() {
-  auto published = client::PublicationOf(path_);
+  auto published = client::PublicationOf(opened_, path_);
   if (published) {
     publication_ = *published;
     return {};
@@ -244,17 +245,15 @@ Result<void> Pusher::SendAndVerify() {
 // True only of a source whose files are still those that were sent.
 Result<void> Pusher::CheckSource() const {
   if (publication_) {
-    const auto now = client::PublicationOf(path_);
+    const auto now = client::PublicationOf(opened_, path_);
     if (now && now->id == publication_->id) return {};
     return Error{ErrorCode::kStale, Printable(path_) + ": was unpublished during the push, so no version was made"};
   }
-  ASSIGN_OR_RETURN(const LocalTree now, ScanTree(path_));
+  ASSIGN_OR_RETURN(const LocalTree now, ScanTree(opened_));
   for (size_t at = 0; at < std::max(now.states.size(), tree_.states.size()); ++at) {
     if (at < now.states.size() && at < tree_.states.size() && now.states[at] == tree_.states[at]) continue;
     const std::string& path = at < tree_.states.size() ? tree_.states[at].path : now.states[at].path;
-    return Error{ErrorCode::kStale,
-                 fmt::format("{}: changed during the push, so no version was made; publish the directory first",
-                             Printable(path.empty() ? tree_.root : tree_.root + "/" + path))};
+    return ChangedDuringPush(path.empty() ? tree_.root : tree_.root + "/" + path);
   }
   return {};
 }
@@ -314,7 +313,7 @@ Result<void> Pusher::ConfirmClaim() const {
 
 Result<PushReport> Pusher::Run() {
   RETURN_IF_ERROR(ReadPublication());
-  ASSIGN_OR_RETURN(tree_, ScanTree(path_));
+  ASSIGN_OR_RETURN(tree_, ScanTree(opened_));
   RETURN_IF_ERROR(ChooseVersion());
   RETURN_IF_ERROR(CheckManifestSize());
   ASSIGN_OR_RETURN(const bool complete, IsComplete());
@@ -332,8 +331,8 @@ Result<PushReport> Pusher::Run() {
 
 }  // namespace
 
-Result<PushReport> Push(const Series& series, const std::string& path, const PushOptions& options) {
-  auto pushed = Pusher(series, path, options).Run();
+Result<PushReport> Push(const Series& series, int source, const std::string& path, const PushOptions& options) {
+  auto pushed = Pusher(series, source, path, options).Run();
   if (pushed || pushed.error().code != ErrorCode::kCancelled) return pushed;
   return Error{ErrorCode::kCancelled, Printable(path) + ": interrupted; the same command continues the push"};
 }

@@ -28,9 +28,10 @@ struct PushReport {
   bool existed = false;           // this push had been completed before
 };
 
-// Pushes a directory of any filesystem, or a single file. A directory of a weightfs mount is read through leases, which
-// are snapshots whose blocks are verified. The version appears when its manifest is written, last; before, everything
-// is there, and the source has been compared with its state at the beginning.
+// Pushes an open directory of any filesystem, or a single file (OpenSource). A directory of a weightfs mount is read
+// through leases, which are snapshots whose blocks are verified. The version appears when its manifest is written, last;
+// before, everything is there, and the source has been compared with its state at the beginning. Other users may rename
+// and replace files meanwhile: only files that were listed are read. `path` is the name of the source for messages.
 //
 // A push that was interrupted is continued by calling Push again with the same unchanged source: what is in the bucket
 // is not sent again, unless something was there before the first call. The id of a push is that of the publication, or
@@ -45,7 +46,7 @@ struct PushReport {
 //   kCorrupt    what was sent arrived damaged three times (`verify`), or a file is damaged here
 //   kCancelled  `interrupted` returned true
 //   others      of s3::Client, and of reading the files
-Result<PushReport> Push(const Series& series, const std::string& path, const PushOptions& options);
+Result<PushReport> Push(const Series& series, int source, const std::string& path, const PushOptions& options);
 
 // Compares all objects of an existing version with its checksums. kCorrupt: with key and offset of the first
 // difference.

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/upload.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -28,35 +25,22 @@ constexpr uint64_t kReaderFrom = 1 << 20;        // smaller files are read by re
 constexpr size_t kMostRequests = 64;             // of small files, in progress and waiting for a connection
 constexpr std::chrono::milliseconds kLook{100};  // between two looks for an interruption
 
-Error Changed(const std::string& path) {
-  return {ErrorCode::kStale,
-          Printable(path) + ": changed during the push, so no version was made; publish the directory first"};
-}
-
-// A file that was removed, replaced by a link, or has become shorter.
-bool IsChange(const Error& error) {
-  const std::array changes = {ErrorCode::kNotFound, ErrorCode{ELOOP}, ErrorCode{ENODATA}, ErrorCode::kStale};
-  return std::find(changes.begin(), changes.end(), error.code) != changes.end();
-}
+// A file that has become shorter.
+bool IsChange(const Error& error) { return error.code == ErrorCode{ENODATA} || error.code == ErrorCode::kStale; }
 
 // Reads a file whose size must not change.
 class PlainSource {
  public:
-  static Result<PlainSource> Open(const std::string& path, uint64_t size) {
-    UniqueFd file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-    if (!file && (errno == ENOENT || errno == ELOOP)) return Changed(path);
-    if (!file) return SystemError(path, "cannot be opened");
-    struct stat status {};
-    if (fstat(file.get(), &status) != 0) return SystemError(path, "cannot be examined");
-    if (static_cast<uint64_t>(status.st_size) != size) return Changed(path);
-    return PlainSource(std::move(file), path);
+  static Result<PlainSource> Open(const LocalTree& tree, const FileEntry& file) {
+    ASSIGN_OR_RETURN(UniqueFd opened, tree.Open(file, /*direct=*/false));
+    return PlainSource(std::move(opened), tree.PathOf(file));
   }
   Result<void> Read(uint64_t offset, std::span<std::byte> to) {
     for (size_t done = 0; done < to.size();) {
       const ssize_t count = pread(file_.get(), to.data() + done, to.size() - done, static_cast<off_t>(offset + done));
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) return SystemError(path_, fmt::format("cannot be read at byte {}", offset + done));
-      if (count == 0) return Changed(path_);
+      if (count == 0) return ChangedDuringPush(path_);
       done += static_cast<size_t>(count);
     }
     return {};
@@ -72,25 +56,28 @@ class PlainSource {
 class LeasedSource {
  public:
   // Uses the reader for this file, or makes one if it is null.
-  static Result<LeasedSource> Open(const std::string& path, uint64_t size,
+  static Result<LeasedSource> Open(const LocalTree& tree, const FileEntry& file,
                                    std::unique_ptr<client::RandomReader>& reader) {
+    ASSIGN_OR_RETURN(const UniqueFd descriptor, tree.Open(file, /*direct=*/true));
+    client::FileName name(descriptor.get());
+    name.path = tree.PathOf(file);
     Result<void> opened;
     if (reader) {
-      opened = reader->Reopen(path);
-    } else if (auto made = client::RandomReader::Open(path)) {
+      opened = reader->Reopen(name);
+    } else if (auto made = client::RandomReader::Open(name)) {
       reader = std::move(*made);
     } else {
       opened = made.error();
     }
-    if (!opened && IsChange(opened.error())) return Changed(path);
-    if (!opened) return Error{opened.error().code, Printable(path) + ": " + ToString(opened.error())};
-    if (reader->file_size() != size) return Changed(path);
-    return LeasedSource(*reader, path);
+    if (!opened && IsChange(opened.error())) return ChangedDuringPush(name.path);
+    if (!opened) return Error{opened.error().code, Printable(name.path) + ": " + ToString(opened.error())};
+    if (reader->file_size() != file.size) return ChangedDuringPush(name.path);
+    return LeasedSource(*reader, name.path);
   }
   Result<void> Read(uint64_t offset, std::span<std::byte> to) {
     auto done = reader_.Read(offset, client::MemoryView(to));
     if (done) return {};
-    if (IsChange(done.error())) return Changed(path_);
+    if (IsChange(done.error())) return ChangedDuringPush(path_);
     return Error{done.error().code, Printable(path_) + ": " + ToString(done.error())};
   }
 
@@ -181,10 +168,10 @@ Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) 
   ASSIGN_OR_RETURN(auto buffer, TakeBuffer(std::max<uint64_t>(file.size, 1)));
   const std::span<std::byte> data(buffer.get(), file.size);
   if (file.size >= kReaderFrom) {
-    ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_.PathOf(file), file.size, reader_));
+    ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_, file, reader_));
     RETURN_IF_ERROR(Read(source, 0, data));
   } else if (file.size > 0) {
-    ASSIGN_OR_RETURN(auto source, PlainSource::Open(tree_.PathOf(file), file.size));
+    ASSIGN_OR_RETURN(auto source, PlainSource::Open(tree_, file));
     RETURN_IF_ERROR(Read(source, 0, data));
   }
   if (present) {
@@ -243,7 +230,7 @@ Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) 
     ASSIGN_OR_RETURN(upload, BeginParts(file, key));
     upload->missing = 1;
   }
-  ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_.PathOf(file), file.size, reader_));
+  ASSIGN_OR_RETURN(auto source, LeasedSource::Open(tree_, file, reader_));
   const uint64_t part_size = PartSizeOf(file.size);
   for (uint64_t begin = 0; begin < file.size; begin += part_size) {
     const uint64_t size = std::min(part_size, file.size - begin);

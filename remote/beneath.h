@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opens files below a directory that other users may change meanwhile.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "common/result.h"
+#include "common/unique_fd.h"
+
+namespace weightfs::remote {
+
+// Opens the directory that a relative path has its last component in, which becomes `name`. Never follows a symbolic
+// link, so it never leaves `root`. The descriptor is for *at calls only (O_PATH). The errors have a code and no text.
+Result<UniqueFd> OpenParent(int root, std::string_view path, std::string* name);
+
+// Opens anything at a relative path, in the same manner; a symbolic link itself.
+Result<UniqueFd> OpenBeneath(int root, std::string_view path);
+
+// Opens for reading what a descriptor of any kind names, whatever has happened to its path; a file with O_DIRECT if
+// `direct` is true and its filesystem has it. Does not wait for the holder of a lease of fcntl(2). The errors have a
+// code and no text.
+Result<UniqueFd> Reopen(int descriptor, bool direct = false);
+
+}  // namespace weightfs::remote

@@ -39,6 +39,7 @@ class Closable {
     for (int calls = calls_.load(); calls > 0; calls = calls_.load()) calls_.wait(calls);
   }
 
+  bool closed() const { return handle_ == nullptr; }
   std::shared_ptr<T> get() const {
     if (handle_ == nullptr) throw pybind11::value_error(std::string("the ") + name_ + " is closed");
     return handle_;

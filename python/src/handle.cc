@@ -182,6 +182,7 @@ void BindHandle(py::module_& module) {
         return std::make_shared<PyHandle>(Check(WithoutGil([&] { return Handle::Create(options); })), "handle");
       }))
       .def("close", &PyHandle::Close)
+      .def("closed", &PyHandle::closed)
       .def("join", &PyHandle::Join)
       .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
       .def("wait",

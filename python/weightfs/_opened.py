@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lifecycle of handles and readers. Each belongs to the process that created it, and is closed before the
-interpreter ends."""
+"""The lifecycle of handles and readers. The native part of each belongs to the process that created it, and is closed
+before the interpreter ends."""
 
 import atexit
 import sys
@@ -25,8 +25,8 @@ def _close_all():
 
 class Opened:
     """A native object that must be closed, with its asynchronous operations. A context manager; it cannot be copied or
-    pickled. As thread-safe as the native object. Each subclass has _KIND and _CREATE, the noun and the verb of error
-    messages."""
+    pickled, unless a subclass can. As thread-safe as the native object. Each subclass has _KIND and _CREATE, the noun
+    and the verb of error messages."""
 
     def __init__(self, native):
         self._pending = Pending()
@@ -48,12 +48,6 @@ class Opened:
 
     def __reduce_ex__(self, protocol):
         raise TypeError(f"a {self._KIND} cannot be copied or pickled; {self._CREATE} one in each process")
-
-    def __copy__(self):
-        return self.__reduce_ex__(2)
-
-    def __deepcopy__(self, memo):
-        return self.__reduce_ex__(2)
 
     def __enter__(self):
         return self

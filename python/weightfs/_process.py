@@ -3,13 +3,15 @@
 
 import errno
 import os
+import threading
 
 pid = os.getpid()   # cached, so that no operation needs a system call for it
+lock = threading.RLock()   # of what a process creates once; another one in a forked child, where it would stay locked
 
 
 def _after_fork():
-    global pid
-    pid = os.getpid()
+    global pid, lock
+    pid, lock = os.getpid(), threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many small reads of one file."""
 
-from weightfs import _native
-from weightfs._arguments import labelled
+import array
+import contextlib
+import errno
+import functools
+import itertools
+import os
+
+from weightfs import _native, _process
+from weightfs._arguments import labelled, to_keep
 from weightfs._future import Future
 from weightfs._memory import describe
 from weightfs._numbers import file_name, whole
 from weightfs._opened import Opened
+from weightfs._pending import Pending
 
 _MOST_QUEUE_DEPTH, _MOST_MEMORY, _MOST_FILE_BYTES = 1 << 16, 1 << 40, (1 << 63) - 1
 
@@ -20,7 +28,9 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
     return one state of the file, that of the opening or of the last refresh(), whatever other programs write, truncate,
     rename over it or delete. On other filesystems, and without a lease, a read sees the file as pread(2) does.
 
-    Any thread may use a reader. A forked child must not use its parent's reader."""
+    Any thread may use a reader. A forked child opens the file again when it first uses the reader, and pickling a
+    reader of a path opens the path again: so a Dataset may have a reader, and each worker of a DataLoader sees the file
+    as of its own opening."""
 
     _KIND, _CREATE = "reader", "open"
 
@@ -38,8 +48,10 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
         Raises:
             OSError: the file cannot be opened, or with "require" not leased.
         """
-        super().__init__(_native.Reader(file_name(file), whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH),
-                                        whole("memory", memory, 1, _MOST_MEMORY), direct))
+        self._arguments = (whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH),
+                           whole("memory", memory, 1, _MOST_MEMORY), direct)
+        super().__init__(_native.Reader(file_name(file), *self._arguments))
+        self._file = to_keep(file)   # for a forked child, where the caller's descriptor may be closed
 
     def read(self, offsets, out):
         """Reads bytes of the file into `out`.
@@ -57,32 +69,35 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
                 checksum, with the file and the offset of the block. EPIPE if the mount has ended. ESTALE: see `memory`.
             ValueError: `out` has another size or shape.
         """
-        return self._read(offsets, out, 0, 1)
+        return self._read(offsets, out)
 
     def read_async(self, offsets, out):
         """Starts the same and returns its Future. The offsets may be changed after the call."""
-        return self._start(offsets, out, 0, 1)
+        return self._start(offsets, out)
 
-    def rows(self, indices, out, *, base=0, row_bytes=None):
+    def rows(self, indices, out, *, base=0, row_bytes=None, count=None):
         """Reads rows of a row-major tensor in the file. Row i is at base + i * row_bytes.
 
         Args:
-            indices: one index, or a sequence, an array or a CPU tensor of them.
+            indices: one index, or a sequence, an array or a CPU tensor of integers of any type. A negative one counts
+                from the last row. Truth values, one for each row, select the rows that are true.
             out: as for read(). If a row of it is shorter than `row_bytes`, the first bytes of each row are read.
             base: the offset of the tensor in the file, in bytes.
             row_bytes: bytes from one row to the next in the file; None: the size of a row of `out`.
+            count: how many rows the tensor has; None: as many as the file has from `base` on.
 
         Returns:
             The number of bytes.
 
         Raises:
+            IndexError: there is no such row, or there are more or fewer truth values than rows.
             OSError, ValueError: as read() does.
         """
-        return self._read(indices, out, base, row_bytes, True)
+        return self._read(indices, out, (base, row_bytes, count))
 
-    def rows_async(self, indices, out, *, base=0, row_bytes=None):
+    def rows_async(self, indices, out, *, base=0, row_bytes=None, count=None):
         """Starts the same and returns its Future. The indices may be changed after the call."""
-        return self._start(indices, out, base, row_bytes, True)
+        return self._start(indices, out, (base, row_bytes, count))
 
     def refresh(self):
         """Opens the path again and takes new leases: later reads see the file as it is now, also if another file was
@@ -108,36 +123,99 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
         """Why there is no lease; empty with a lease and with direct="never"."""
         return self._native.no_lease()
 
-    def _read(self, numbers, out, base, step, is_rows=False):
+    def close(self):
+        super().close()
+        self._file = None   # a copy of a descriptor would keep the mount busy
+
+    def __reduce_ex__(self, protocol):
+        if self._opened.closed():
+            raise ValueError("the reader is closed")
+        if hasattr(self._file, "__index__"):
+            raise TypeError("a reader of a descriptor cannot be copied or pickled; open one by its path")
+        queue_depth, memory, direct = self._arguments
+        return (functools.partial(type(self), direct=direct, queue_depth=queue_depth, memory=memory),
+                (os.fspath(self._file),))
+
+    @property
+    def _native(self):
+        if self._process != _process.pid and not self._opened.closed():
+            with _process.lock:
+                if self._process != _process.pid:
+                    self._opened = _native.Reader(file_name(self._file), *self._arguments)
+                    self._pending, self._process = Pending(), _process.pid
+        return self._opened
+
+    def _read(self, numbers, out, table=None):
         native, memory = self._native, describe(out, writable=True)
-        arguments = _arguments(numbers, memory, base, step, is_rows)
-        with labelled(memory):
-            native.read(*arguments)
+        with _index_errors(table), labelled(memory):
+            native.read(*self._native_arguments(numbers, memory, table))
         return memory.nbytes
 
-    def _start(self, numbers, out, base, step, is_rows=False):
+    def _start(self, numbers, out, table=None):
         native, memory = self._native, describe(out, writable=True)
-        arguments = _arguments(numbers, memory, base, step, is_rows)
-        operation = self._pending.start(memory, None, True, lambda: native.start_read(*arguments))
+        arguments = self._native_arguments(numbers, memory, table)
+        with _index_errors(table):
+            operation = self._pending.start(memory, None, True, lambda: native.start_read(*arguments))
         return Future(operation, memory, self._pending.forget_done)
 
-
-def _arguments(numbers, memory, base, step, is_rows):
-    """The arguments of the native module. ValueError if the rows do not fill the memory."""
-    if memory.on_device:
-        raise ValueError(f"{memory.label} is in GPU memory: rows are read into host memory only")
-    if hasattr(numbers, "__index__") and getattr(numbers, "ndim", 0) == 0:
-        numbers, count = (numbers.__index__(),), 1
-    else:
-        if hasattr(numbers, "numpy"):   # a torch tensor
-            numbers = numbers.numpy()
-        count = len(numbers)
-        if len(memory.shape) > 1 and memory.shape[0] != count:
-            raise ValueError(f"{memory.label} has {memory.shape[0]} rows for {count} offsets")
-    if count == 0 and memory.nbytes > 0 or count > 0 and memory.nbytes % count != 0:
-        raise ValueError(f"{memory.label} has {memory.nbytes} bytes, which {count} rows of equal size do not fill")
-    length = memory.nbytes // count if count else 0
-    if is_rows:
+    def _native_arguments(self, numbers, memory, table):
+        """ValueError if the rows do not fill the memory. `table`: (base, row_bytes, count), or None for offsets."""
+        if memory.on_device:
+            raise ValueError(f"{memory.label} is in GPU memory: rows are read into host memory only")
+        numbers, given, mask = _integers(numbers, table is not None)
+        if given is None:
+            given = 1
+        elif len(memory.shape) > 1 and memory.shape[0] != given:
+            raise ValueError(f"{memory.label} has {memory.shape[0]} rows for {given} offsets")
+        if given == 0 and memory.nbytes > 0 or given > 0 and memory.nbytes % given != 0:
+            raise ValueError(f"{memory.label} has {memory.nbytes} bytes, which {given} rows of equal size do not fill")
+        length = memory.nbytes // given if given else 0
+        if table is None:
+            return numbers, 0, 1, None, length, memory.arguments
+        base, step, count = table
         base = whole("base", base, 0, _MOST_FILE_BYTES)
         step = length if step is None else whole("row_bytes", step, length, _MOST_FILE_BYTES)
-    return numbers, base, step, length, memory.arguments
+        if count is not None:
+            rows = whole("count", count, 0, _MOST_FILE_BYTES)
+        else:
+            rows = max(0, (self.size - base - length) // step + 1) if step else _MOST_FILE_BYTES
+        if mask is not None and mask != rows and step:
+            raise IndexError(f"a mask of {mask} truth values cannot select from {rows} rows")
+        bounds = rows, _MOST_FILE_BYTES if count is None else rows
+        return numbers, base, step, bounds, length, memory.arguments
+
+
+@contextlib.contextmanager
+def _index_errors(table):
+    """Raises IndexError for a row behind the end of the file."""
+    try:
+        yield
+    except OSError as error:
+        if table is None or error.errno != errno.ENODATA:
+            raise
+        raise IndexError(error.strerror) from None
+
+
+def _integers(numbers, masks):
+    """Returns (numbers for the native module, how many; None for a number alone, length of the mask or None). `masks`:
+    truth values select rows by their positions."""
+    if hasattr(numbers, "numpy") and getattr(numbers, "ndim", 0) > 0:   # a torch tensor
+        numbers = numbers.numpy()
+    dimensions = getattr(numbers, "ndim", None)
+    is_mask = _are_truth_values(numbers)
+    if is_mask and (not masks or dimensions == 0 or isinstance(numbers, bool)):
+        raise TypeError("truth values are neither an offset nor the index of a row")
+    if not dimensions and hasattr(numbers, "__index__"):
+        return (numbers.__index__(),), None, None
+    if dimensions not in (None, 1):
+        raise ValueError(f"the numbers have {dimensions} dimensions: one is required")
+    if not is_mask:
+        return numbers, len(numbers), None
+    chosen = array.array("q", itertools.compress(range(len(numbers)), numbers))
+    return chosen, len(chosen), len(numbers)
+
+
+def _are_truth_values(numbers):
+    if isinstance(numbers, (list, tuple)):
+        return len(numbers) > 0 and all(isinstance(one, bool) for one in numbers)
+    return isinstance(numbers, bool) or str(getattr(numbers, "dtype", "")) in ("bool", "torch.bool")

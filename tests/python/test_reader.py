@@ -6,8 +6,10 @@ import copy
 import errno
 import json
 import os
+import pickle
 import threading
 
+import numpy
 import pytest
 import torch
 
@@ -117,7 +119,8 @@ def test_the_end_of_the_file(table):
         for read in (reader.read, lambda *arguments: reader.read_async(*arguments).result()):
             error = failure(read, [0, values.nbytes - 10], bytearray(40))
             assert (error.errno, error.offset, error.filename) == (errno.ENODATA, values.nbytes - 10, os.fspath(path))
-        assert failure(reader.rows, [len(values)], torch.empty(1, 100)).errno == errno.ENODATA
+        with pytest.raises(IndexError):
+            reader.rows([len(values)], torch.empty(1, 100))
         assert reader.read([], bytearray()) == 0
         assert reader.read_async([], bytearray()).result() == 0
 
@@ -125,8 +128,8 @@ def test_the_end_of_the_file(table):
 def test_wrong_arguments_are_refused(table):
     path, _ = table
     with weightfs.reader(path) as reader:
-        for wrong in (-1, 1 << 62, 1 << 70):
-            assert failure(reader.rows, [wrong], bytearray(4)).errno == errno.EINVAL
+        for wrong in (-1, 1 << 63, 1 << 70):
+            assert failure(reader.read, [wrong], bytearray(4)).errno == errno.EINVAL
         with pytest.raises(ValueError, match="do not fill"):
             reader.read([0, 1, 2], bytearray(10))
         with pytest.raises(ValueError, match="3 rows for 2 offsets"):
@@ -135,12 +138,10 @@ def test_wrong_arguments_are_refused(table):
             reader.rows([0], bytearray(10), row_bytes=9)
         with pytest.raises(ValueError, match="read-only"):
             reader.read(0, b"bytes")
-        for wrong in ([0.5], torch.zeros(1), "x", [None]):
+        for wrong in ([0.5], torch.zeros(1), "x", [None], True, [True], torch.ones(1, dtype=torch.bool)):
             with pytest.raises(TypeError):
                 reader.read(wrong, bytearray(1))
         assert "not contiguous" in str(failure(reader.read, [0, 1], torch.empty(2, 4, 2)[:, :, 0]))
-        with pytest.raises(TypeError, match="pickled"):
-            copy.copy(reader)
     with pytest.raises(ValueError, match="the reader is closed"):
         reader.read(0, bytearray(1))
     with pytest.raises(ValueError, match="queue_depth"):
@@ -290,21 +291,153 @@ with weightfs.reader({os.fspath(work / 'large')!r}, direct="require", memory=2 <
     assert descriptors < 100
 
 
-def test_a_forked_child_is_refused(leased):
+def rows_of(path, values, indices, expected, **options):
+    with weightfs.reader(path) as reader:
+        for read in (reader.rows, lambda *given, **named: reader.rows_async(*given, **named).result()):
+            out = torch.zeros(values[expected].shape)
+            assert read(indices, out, **options) == out.nbytes
+            assert torch.equal(bits(out), bits(values[expected]))
+
+
+@pytest.mark.parametrize("kind", ["i1", "u1", "<i2", ">i2", ">u2", "<i4", ">i4", ">u4", "<i8", ">i8", "<u8", ">u8"])
+def test_numbers_of_every_type_and_byte_order(table, kind):
+    path, values = table
+    wanted = [3, 120, 0, 77]
+    indices = numpy.array(wanted, kind)
+    rows_of(path, values, indices, wanted)
+    rows_of(path, values, numpy.array(indices[2], kind), 0)                            # 0-d
+    rows_of(path, values, indices[::-1], wanted[::-1])                                 # a negative stride
+    rows_of(path, values, numpy.stack([indices, indices + 1], 1)[:, 0], wanted)        # not contiguous
+    rows_of(path, values, memoryview(indices), wanted)
+    rows_of(path, values, list(indices), wanted)
+
+
+def test_numbers_that_no_row_has_are_index_errors(table):
+    path, values = table
+    with weightfs.reader(path) as reader:
+        for wrong in (len(values), -len(values) - 1, 1 << 62, 1 << 63, -(1 << 63), 1 << 70,
+                      numpy.array([len(values)], ">i4"), numpy.array([(1 << 64) - 1], "u8"),
+                      numpy.array([(1 << 64) - 1], ">u8"), torch.tensor([-len(values) - 1])):
+            for rows in (reader.rows, reader.rows_async):
+                with pytest.raises(IndexError, match="out of bounds|only .* bytes"):
+                    rows(wrong if hasattr(wrong, "dtype") else [wrong], torch.empty(1, 100))
+        with pytest.raises(IndexError):
+            reader.rows([3], torch.empty(1, 100), count=3)
+        for wrong in (numpy.array([[1, 2]]), numpy.array([1.0]), numpy.array(True), numpy.array(["1"]),
+                      torch.tensor(True), [1, True], numpy.array([1, None])):
+            with pytest.raises((TypeError, ValueError)):
+                reader.rows(wrong, torch.empty(2, 100))
+
+
+def test_negative_numbers_and_masks_follow_numpy(table):
+    path, values = table
+    rows_of(path, values, -1, -1)
+    rows_of(path, values, [-1, 0, -len(values)], [-1, 0, 0])
+    rows_of(path, values, numpy.array([-2, 5], ">i8"), [-2, 5])
+    rows_of(path, values, [-1, 1], [9, 1], count=10)
+    mask = torch.zeros(len(values), dtype=torch.bool)
+    mask[[4, 17, len(values) - 1]] = True
+    for given in (mask, mask.numpy(), mask.tolist()):
+        rows_of(path, values, given, [4, 17, -1])
+    with weightfs.reader(path) as reader:
+        columns = torch.empty(2, 10)
+        reader.rows([-1, 0], columns, base=8, row_bytes=400)
+        assert torch.equal(bits(columns), bits(values[[-1, 0], 2:12]))
+        for given in (mask[:-1], [True], [False] * 10):
+            with pytest.raises(IndexError, match="mask"):
+                reader.rows(given, torch.empty(int(sum(given)), 100), row_bytes=400)
+        assert reader.rows(torch.zeros_like(mask), torch.empty(0, 100)) == 0
+
+
+def test_a_forked_child_opens_its_own_reader(leased):
     path, data = leased
-    with weightfs.reader(path, direct="require") as reader:
+    held, over = threading.Event(), threading.Event()
+
+    def hold(reader):
+        with reader._pending._lock:   # the child does not have the thread that has the lock
+            held.set()
+            over.wait()
+
+    with open(path, "rb") as stream, weightfs.reader(path, direct="require") as reader, \
+            weightfs.reader(stream.fileno(), direct="require") as by_descriptor:
+        stream.close()
+        holder = threading.Thread(target=hold, args=(reader,))
+        holder.start()
+        held.wait()
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                reader.read(0, bytearray(1))
-            except PermissionError as error:
-                status = 0 if "reader" in str(error) and "fork" in str(error) else 2
-            os._exit(status)
+                outs = [bytearray(4096) for _ in range(8)]
+                threads = [threading.Thread(target=reader.read, args=(8192, out)) for out in outs]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                own = bytearray(4096)
+                by_descriptor.read_async(4096, own).result()
+                reader.refresh()
+                assert all(out == data[8192:12_288] for out in outs) and own == data[4096:8192]
+                assert reader.direct and reader.size == len(data)
+                reader.close()
+                by_descriptor.close()
+                status = 0
+            finally:
+                os._exit(status)
+        over.set()
+        holder.join()
         assert os.waitpid(pid, 0)[1] == 0
-        out = bytearray(4096)
-        reader.read(0, out)
-        assert out == data[:4096]
+        for each in (reader, by_descriptor):
+            out = bytearray(4096)
+            each.read(0, out)
+            assert out == data[:4096]
+
+
+def test_a_closed_reader_stays_closed_in_a_forked_child(leased):
+    path, _ = leased
+    reader = weightfs.reader(path)
+    reader.close()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            reader.read(0, bytearray(1))
+        except ValueError:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_reader_is_pickled_by_its_path(table, monkeypatch):
+    path, values = table
+    monkeypatch.chdir(path.parent)
+    with weightfs.reader(path.name, queue_depth=3) as reader:
+        monkeypatch.chdir("/")
+        for other in (pickle.loads(pickle.dumps(reader)), copy.copy(reader), copy.deepcopy(reader)):
+            out = torch.empty(1, 100)
+            with other:
+                other.rows([7], out)
+            assert torch.equal(bits(out), bits(values[7:8]))
+    with pytest.raises(ValueError, match="closed"):
+        pickle.dumps(reader)
+    with open(path, "rb") as stream, weightfs.reader(stream.fileno()) as by_descriptor:
+        with pytest.raises(TypeError, match="descriptor"):
+            pickle.dumps(by_descriptor)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_a_dataset_of_a_data_loader_has_a_reader(leased, child, start):
+    path, _ = leased
+    assert child(f"""
+import torch, weightfs
+from rows_dataset import Rows
+if __name__ == "__main__":
+    loader = torch.utils.data.DataLoader(Rows({os.fspath(path)!r}), batch_size=50, num_workers=2,
+                                         multiprocessing_context={start!r})
+    for _ in range(2):
+        print(torch.cat(list(loader)).numpy().tobytes() == open({os.fspath(path)!r}, "rb").read(400 * 500))
+""") == "True\nTrue\n"
 
 
 def test_many_threads_share_a_reader(leased):

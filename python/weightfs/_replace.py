@@ -117,6 +117,14 @@ def _temporary_beside(path, target):
     return name
 
 
+def new_file(path):
+    """Creates an empty temporary file beside `path`, and returns its name."""
+    folder, base = os.path.split(path)
+    descriptor, name = _make(os.path.join(folder, f".{base}.weightfs-"), MODE_OF_NEW_FILES)
+    os.close(descriptor)
+    return name
+
+
 def _make(start, mode):
     """Returns (descriptor, name) of a new file whose name begins with `start`."""
     while True:

@@ -11,6 +11,8 @@ dcp.async_save accepts the writer too, with threads and with processes. docs/CHE
 
 import contextlib
 import dataclasses
+import itertools
+import logging
 import os
 import re
 
@@ -20,12 +22,19 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from weightfs._archive import fill, outline
-from weightfs._replace import make_folder, sync_folder, writing
-from weightfs._stream import DirectReader, the_handle
+from weightfs._flock import lock
+from weightfs._replace import make_folder, new_file, sync_folder, writing
+from weightfs._stream import DirectReader, errors_of, the_handle
 from weightfs.torch import without_crc32
 
+log = logging.getLogger("weightfs")
 _DIRECT = 1 << 20    # smaller tensors are loaded as torch does
-_DATA = re.compile(r"\.?__([0-9]+)_.*\.distcp(\.weightfs-[0-9a-f]{8})?")   # also the temporary file of a killed program
+_LOCKED = 64         # files that are examined together
+# In the names of FileSystemWriter, there is no ID of the save.
+_NAMED = re.compile(rb"__[0-9]+_(?:[0-9a-f]{8}_)?[0-9]+\.distcp")
+# The files of an unfinished save, with the number of the rank, and their temporary files.
+_UNFINISHED = re.compile(r"__([0-9]+)_[0-9a-f]{8}_[0-9]+\.distcp|"
+                         r"\.(?:__([0-9]+)_[0-9a-f]{8}_[0-9]+\.distcp|(?:__([0-9]+))?\.metadata)\.weightfs-[0-9a-f]{8}")
 
 
 class StorageWriter(FileSystemWriter):
@@ -33,7 +42,11 @@ class StorageWriter(FileSystemWriter):
     when all ranks are done, by a rename, too.
 
     The names of the files are new in each save, so a save over an older checkpoint leaves that one whole until the new
-    `.metadata` replaces the old one; then the old files are removed. Both need space until then."""
+    `.metadata` replaces the old one; then the files that the old one named are removed. Both need space until then.
+    Several saves to one directory may overlap: the checkpoint is that of the last one to finish.
+
+    Each rank holds the locks of its files until the next save of this writer, or until the writer is deleted, so that
+    other saves do not take them for those of a killed program."""
 
     def __init__(self, path, *, overwrite=True, cache_staged_state_dict=False):
         """Args:
@@ -54,13 +67,59 @@ class StorageWriter(FileSystemWriter):
         with without_crc32():
             return super().write_data(plan, planner)
 
+    def reset(self, checkpoint_id=None):
+        super().reset(checkpoint_id)
+        self.fs.unlock()
+
     def finish(self, metadata, results):
+        replaced = self._named_in(self._get_metadata_path(None if self.use_collectives else self.rank))
+        used = {written.storage_data.relative_path for one in results for written in one}
+        for name in used:
+            os.stat(os.path.join(self.path, name))   # a checkpoint without its files must not replace a whole one
         super().finish(metadata, results)
-        used = {info.relative_path for info in metadata.storage_data.values()}
-        for name in set(os.listdir(self.path)) - used:
-            found = _DATA.fullmatch(name)
-            if found and (self.use_collectives or int(found[1]) == self.rank):
+        try:
+            self._remove_others(replaced, used)
+        except OSError as error:
+            log.warning("the checkpoint %s is saved, but older files were not removed: %s", self.path, error)
+        self.fs.unlock()
+
+    def _remove_others(self, replaced, used):
+        """Removes the files that the replaced `.metadata` named, and those that killed saves left."""
+        names = set(os.listdir(self.path)) - used
+        self._remove_unnamed(replaced & names)
+        left = iter(sorted(filter(self._may_be_left, names - replaced)))
+        while batch := list(itertools.islice(left, _LOCKED)):
+            with contextlib.ExitStack() as locks:
+                # A living save holds the locks of its files until its `.metadata` names them. Therefore `.metadata` is
+                # read while their locks are held.
+                abandoned = []
+                for name in batch:
+                    with contextlib.suppress(OSError):
+                        locks.callback(os.close, lock(os.path.join(self.path, name)))
+                        abandoned.append(name)
+                self._remove_unnamed(abandoned)
+
+    def _may_be_left(self, name):
+        found = _UNFINISHED.fullmatch(name)
+        return found and (self.use_collectives or str(self.rank) in found.groups())
+
+    def _remove_unnamed(self, names):
+        for name in set(names) - self._named() if names else ():
+            with contextlib.suppress(FileNotFoundError):   # another save has removed it
                 os.unlink(os.path.join(self.path, name))
+
+    def _named(self):
+        """The files of the checkpoint that is there now, and of those of single ranks."""
+        others = (name for name in os.listdir(self.path) if re.fullmatch(r"__[0-9]+\.metadata", name))
+        ranks = others if self.use_collectives else [f"__{self.rank}.metadata"]
+        return set().union(*(self._named_in(os.path.join(self.path, name)) for name in (".metadata", *ranks)))
+
+    @staticmethod
+    def _named_in(path):
+        # The pickle is searched, because loading it would run code, and its text has the names literally.
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            return {name.decode() for name in _NAMED.findall(file.read())}
+        return set()
 
     def _unique(self, prefix):
         """Adds this save's ID to the prefix of a rank's file names. A plan that torch has cached has one already."""
@@ -109,24 +168,66 @@ class StorageReader(FileSystemReader):
 
 
 class _Files(FileSystem):
-    """Opens files through a handle. It has no state, so a writer can be sent to another process."""
+    """Opens files through a handle. Keeps the locks of the files that it has written until unlock(). Without them, so
+    without a state, a writer can be sent to another process."""
+
+    def __init__(self):
+        super().__init__()
+        self._locks = []
+
+    def __reduce__(self):
+        return type(self), ()
+
+    def __del__(self):
+        self.unlock()
+
+    def unlock(self):
+        while self._locks:
+            os.close(self._locks.pop())
 
     @contextlib.contextmanager
     def create_stream(self, path, mode):
         if mode == "wb":
-            renamed_later = str(path).endswith(".metadata.tmp")
-            with writing(path, None, durable=True, atomic=not renamed_later) as stream:
+            # FileSystemWriter renames `.metadata.tmp`, a name that two saves at once would share.
+            with self._replacing(str(path).removesuffix(".tmp")) as stream:
                 yield _Gathering(stream)
         else:
             with the_handle(None) as handle, contextlib.closing(DirectReader(path, handle)) as stream:
                 yield stream
 
+    @contextlib.contextmanager
+    def _replacing(self, path):
+        name, locks = self._new_file(path)
+        try:
+            with errors_of(path, name), writing(name, None, durable=True, atomic=False) as stream:
+                yield stream
+            os.replace(name, path)
+            sync_folder(os.path.dirname(path))
+        except BaseException:
+            for held in locks:
+                os.close(held)
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        self._locks += locks
+
+    @staticmethod
+    def _new_file(path):
+        """Returns (name, [lock]) of a new temporary file, or (name, []) on a filesystem without locks."""
+        while True:
+            name = new_file(path)
+            try:
+                return name, [lock(name)]
+            except (BlockingIOError, FileNotFoundError):   # another save has taken it for that of a killed program
+                continue
+            except OSError:
+                return name, []
+
     def mkdir(self, path):
         make_folder(os.path.abspath(path))
 
     def rename(self, path, new_path):
-        os.replace(path, new_path)
-        sync_folder(os.path.dirname(new_path))
+        """Does nothing: the stream has replaced the file when it ended."""
 
     def rm_file(self, path):
         """Does nothing: FileSystemWriter calls it for the old `.metadata`, which the rename replaces. Without it, a kill

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs.dcp: the storage of torch.distributed.checkpoint, beside torch's own storage."""
 
+import fcntl
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ pytest.importorskip("weightfs._native", reason="another weightfs is imported: pi
 dcp = pytest.importorskip("torch.distributed.checkpoint", reason="this torch is built without distributed")
 
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # noqa: E402
 
 from weightfs import dcp as ours  # noqa: E402
 
@@ -103,29 +106,90 @@ def test_a_save_over_an_older_one_leaves_it_whole_until_the_end(work, monkeypatc
     assert same(load(path, state(2), dcp.FileSystemReader), state(2))
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next(work):
-    save(work, state(1))
-    for name in ("__0_deadbeef_0.distcp", ".__1_deadbeef_0.distcp.weightfs-0123abcd", "notes"):
+@pytest.mark.parametrize("saver", ["ours", "torch"])
+def test_a_save_removes_what_the_one_before_and_killed_ones_left_and_nothing_else(work, saver):
+    save(work, state(1), {"ours": ours.StorageWriter, "torch": dcp.FileSystemWriter}[saver])
+    left = ("__0_deadbeef_0.distcp", ".__1_deadbeef_0.distcp.weightfs-0123abcd", "..metadata.weightfs-0123abcd",
+            *(f"__{rank}_feedbeef_0.distcp" for rank in range(2000)))
+    others = ("notes", "__0_notes.distcp", "__7_7.distcp", "__0_deadbeef_0.distcp.old", "__0_DEADBEEF_0.distcp")
+    for name in left + others:
         (work / name).write_bytes(b"part")
+    living = work / "__1_deadbeef_0.distcp"
+    living.write_bytes(b"part")
+    with open(living) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert same(load(work, state(1)), state(1))
+        save(work, state(2))
+        names = set(data_files(work))
+        assert names.issuperset(others + (living.name,)) and len(names) == len(others) + 2
+    save(work, state(3))
+    assert set(data_files(work)) > set(others) and len(data_files(work)) == len(others) + 1
+
+
+def test_a_checkpoint_whose_files_are_gone_does_not_replace_a_whole_one(work, monkeypatch):
+    save(work, state(1))
+    finish = ours.StorageWriter.finish
+
+    def lose(self, metadata, results):
+        os.unlink(work / results[0][0].storage_data.relative_path)
+        finish(self, metadata, results)
+
+    monkeypatch.setattr(ours.StorageWriter, "finish", lose)
+    with pytest.raises(CheckpointException, match="No such file"):
+        save(work, state(2))
     assert same(load(work, state(1)), state(1))
-    save(work, state(2))
-    assert len(data_files(work)) == 2 and "notes" in data_files(work)
+
+
+def test_a_damaged_metadata_does_not_fail_a_save_and_runs_no_code(work):
+    class Hostile:
+        def __reduce__(self):
+            return os.mkdir, (str(work / "ran"),)
+
+    for content in (b"", b"\x80\x04broken __0_0.distcp", pickle.dumps(Hostile())):
+        (work / ".metadata").write_bytes(content)
+        save(work, state(1))
+        assert same(load(work, state(1)), state(1)) and len(data_files(work)) == 1
+
+
+def test_ranks_that_save_alone_leave_the_files_of_others(work):
+    """use_collectives=False: each rank has metadata of its own."""
+    def alone(rank, seed):
+        writer = ours.StorageWriter(work)
+        writer.reset()
+        writer.set_up_storage_writer(False, rank=rank, use_collectives=False)
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state(seed), writer.storage_meta(), is_coordinator=True)
+        plan = writer.prepare_local_plan(planner.create_local_plan())
+        plans, metadata = planner.create_global_plan([plan])
+        plan = planner.finish_plan(writer.prepare_global_plan(plans)[0])
+        writer.finish(metadata, [writer.write_data(plan, planner).wait()])
+
+    save(work, state(1))
+    for rank, seed in ((0, 2), (1, 3), (1, 4), (0, 5)):
+        (work / f"__{rank}_deadbeef_0.distcp").write_bytes(b"of a killed save")
+        alone(rank, seed)
+        assert same(load(work, state(1)), state(1))
+    assert len(data_files(work)) == 5 and data_files(work)[0] == "__0.metadata"
+    save(work, state(6))
+    assert len(data_files(work)) == 5 and same(load(work, state(6)), state(6))
 
 
 def killed_at(number, path, saved):
-    """Saves in a child that is killed before its rename of that number. False if there were fewer."""
+    """Saves in a child that is killed before its rename or deletion of that number. False if there were fewer."""
     child = os.fork()
     if child == 0:
         try:
-            left, replace = [number], os.replace
+            left, replace, unlink = [number], os.replace, os.unlink
 
-            def dying(*arguments):
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left[0] -= 1
-                replace(*arguments)
+            def dying(call):
+                def die(*arguments):
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    left[0] -= 1
+                    call(*arguments)
+                return die
 
-            os.replace = dying
+            os.replace, os.unlink = dying(replace), dying(unlink)
             save(path, saved)
         finally:
             os._exit(0)
@@ -134,11 +198,11 @@ def killed_at(number, path, saved):
 
 def test_a_killed_save_leaves_the_older_checkpoint(work):
     save(work, state(1))
-    number = 0
-    while killed_at(number, work, state(2)):
-        assert same(load(work, state(1)), state(1))
-        number += 1
-    assert number == 2 and same(load(work, state(2)), state(2)) and len(data_files(work)) == 1
+    for number, seed in enumerate((1, 1, 2)):   # before the renames of the data and of .metadata, and the deletion
+        assert killed_at(number, work, state(2))
+        assert same(load(work, state(seed)), state(seed))
+    save(work, state(3))
+    assert same(load(work, state(3)), state(3)) and len(data_files(work)) == 1
 
 
 def test_a_checkpoint_is_durable_when_save_returns(factory, weightfs_only):

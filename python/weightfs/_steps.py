@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a training run as directories: `step-00000100/state.pt`.
 
-A step is written in a hidden directory beside its final name, then renamed. A living program holds flock(2) on its
-hidden directories, so a starting program can tell them from those that a killed one left."""
+A step is written in a hidden directory beside its final name, then renamed. A living program holds the lock of its
+hidden directories, so a starting program can tell them from those that a killed one left.
+
+A step that is saved below others continues from a state before theirs. They are set aside under other names,
+`step-00000300.stale-1`; the last number counts how often the run went back."""
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import re
 import secrets
 import shutil
 
+from weightfs._flock import lock
 from weightfs._replace import make_folder, sync_folder
 from weightfs._stream import MODE_OF_NEW_FILES, errors_of
 
 log = logging.getLogger("weightfs")
 STATE = "state.pt"
 _STEP = re.compile(r"step-([0-9]{8,})")
+_STALE = re.compile(r"step-([0-9]{8,})\.stale-([0-9]+)")
 _HIDDEN = re.compile(r"\.step-[0-9]{8,}\.weightfs-[0-9a-f]{8}")
 
 
@@ -49,7 +53,8 @@ class Steps:
         return os.path.join(self.directory_of(step), STATE)
 
     def publish(self, step, write):
-        """Makes a new file the state of a step by one rename. A step that exists is replaced.
+        """Makes a new file the state of a step by one rename. A step that exists is replaced; higher ones are set
+        aside.
 
         Args:
             write: write(path) writes the file, which exists and is empty, and makes it durable.
@@ -59,36 +64,66 @@ class Steps:
 
         Raises:
             OSError: nothing has changed, or the last sync failed."""
-        final, (hidden, lock) = self.directory_of(step), self._make_hidden(step)
+        final, (hidden, held) = self.directory_of(step), self._make_hidden(step)
         try:
             file = os.path.join(hidden, STATE)
             with errors_of(self.file_of(step), file):
                 os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE_OF_NEW_FILES))
                 write(file)
                 sync_folder(hidden)
-                self._rename(hidden, final)
+                with self._setting_aside(step):
+                    self._rename(hidden, final)
             sync_folder(self.path)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)   # what stays is removed at the next start
             raise
         finally:
-            os.close(lock)
+            os.close(held)
         return final
 
     def prune(self, keep, newest, used=()):
-        """Removes the lowest steps, so that `keep` stay. `newest` is one of those that stay; steps in `used` stay
-        beside them. Each disappears by a rename before its files are deleted, so no part of a step is visible."""
-        others, hidden = [step for step in self.numbers() if step != newest], []
-        for step in others[:-(keep - 1) or None]:
-            if step in used:
+        """Removes the steps that were saved first, so that `keep` stay: those that were set aside before the others.
+        `newest` is one of those that stay; steps in `used` stay beside them. Each disappears by a rename before its
+        files are deleted, so no part of a step is visible."""
+        others = [(step, os.path.join(self.path, name)) for _, step, name in self._stale()]
+        others += [(step, self.directory_of(step)) for step in self.numbers() if step != newest]
+        hidden = []
+        for step, path in others[:-(keep - 1) or None]:
+            if step in used and path == self.directory_of(step):
                 continue
             with contextlib.suppress(FileNotFoundError):   # another program has removed it
-                os.rename(self.directory_of(step), name := self._hidden_name(step))
+                os.rename(path, name := self._hidden_name(step))
                 hidden.append(name)
         if hidden:
             sync_folder(self.path)   # or a crash could undo a rename after the deletions
         for name in hidden:
             _remove_if_abandoned(name)
+
+    def _stale(self):
+        """The steps that were set aside, as sorted tuples (how often the run had gone back, step, name)."""
+        found = filter(None, map(_STALE.fullmatch, os.listdir(self.path)))
+        return sorted((int(one[2]), int(one[1]), one[0]) for one in found)
+
+    @contextlib.contextmanager
+    def _setting_aside(self, step):
+        """Sets all higher steps aside before the block, which publishes this one: a kill in between leaves a step before
+        both, and never one that the run has gone back from. If the block fails, they are put back."""
+        higher = [one for one in self.numbers() if one > step]
+        number, moved = 1 + max((time for time, _, _ in self._stale()), default=0), []
+        try:
+            for one in higher:   # the highest last: until then, it is the latest
+                with contextlib.suppress(FileNotFoundError):   # another program has removed it
+                    os.rename(self.directory_of(one), name := f"{self.directory_of(one)}.stale-{number}")
+                    moved.append((self.directory_of(one), name))
+            yield
+        except BaseException:
+            for path, name in reversed(moved):
+                with contextlib.suppress(OSError):
+                    os.rename(name, path)
+            raise
+        if moved:
+            log.warning("step %d is saved in %s, so the higher steps, up to %d, are set aside as step-*.stale-%d", step,
+                        self.path, higher[-1], number)
 
     def _rename(self, hidden, final):
         try:
@@ -111,27 +146,13 @@ class Steps:
             os.mkdir(path)
             # A program that starts right now may have locked or removed it.
             with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                return path, _lock(path)
-
-
-def _lock(path):
-    """Returns a descriptor that holds the lock of a directory. BlockingIOError if another descriptor holds it,
-    FileNotFoundError if the directory is gone."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with errors_of(path, None):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.stat(path)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+                return path, lock(path)
 
 
 def _remove_if_abandoned(path):
     """Removes a hidden directory, unless a living program holds it."""
     try:
-        lock = _lock(path)
+        held = lock(path)
     except (BlockingIOError, FileNotFoundError):
         return
     try:
@@ -139,4 +160,4 @@ def _remove_if_abandoned(path):
     except OSError as error:
         log.warning("%s was not removed: %s", path, error.strerror)
     finally:
-        os.close(lock)
+        os.close(held)

@@ -9,8 +9,9 @@
         ...
         manager.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
-A step is the directory `step-00000100` with the file `state.pt`, which torch.load reads anywhere. docs/CHECKPOINTS.md
-says what stays after a kill, a power loss and on a full pool."""
+A step is the directory `step-00000100` with the file `state.pt`, which torch.load reads anywhere. A save below the
+latest step sets the higher ones aside. docs/CHECKPOINTS.md says what stays after a kill, a power loss and on a full
+pool."""
 
 import contextlib
 import errno
@@ -59,7 +60,7 @@ class Manager:
         Args:
             directory: the path. Every process needs a directory of its own (weightfs.dcp saves the shards of several
                 processes as one checkpoint).
-            keep: how many steps stay after a save; the lowest are removed. None: all.
+            keep: how many steps stay after a save; those that were saved first are removed. None: all.
             max_memory: the most bytes that the copy of a state may have. None: no limit.
             handle: an aio_handle. None: the manager opens one, and closes it in close().
             push: s3://BUCKET/PREFIX/NAME, or a dict with this as `url` and other arguments of weightfs.s3.push, such as
@@ -82,7 +83,8 @@ class Manager:
 
         Args:
             step: a whole number, at least 0, with push= at least 1. A step that exists is replaced by one rename; a
-                version that exists is not replaced.
+                version that exists is not replaced. Higher steps are set aside (step-00000300.stale-1): steps(),
+                latest(), load() and restore() ignore them, and `keep` removes them first.
             state: everything that torch.save accepts. It may be changed as soon as save() returns.
             wait: return only when the step is durable. It may not be pushed yet.
 

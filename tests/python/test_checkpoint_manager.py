@@ -209,7 +209,7 @@ def test_keep_removes_the_lowest_steps(folder):
             manager.save(step, state(step), wait=True)
         assert manager.steps() == [20, 30]
         manager.save(5, state(5), wait=True)   # what was just saved stays
-        assert manager.steps() == [5, 30] and manager.latest() == 30
+        assert manager.steps() == [5] and manager.latest() == 5
         assert same(manager.load(5), state(5))
     with checkpoint.Manager(folder, keep=1) as manager:
         manager.save(40, state(40), wait=True)

@@ -22,6 +22,7 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/usage.h"
+#include "common/json.h"
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "common/unique_fd.h"
@@ -63,13 +64,19 @@ class ScrubState {
   Result<fs::path> Read() const {
     if (file_.empty() || !fs::exists(file_)) return fs::path();
     std::ifstream stream(file_);
-    const auto json = nlohmann::json::parse(stream, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object() || json.value("directory", "") != directory_) {
+    std::string text(JsonLimits().bytes + 1, '\0');
+    text.resize(static_cast<size_t>(stream.read(text.data(), static_cast<std::streamsize>(text.size())).gcount()));
+    const auto json = ParseJson(text);
+    const auto value_of = [&](const char* name) {
+      return json && json->is_object() ? json->value(name, nlohmann::json()) : nlohmann::json();
+    };
+    const auto after = value_of("after");
+    if (value_of("directory") != directory_ || !after.is_string()) {
       return Error{
           ErrorCode::kInvalid,
           fmt::format("{}: not the state of a scrub of {}; delete it, or name another file", file_, directory_)};
     }
-    return fs::path(json.value("after", ""));
+    return fs::path(after.get<std::string>());
   }
   Result<void> Write(const fs::path& after) const {
     if (file_.empty()) return {};

@@ -68,6 +68,7 @@ Result<Attributes> Scanner::ReadAttributes(int file, const std::string& path) co
   const ssize_t size = flistxattr(file, names.data(), names.size());
   if (size < 0 && errno == ENOTSUP) return attributes;
   if (size < 0) return SystemError(Shown(path), "its attributes cannot be listed");
+  size_t bytes = 0;
   for (const char* name = names.data(); name < names.data() + size; name += std::string_view(name).size() + 1) {
     if (!std::string_view(name).starts_with("user.")) continue;
     if (!IsUtf8(name)) {
@@ -77,6 +78,11 @@ Result<Attributes> Scanner::ReadAttributes(int file, const std::string& path) co
     const ssize_t length = fgetxattr(file, name, value.data(), value.size());
     if (length < 0) return SystemError(Shown(path), "an attribute cannot be read");
     value.resize(static_cast<size_t>(length));
+    bytes += std::string_view(name).size() + value.size();
+    if (bytes > kMaximumAttributes) {
+      return Error{ErrorCode::kTooLarge, fmt::format("{}: has more than {} MiB of extended attributes: remove some",
+                                                     Printable(Shown(path)), kMaximumAttributes >> 20)};
+    }
     attributes[name] = std::move(value);
   }
   return attributes;

@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "common/hex.h"
+#include "common/json.h"
 #include "common/printable.h"
 #include "s3/base64.h"
 
@@ -63,6 +64,12 @@ uint32_t DecodeMode(const Json& entry) {
 
 std::string Line(const Json& json) { return json.dump() + "\n"; }
 
+Json ParseLine(std::string_view line) {
+  auto json = ParseJson<Json>(line, {.bytes = kMaximumLine});
+  if (!json) throw std::runtime_error(json.error().what);
+  return std::move(*json);
+}
+
 template <typename Entry>
 bool IsOrdered(const std::vector<Entry>& entries) {
   return std::is_sorted(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.path < b.path; });
@@ -72,7 +79,6 @@ bool IsOrdered(const std::vector<Entry>& entries) {
 Result<void> CheckTree(const Manifest& manifest) {
   std::set<std::string_view> directories, all;
   const auto add = [&](std::string_view path) -> Result<void> {
-    if (path.empty()) return {};
     RETURN_IF_ERROR(CheckPath(path));
     const size_t slash = path.rfind('/');
     const std::string_view parent = slash == path.npos ? std::string_view() : path.substr(0, slash);
@@ -85,7 +91,7 @@ Result<void> CheckTree(const Manifest& manifest) {
   for (const DirectoryEntry& directory : manifest.directories) {
     if (directory.path.empty() != directories.empty())
       return Error{ErrorCode::kCorrupt, "the first directory is not ''"};
-    RETURN_IF_ERROR(add(directory.path));
+    if (!directory.path.empty()) RETURN_IF_ERROR(add(directory.path));
     directories.insert(directory.path);
   }
   if (directories.empty()) return Error{ErrorCode::kCorrupt, "there is no directory"};
@@ -140,7 +146,7 @@ void TakeEntries(std::string_view text, Manifest* manifest) {
   uint64_t bytes = 0;
   while (!text.empty()) {
     const size_t end = text.find('\n') + 1;
-    const EntryKind kind = TakeEntry(Json::parse(text.substr(0, end)), manifest);
+    const EntryKind kind = TakeEntry(ParseLine(text.substr(0, end)), manifest);
     if (kind < last) throw std::runtime_error("entries out of order");
     last = kind;
     if (kind == EntryKind::kFile) {
@@ -189,6 +195,20 @@ Result<void> CheckPath(std::string_view path) {
   return {};
 }
 
+bool LinkEntry::may_lead_outside() const {
+  if (target.starts_with('/')) return true;
+  auto above = std::count(path.begin(), path.end(), '/');
+  bool has_name = false;
+  for (size_t at = 0; at < target.size();) {
+    const size_t end = std::min(target.find('/', at), target.size());
+    const std::string_view part = std::string_view(target).substr(at, end - at);
+    if (part == ".." && (has_name || above-- == 0)) return true;
+    has_name = has_name || (part != ".." && part != "." && !part.empty());
+    at = end + 1;
+  }
+  return false;
+}
+
 uint64_t Manifest::bytes() const {
   return std::accumulate(files.begin(), files.end(), uint64_t{0},
                          [](uint64_t sum, const FileEntry& file) { return sum + file.size; });
@@ -235,10 +255,10 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
   const std::string_view content = text.substr(0, end + 1);
   try {
     Manifest manifest;
-    const Json last = Json::parse(text.substr(end + 1));
+    const Json last = ParseLine(text.substr(end + 1));
     if (last.at("sha256").get<std::string>() != ToHex(Sha256Of(content))) return Damaged("its SHA-256 is wrong");
     const size_t at = content.find('\n') + 1;
-    const Json head = Json::parse(content.substr(0, at));
+    const Json head = ParseLine(content.substr(0, at));
     const int format = head.at("weightfs-manifest").get<int>();
     if (format > kFormat) return NewerFormat("manifest", format);
     manifest.version = head.at("version").get<uint64_t>();
@@ -268,7 +288,7 @@ std::string Claim::Encode() const {
 
 Result<Claim> Claim::Decode(std::string_view text) {
   try {
-    const Json json = Json::parse(text);
+    const Json json = ParseLine(text);
     const int format = json.at("weightfs-claim").get<int>();
     if (format > kFormat) return NewerFormat("claim", format);
     Claim claim{.push = json.at("push").get<std::string>(),

@@ -28,6 +28,8 @@ inline constexpr uint64_t kSliceBytes = 4 << 20;                   // of each sl
 inline constexpr uint64_t kSliceBlocks = kSliceBytes / kSumBytes;  // 4 GiB of data
 
 inline constexpr size_t kMaximumManifest = size_t{1} << 30;  // bytes of a manifest that readers accept
+inline constexpr size_t kMaximumLine = size_t{16} << 20;     // bytes of one of its lines
+inline constexpr size_t kMaximumAttributes = size_t{8} << 20;  // bytes of the attributes of one file, which fit in it
 inline constexpr size_t kMaximumObjects = 20'000'000;        // of one version: more than such a manifest can name
 
 using Attributes = std::map<std::string, std::string>;  // extended attributes "user.*"
@@ -57,6 +59,9 @@ struct LinkEntry {
   std::string path;
   std::string target;
   bool operator==(const LinkEntry&) const = default;
+  // True if it may lead out of the directory: the target is absolute, has more `..` at its start than the link has
+  // directories above it, or has a `..` behind a name, which may be a link. If no link of a manifest may, none does.
+  bool may_lead_outside() const;
 };
 
 struct Manifest {
@@ -77,7 +82,7 @@ struct Manifest {
   // JSON lines; the last line has the SHA-256 of all bytes before it.
   std::string Encode() const;
   // kCorrupt: not what Encode writes, or damaged; kVersion: written by a newer program. Accepts no path that would lead
-  // out of the directory, twice to the same file, or through a file or link.
+  // out of the directory, twice to the same file, or through a file or link. Links may lead anywhere.
   static Result<Manifest> Decode(std::string_view text);
 };
 

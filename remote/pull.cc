@@ -35,6 +35,20 @@ Result<void> CheckSpace(const PullPlan& plan, const PullDirectory& directory) {
   return directory.CheckSpace(bytes, plan.files.size() + plan.directories.size() + plan.links.size());
 }
 
+// The directory may be used by a program that trusts what is in it.
+void WarnOfLinks(const PullPlan& plan, const std::string& directory,
+                 const std::function<void(const std::string& line)>& warn) {
+  const LinkEntry* first = nullptr;
+  size_t count = 0;
+  for (const LinkEntry* link : plan.links) {
+    if (!link->may_lead_outside()) continue;
+    if (count++ == 0) first = link;
+  }
+  if (count == 0) return;
+  warn(fmt::format("{}: {} symbolic link{} may lead out of the directory, e.g. {} to '{}'", Printable(directory), count,
+                   count == 1 ? "" : "s", Printable(first->path), Printable(first->target)));
+}
+
 Result<void> CheckMayPublish(const PullDirectory& directory, const PullPlan& plan) {
   const size_t inodes = plan.files.size() + plan.directories.size() + plan.links.size();
   if (inodes > client::kMaximumPublication) {
@@ -87,6 +101,7 @@ Result<PullReport> Pull(const Series& series, const Manifest& manifest, const st
   RETURN_IF_ERROR(target->Commit());
 
   PullReport report{manifest.version, plan.files.size(), plan.bytes(), downloaded.bytes, downloaded.fetched_again};
+  if (options.warn) WarnOfLinks(plan, target->target(), options.warn);
   if (target->lost_attributes() && options.warn) {
     options.warn(Printable(target->target()) +
                  ": the extended attributes of the version were lost: this filesystem has none");

@@ -25,7 +25,7 @@ struct PullOptions {
   unsigned connections = 16;
   client::Progress progress = {};                          // bytes downloaded; on the calling thread
   s3::Interrupted interrupted = {};                        // true ends the pull with kCancelled; on the calling thread
-  std::function<void(const std::string& line)> warn = {};  // about attributes that the filesystem does not have
+  std::function<void(const std::string& line)> warn = {};  // about lost attributes, and links that lead out
 };
 
 struct PullReport {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <set>
 #include <string_view>
@@ -20,6 +21,8 @@ namespace {
 constexpr uint64_t kSkippedGap = 256 * kKiB;
 // Most headers of safetensors files are smaller.
 constexpr uint64_t kFirstHead = 256 * kKiB;
+// Of the headers that are read at once, or one that is larger, and of those of all slices.
+constexpr uint64_t kHeadMemory = 128 * kMiB, kMaximumHeads = 1024 * kMiB;
 
 bool Matches(const std::string& pattern, const std::string& path) {
   return fnmatch(pattern.c_str(), path.c_str(), 0) == 0;
@@ -56,53 +59,70 @@ void AddParents(std::string_view path, std::set<std::string_view>* directories) 
   }
 }
 
-// Reads the first `sizes[i]` bytes of each file.
-Result<std::vector<std::string>> ReadHeads(const Series& series, const Manifest& manifest,
-                                           const std::vector<const FileEntry*>& files,
-                                           const std::vector<uint64_t>& sizes, const DownloadOptions& options) {
-  std::vector<std::string> heads(files.size());
-  std::vector<DownloadJob> jobs;
-  for (size_t at = 0; at < files.size(); ++at) {
-    heads[at].resize(std::min(RoundUp(sizes[at], kBlockSize), files[at]->size));
-    jobs.push_back({files[at], {}});
-    if (!heads[at].empty()) jobs.back().ranges.push_back({0, heads[at].size()});
+struct SlicedFile {
+  const FileEntry* entry = nullptr;
+  const std::vector<std::string>* patterns = nullptr;
+  uint64_t head = kFirstHead;  // first bytes of the file that are needed
+};
+
+// Passes on the first bytes of each file, which are read in batches.
+Result<void> ReadHeads(const Series& series, const Manifest& manifest, const std::vector<SlicedFile>& files,
+                       const DownloadOptions& options,
+                       const std::function<Result<void>(const SlicedFile& file, std::string_view head)>& take) {
+  for (size_t begin = 0, end = 0; begin < files.size(); begin = end) {
+    std::vector<std::string> heads;
+    std::vector<DownloadJob> jobs;
+    for (uint64_t bytes = 0; end < files.size(); ++end) {
+      const SlicedFile& file = files[end];
+      const uint64_t size = std::min(RoundUp(file.head, kBlockSize), file.entry->size);
+      bytes += size;
+      if (end > begin && bytes > kHeadMemory) break;
+      heads.emplace_back(size, '\0');
+      jobs.push_back({file.entry, {}});
+      if (size > 0) jobs.back().ranges.push_back({0, size});
+    }
+    const auto copy = [&](const DownloadedPart& part) -> Result<void> {
+      std::memcpy(heads[part.job].data() + part.offset, part.bytes.data(), part.bytes.size());
+      return {};
+    };
+    RETURN_IF_ERROR(Download(series, manifest, jobs, copy, options));
+    for (size_t at = 0; at < heads.size(); ++at) RETURN_IF_ERROR(take(files[begin + at], heads[at]));
   }
-  const auto copy = [&](const DownloadedPart& part) -> Result<void> {
-    std::memcpy(heads[part.job].data() + part.offset, part.bytes.data(), part.bytes.size());
-    return {};
-  };
-  RETURN_IF_ERROR(Download(series, manifest, jobs, copy, options));
-  return heads;
+  return {};
 }
 
 Result<void> PlanSlices(const Series& series, const Manifest& manifest, const SlicedFiles& sliced,
                         const DownloadOptions& options, PullPlan* plan) {
   if (sliced.empty()) return {};
-  std::vector<const FileEntry*> files;
-  for (const auto& [index, _] : sliced) files.push_back(&manifest.files[index]);
-  std::vector<uint64_t> sizes(files.size(), kFirstHead);
-  ASSIGN_OR_RETURN(auto heads, ReadHeads(series, manifest, files, sizes, options));
-  const auto named = [&](size_t at, const Error& error) {
-    return Error{error.code, series.url(manifest.version) + "/" + Printable(files[at]->path) + ": " + error.what};
-  };
-  bool complete = true;
-  for (size_t at = 0; at < files.size(); ++at) {
-    auto size = SafetensorsHeaderSize(std::string_view(heads[at]).substr(0, kSafetensorsPrefix), files[at]->size);
-    if (!size) return named(at, size.error());
-    sizes[at] = *size;
-    complete = complete && *size <= heads[at].size();
-  }
-  if (!complete) {
-    ASSIGN_OR_RETURN(heads, ReadHeads(series, manifest, files, sizes, options));
-  }
-  size_t at = 0, tensors = 0;
-  for (const auto& [index, patterns] : sliced) {
-    auto slice = SliceSafetensors(std::string_view(heads[at]).substr(0, sizes[at]), files[at]->size, patterns);
-    if (!slice) return named(at, slice.error());
+  std::vector<SlicedFile> files, longer;
+  for (const auto& [index, patterns] : sliced) files.push_back({&manifest.files[index], &patterns});
+  size_t tensors = 0;
+  uint64_t heads = 0;
+  const auto take = [&](const SlicedFile& file, std::string_view head) -> Result<void> {
+    const auto named = [&](const Error& error) {
+      return Error{error.code, series.url(manifest.version) + "/" + Printable(file.entry->path) + ": " + error.what};
+    };
+    const auto size = SafetensorsHeaderSize(head.substr(0, kSafetensorsPrefix), file.entry->size);
+    if (!size) return named(size.error());
+    if (*size > head.size()) {
+      longer.push_back({file.entry, file.patterns, *size});
+      return {};
+    }
+    auto slice = SliceSafetensors(head.substr(0, *size), file.entry->size, *file.patterns);
+    if (!slice) return named(slice.error());
+    if (slice->tensors == 0) return {};
     tensors += slice->tensors;
-    if (slice->tensors > 0) plan->files.push_back({files[at], std::move(*slice)});
-    ++at;
-  }
+    heads += slice->head.size();
+    if (heads > kMaximumHeads) {
+      return named({ErrorCode::kTooLarge, fmt::format("the headers of the slices up to this one have more than {} MiB; "
+                                                      "pull fewer files at once",
+                                                      kMaximumHeads >> 20)});
+    }
+    plan->files.push_back({file.entry, std::move(*slice)});
+    return {};
+  };
+  RETURN_IF_ERROR(ReadHeads(series, manifest, files, options, take));
+  RETURN_IF_ERROR(ReadHeads(series, manifest, std::exchange(longer, {}), options, take));
   if (tensors > 0) return {};
   return Error{ErrorCode::kNotFound,
                fmt::format("{}: no name of a tensor matches --slice", series.url(manifest.version))};

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/json.h"
 #include "common/units.h"
 
 namespace weightfs::remote {
@@ -20,6 +21,8 @@ using Json = nlohmann::json;
 
 // The limit of the safetensors library.
 constexpr uint64_t kMaximumHeader = 100'000'000;
+// Those of about a million tensors. They take up to 1 GiB of memory.
+constexpr size_t kMaximumValues = 10'000'000;
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr uint64_t kHeaderUnit = 8;
 
@@ -97,9 +100,11 @@ Result<SafetensorsSlice> SliceSafetensors(std::string_view header, uint64_t file
   std::vector<Tensor> tensors;
   Json metadata;
   try {
-    const Json json = Json::parse(header.substr(kSafetensorsPrefix));
-    if (!json.is_object()) return NoSafetensors("its header is no JSON object");
-    for (const auto& [name, entry] : json.items()) {
+    const auto json = ParseJson<Json>(header.substr(kSafetensorsPrefix),
+                                      {.bytes = kMaximumHeader, .values = kMaximumValues});
+    if (!json) return NoSafetensors("its header cannot be parsed: " + json.error().what);
+    if (!json->is_object()) return NoSafetensors("its header is no JSON object");
+    for (const auto& [name, entry] : json->items()) {
       if (name == kMetadata) {
         metadata = entry;
         continue;
@@ -117,7 +122,7 @@ Result<SafetensorsSlice> SliceSafetensors(std::string_view header, uint64_t file
     std::erase_if(tensors, [&](const Tensor& tensor) { return !Matches(tensor.name, patterns); });
     return Select(std::move(tensors), std::move(metadata), header.size());
   } catch (const Json::exception&) {
-    return NoSafetensors("its header cannot be parsed");
+    return NoSafetensors("its header has an impossible tensor");
   }
 }
 

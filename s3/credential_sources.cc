@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "common/json.h"
 #include "common/printable.h"
 #include "common/result.h"
 #include "s3/http_fetch.h"
@@ -57,9 +58,10 @@ std::string TextOf(const nlohmann::json& object, const char* name) {
 }
 
 // Parses what credential_process, containers and instances return; only the name of the token differs.
-Result<Credentials> ParseJson(const std::string& text, const char* token_name, const std::string& source) {
-  const auto answer = nlohmann::json::parse(text, nullptr, false);
-  if (!answer.is_object()) return CredentialError(source + " returned no JSON object");
+Result<Credentials> ParseCredentials(const std::string& text, const char* token_name, const std::string& source) {
+  const auto parsed = ParseJson(text);
+  if (!parsed || !parsed->is_object()) return CredentialError(source + " returned no JSON object");
+  const nlohmann::json& answer = *parsed;
   Credentials credentials{TextOf(answer, "AccessKeyId"), TextOf(answer, "SecretAccessKey"), TextOf(answer, token_name)};
   if (credentials.access_key.empty() || credentials.secret_key.empty()) {
     return CredentialError(source + " returned no AccessKeyId and SecretAccessKey");
@@ -159,7 +161,7 @@ Result<Credentials> CredentialSources::FromProcess(const std::string& command) {
   auto output = ProcessOutput(command, kProcessTimeout, cancelled_);
   if (!output && output.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
   if (!output) return CredentialError(fmt::format("{}: {}; run it by hand", source, output.error().what));
-  return ParseJson(*output, "SessionToken", source);
+  return ParseCredentials(*output, "SessionToken", source);
 }
 
 CredentialSources::Found CredentialSources::FromWebIdentity() {
@@ -221,7 +223,7 @@ CredentialSources::Found CredentialSources::FromContainer() {
   if (!response) return FetchFailure(response.error());
   const auto server = PrintableOrigin(*url);
   if (response->status != 200) return CredentialError(fmt::format("{}: HTTP {}", server, response->status));
-  ASSIGN_OR_RETURN(auto credentials, ParseJson(response->body, "Token", server));
+  ASSIGN_OR_RETURN(auto credentials, ParseCredentials(response->body, "Token", server));
   return credentials;
 }
 
@@ -258,7 +260,7 @@ CredentialSources::Found CredentialSources::FromInstance() {
   const auto response = FetchTwice(request);
   if (!response) return FetchFailure(response.error());
   if (response->status != 200) return refused(response->status);
-  ASSIGN_OR_RETURN(auto credentials, ParseJson(response->body, "Token", server));
+  ASSIGN_OR_RETURN(auto credentials, ParseCredentials(response->body, "Token", server));
   return credentials;
 }
 

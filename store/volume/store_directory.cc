@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/guarded_directory.h"
+#include "common/json.h"
 #include "common/log.h"
 #include "common/shell_quote.h"
 #include "common/sync_directory.h"
@@ -273,7 +274,9 @@ Result<StoreDescription> ReadStoreDescription(const std::string& directory) {
 }
 
 Result<StoreDescription> ParseDescription(const std::string& path, const std::string& text) {
-  const Json root = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto parsed = ParseJson(text, {.bytes = kMaximumDescriptionBytes});
+  if (!parsed) return Damaged(path, parsed.error().what);
+  const Json& root = *parsed;
   if (!root.is_object()) return Damaged(path, "it is not a JSON object");
   const auto format = NumberIn(root, "format");
   if (!format || *format == 0) return Damaged(path, "it has no format number");

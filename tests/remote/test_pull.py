@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs pull: a pull is whole, verified and equal, or absent."""
 import errno
+import hashlib
 import os
 import random
+import resource
 import signal
 import stat
 
@@ -94,6 +96,43 @@ def test_a_missing_parent_and_a_bad_name_are_errors(server, tree, target):
     assert "No such file or directory" in refused(server, "pull", URL, target / "below")
     assert "name the directory" in refused(server, "pull", URL, target.parent / "..")
     assert "the URL needs a name" in refused(server, "pull", "s3://tests", target)
+    assert is_untouched(target)
+
+
+def test_links_that_may_lead_out_are_named(server, tree, target):
+    write(server, tree, 1)
+    finished = weightfs(server, "pull", URL, target)
+    assert finished.err == f"weightfs: warning: {target}: 1 symbolic link may lead out of the directory, " \
+                           "e.g. nowhere to '/does/not/exist'\n"
+    (tree / "deep/chain").symlink_to("link/../../x")
+    write(server, tree, 2)
+    finished = weightfs(server, "pull", URL, target.with_name("two"))
+    assert "2 symbolic links may lead out of the directory, e.g. deep/chain to 'link/../../x'" in finished.err
+    finished = weightfs(server, "pull", URL, target.with_name("inside"), "--files", "deep/link", "--files", "one")
+    assert finished.err == "" and (target.with_name("inside") / "deep/link").read_bytes() == (tree / "one").read_bytes()
+
+
+@pytest.mark.parametrize("line", [{"file": "", "size": 0, "mode": 0o644, "modified": 0}, {"link": "", "target": "x"}])
+def test_a_file_without_a_name_is_no_version(server, tree, target, line):
+    kind = next(iter(line))
+
+    def change(entries):
+        at = next(index for index, entry in enumerate(entries) if kind in entry)
+        entries.insert(at, line)
+
+    write(server, tree, 1, change=change)
+    assert "the manifest is damaged" in refused(server, "pull", URL, target)
+    assert is_untouched(target)
+
+
+def test_brackets_are_no_manifest(server, tree, target):
+    write(server, tree, 1, change=lambda entries: [entries[0]])
+    key = f"{SERIES}/1/.weightfs/manifest"
+    head = server.objects.get("tests", key).body.splitlines(keepends=True)[0]
+    text = head + b"[" * (64 << 20) + b"\n"
+    put(server)(key, text + s3_versions.line({"sha256": hashlib.sha256(text).hexdigest()}))
+    assert "its JSON has more than" in refused(
+        server, "pull", URL, target, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)))
     assert is_untouched(target)
 
 

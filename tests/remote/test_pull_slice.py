@@ -73,7 +73,9 @@ def test_a_slice_of_nothing_is_an_error(server, model, local, text, reason):
     b"", b"[]", b'{"a":1}', b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,5000]}}', b"{", b'{"a":{}}',
     b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[4,2]}}', b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[-1,2]}}',
     json.dumps({name: {"dtype": "U8", "shape": [4], "data_offsets": [at, at + 4]}
-                for name, at in (("a", 0), ("b", 2))}).encode()])
+                for name, at in (("a", 0), ("b", 2))}).encode(),
+    b'{"a":{"dtype":"U8","data_offsets":[0,1],"shape":' + b"[" * 100_000 + b"]" * 100_000 + b"}}"],
+    ids=lambda header: header[:50].decode())
 def test_a_damaged_header_is_an_error(server, local, header):
     root = local / "model"
     root.mkdir()
@@ -82,3 +84,16 @@ def test_a_damaged_header_is_an_error(server, local, header):
     error = refused(server, "pull", URL, local / "pulled", "--slice", "*:*")
     assert f"{SERIES}/1/model.safetensors: it is no safetensors file" in error
     assert is_untouched(local / "pulled")
+
+
+def test_headers_of_many_and_of_large_files_are_read_in_batches(server, local):
+    root = local / "model"
+    root.mkdir()
+    names = [f"{number:03}.safetensors" for number in range(600)]   # more than one batch
+    for name in names:
+        safetensors.torch.save_file({"wanted": torch.tensor([1.0]), "other": torch.zeros(1)}, root / name,
+                                    {"padding": "x" * (300_000 if name < "003" else 10)})
+    write(server, root, 1)
+    assert pull(server, local / "pulled", "--slice", "*:wanted")["files"] == 600
+    for name in names[::50] + names[:3]:
+        assert safetensors.torch.load_file(local / "pulled" / name) == {"wanted": torch.tensor([1.0])}

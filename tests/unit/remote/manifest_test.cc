@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <string>
 #include <utility>
@@ -151,6 +152,52 @@ TEST(Manifest, ImpossibleValuesAreRefused) {
       {"\"link\"", "\"pipe\""},
   };
   for (const auto& [from, to] : changes) EXPECT_EQ(CodeOf(Changed(from, to)), ErrorCode::kCorrupt) << to;
+}
+
+// The empty path is that of the directory itself, and sorts before all others.
+TEST(Manifest, FilesAndLinksHaveNames) {
+  Manifest file{.version = 1, .push = kPush, .directories = {{.path = ""}}, .files = {{.path = ""}}};
+  EXPECT_EQ(CodeOf(file.Encode()), ErrorCode::kCorrupt);
+  Manifest link{.version = 1, .push = kPush, .directories = {{.path = ""}}, .links = {{.path = "", .target = "x"}}};
+  EXPECT_EQ(CodeOf(link.Encode()), ErrorCode::kCorrupt);
+  Manifest twice{.version = 1, .push = kPush, .directories = {{.path = ""}, {.path = ""}}};
+  EXPECT_EQ(CodeOf(twice.Encode()), ErrorCode::kCorrupt);
+}
+
+TEST(Manifest, NestedJsonTakesLittleMemory) {
+  const std::string brackets(size_t{64} << 20, '[');
+  std::string head = Example().Encode();
+  head.resize(head.find('\n') + 1);
+  const auto sealed = [](const std::string& text) {
+    return text + "{\"sha256\":\"" + ToHex(Sha256Of(text)) + "\"}\n";
+  };
+  const std::string texts[] = {sealed(brackets + "\n"), sealed(head + brackets + "\n"), head + brackets + "\n",
+                               sealed(head + "{\"file\":\"x\",\"attributes\":" + std::string(100'000, '[') + "\n")};
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  for (const std::string& text : texts) EXPECT_EQ(CodeOf(text), ErrorCode::kCorrupt);
+  EXPECT_FALSE(Claim::Decode(std::string(60'000, '[')).has_value());
+  getrusage(RUSAGE_SELF, &after);
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 256 << 10) << "KiB";
+}
+
+TEST(Manifest, TheGreatestAttributesFitInALine) {
+  Manifest manifest = Example();
+  for (size_t index = 0; index < kMaximumAttributes / 65536; ++index) {
+    manifest.files[2].attributes["user." + std::to_string(index)] = std::string(65500, '\xff');
+  }
+  const auto decoded = Manifest::Decode(manifest.Encode());
+  ASSERT_TRUE(decoded.has_value()) << decoded.error().what;
+  EXPECT_EQ(decoded->files, manifest.files);
+}
+
+TEST(LinkEntry, MayLeadOutside) {
+  const LinkEntry inside[] = {{"a", "b"}, {"a/l", "../b"}, {"a/b/l", "../.././c/d"}, {"a", "./b//c"}, {"a/l", ".."},
+                              {"a", "..."}, {"a", "b/..c"}};
+  for (const LinkEntry& link : inside) EXPECT_FALSE(link.may_lead_outside()) << link.path << " to " << link.target;
+  const LinkEntry outside[] = {{"a", "/etc/passwd"}, {"a", ".."},       {"a", "../b"},      {"a/l", "../../b"},
+                               {"a/l", ".././../b"}, {"a", "b/../../c"}, {"a", "link/../x"}, {"a", "./.."}};
+  for (const LinkEntry& link : outside) EXPECT_TRUE(link.may_lead_outside()) << link.path << " to " << link.target;
 }
 
 TEST(Manifest, EntriesOutOfOrderAreRefused) {

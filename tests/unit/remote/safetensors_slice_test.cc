@@ -91,5 +91,18 @@ TEST(SafetensorsSlice, DamageOfAnyByteDoesNoHarm) {
   }
 }
 
+TEST(SafetensorsSlice, NestedHeadersAreRefused) {
+  constexpr size_t kDepth = 100'000;
+  const std::string nested = std::string(kDepth, '[') + std::string(kDepth, ']');
+  for (const std::string& json :
+       {"{\"a\":{\"dtype\":\"U8\",\"shape\":" + nested + ",\"data_offsets\":[0,1]}}",
+        "{\"__metadata__\":" + nested + "}", nested, std::string(size_t{64} << 20, '[')}) {
+    const std::string header = Prefixed(json), patterns[] = {std::string("*")};
+    const auto slice = SliceSafetensors(header, header.size() + 1, patterns);
+    ASSERT_FALSE(slice.has_value());
+    EXPECT_EQ(slice.error().code, ErrorCode::kInvalid);
+  }
+}
+
 }  // namespace
 }  // namespace weightfs::remote

@@ -18,6 +18,9 @@
 namespace weightfs::s3 {
 namespace {
 
+// Bytes of a page of a list. 1,000 entries with the longest keys have half of it; parsed, it takes 16 times as many.
+constexpr size_t kMaxPage = size_t{8} << 20;
+
 std::span<const std::byte> AsBytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
 Result<std::string> Md5Header(std::string_view body) {
@@ -42,14 +45,20 @@ Result<T> Named(Result<T> result, const Location& object) {
   return result;
 }
 
-// Ends a list that a faulty service never ends. Pages without entries may occur: a service skips what was deleted.
+// Ends a list that a faulty service never ends, or that takes all memory. Pages without entries may occur: a service skips what was deleted.
 class ListProgress {
  public:
-  Result<void> Add(const Location& listed, size_t entries, size_t limit) {
+  // `bytes`: of the texts of the entries.
+  Result<void> Add(const Location& listed, size_t entries, size_t bytes, size_t limit) {
     entries_ += entries;
+    bytes_ += bytes;
     if (entries_ > limit) {
       return Error{ErrorCode::kTooLarge,
                    fmt::format("{}: there are more than {} entries; give a longer prefix", ToString(listed), limit)};
+    }
+    if (bytes_ > kMaxListedBytes) {
+      return Error{ErrorCode::kTooLarge, fmt::format("{}: the names of its entries have more than {} MiB; give a longer prefix",
+                                                     ToString(listed), kMaxListedBytes >> 20)};
     }
     if (entries > 0 || ++empty_pages_ <= kMaxEmptyPages) return {};
     return Error{ErrorCode::kIo, fmt::format("{}: the service returned {} pages of a list without entries",
@@ -58,7 +67,7 @@ class ListProgress {
 
  private:
   static constexpr unsigned kMaxEmptyPages = 100;
-  size_t entries_ = 0;
+  size_t entries_ = 0, bytes_ = 0;
   unsigned empty_pages_ = 0;
 };
 
@@ -163,6 +172,7 @@ Result<std::vector<PartInfo>> Bucket::ListParts(const UploadInfo& upload, const 
   do {
     Request request{.object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}, {"max-parts", "1000"}}};
     request.xml_root = "ListPartsResult";
+    request.body_limit = kMaxPage;
     if (!marker.empty()) request.query.emplace_back("part-number-marker", marker);
     ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
     ASSIGN_OR_RETURN(auto page, Named(ParseParts(response.body), request.object));
@@ -184,13 +194,16 @@ Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& 
   do {
     Request request{.object = {name_, ""}, .query = {{"uploads", ""}}};
     request.xml_root = "ListMultipartUploadsResult";
+    request.body_limit = kMaxPage;
     if (!prefix.empty()) request.query.emplace_back("prefix", prefix);
     if (!key.empty()) request.query.insert(request.query.end(), {{"key-marker", key}, {"upload-id-marker", upload_id}});
     ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
     ASSIGN_OR_RETURN(auto page, Named(ParseUploads(response.body), request.object));
     const bool repeats = !page.next_key.empty() && page.next_key == key && page.next_upload_id == upload_id;
     if (repeats) return ResponseError(request, "the service returned the same page of uploads twice");
-    RETURN_IF_ERROR(progress.Add({name_, prefix}, page.uploads.size(), kMaxListed));
+    size_t bytes = 0;
+    for (const auto& upload : page.uploads) bytes += upload.key.size() + upload.upload_id.size();
+    RETURN_IF_ERROR(progress.Add({name_, prefix}, page.uploads.size(), bytes, kMaxListed));
     uploads.insert(uploads.end(), page.uploads.begin(), page.uploads.end());
     key = page.next_key;
     upload_id = page.next_upload_id;
@@ -223,6 +236,7 @@ Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupte
   do {
     Request request{.object = {name_, ""}, .query = {{"list-type", "2"}, {"encoding-type", "url"}}};
     request.xml_root = "ListBucketResult";
+    request.body_limit = kMaxPage;
     if (!options.prefix.empty()) request.query.emplace_back("prefix", options.prefix);
     if (!options.delimiter.empty()) request.query.emplace_back("delimiter", options.delimiter);
     if (!token.empty()) request.query.emplace_back("continuation-token", token);
@@ -231,7 +245,10 @@ Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupte
     if (!page.next.empty() && page.next == token)
       return ResponseError(request, "the service repeats a page of the list");
     const size_t added = page.listing.objects.size() + page.listing.prefixes.size();
-    RETURN_IF_ERROR(progress.Add({name_, options.prefix}, added, options.limit));
+    size_t bytes = 0;
+    for (const auto& object : page.listing.objects) bytes += object.key.size() + object.etag.size();
+    for (const auto& prefix : page.listing.prefixes) bytes += prefix.size();
+    RETURN_IF_ERROR(progress.Add({name_, options.prefix}, added, bytes, options.limit));
     token = page.next;
     std::ranges::move(page.listing.objects, std::back_inserter(listing.objects));
     std::ranges::move(page.listing.prefixes, std::back_inserter(listing.prefixes));

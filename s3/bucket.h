@@ -18,8 +18,11 @@ namespace weightfs::s3 {
 
 // Limits of S3.
 inline constexpr unsigned kMaxParts = 10'000;     // numbered from 1
+inline constexpr size_t kMaxKey = 1'024;          // bytes
 inline constexpr size_t kMaxDeletedKeys = 1'000;  // of one request
-inline constexpr size_t kMaxListed = 1'000'000;   // our own limit of a list
+// Our own limits of a list: entries, and bytes of their keys and ETags.
+inline constexpr size_t kMaxListed = 1'000'000;
+inline constexpr size_t kMaxListedBytes = size_t{2} << 30;
 
 struct ObjectInfo {
   std::string key;
@@ -59,7 +62,7 @@ struct UploadInfo {
 struct ListOptions {
   std::string prefix = {};
   std::string delimiter = {};  // "/": do not descend; empty: list everything
-  size_t limit = kMaxListed;   // fail with kTooLarge if there are more objects and prefixes
+  size_t limit = kMaxListed;   // fail with kTooLarge if there are more objects and prefixes, or too long ones
 };
 
 struct Listing {

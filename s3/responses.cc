@@ -15,6 +15,8 @@
 namespace weightfs::s3 {
 namespace {
 
+constexpr size_t kMaxTag = 4096;  // bytes of an ETag or of the id of an upload; those of services have up to 200
+
 Error BadDocument(std::string_view what) {
   return {ErrorCode::kIo, fmt::format("the service returned a document without a valid {}", what)};
 }
@@ -43,8 +45,17 @@ bool IsTruncated(pugi::xml_node root) { return std::string_view(root.child_value
 // search among all entries of a page, so it is found once a page.
 bool HasEncodedKeys(pugi::xml_node root) { return std::string_view(root.child_value("EncodingType")) == "url"; }
 
-std::string KeyOf(bool encoded, pugi::xml_node node, const char* name) {
-  return encoded ? PercentDecode(node.child_value(name)) : TextOf(node, name);
+// Keys, and what else is kept of each entry of a list, are short, whatever a hostile service sends.
+Result<std::string> KeyOf(bool encoded, pugi::xml_node node, const char* name) {
+  auto key = encoded ? PercentDecode(node.child_value(name)) : TextOf(node, name);
+  if (key.empty() || key.size() > kMaxKey) return BadDocument(name);
+  return key;
+}
+
+Result<std::string> ShortTextOf(pugi::xml_node node, const char* name) {
+  auto text = TextOf(node, name);
+  if (text.size() > kMaxTag) return BadDocument(name);
+  return text;
 }
 
 std::string Serialize(const pugi::xml_document& document) {
@@ -73,14 +84,16 @@ Result<ListingPage> ParseListing(std::string_view body) {
   const bool encoded = HasEncodedKeys(root);
   ListingPage page;
   for (const auto object : root.children("Contents")) {
-    ObjectInfo info{.key = KeyOf(encoded, object, "Key"), .etag = TextOf(object, "ETag")};
+    ObjectInfo info;
+    ASSIGN_OR_RETURN(info.key, KeyOf(encoded, object, "Key"));
+    ASSIGN_OR_RETURN(info.etag, ShortTextOf(object, "ETag"));
     ASSIGN_OR_RETURN(info.size, NumberOf(object, "Size"));
     info.modified = ParseIsoTime(TextOf(object, "LastModified")).value_or(info.modified);
-    if (info.key.empty()) return BadDocument("Key");
     page.listing.objects.push_back(std::move(info));
   }
   for (const auto prefix : root.children("CommonPrefixes")) {
-    page.listing.prefixes.push_back(KeyOf(encoded, prefix, "Prefix"));
+    ASSIGN_OR_RETURN(auto name, KeyOf(encoded, prefix, "Prefix"));
+    page.listing.prefixes.push_back(std::move(name));
   }
   if (IsTruncated(root)) {
     page.next = TextOf(root, "NextContinuationToken");
@@ -94,7 +107,8 @@ Result<PartsPage> ParseParts(std::string_view body) {
   ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListPartsResult"));
   PartsPage page;
   for (const auto part : root.children("Part")) {
-    PartInfo info{.etag = TextOf(part, "ETag")};
+    PartInfo info;
+    ASSIGN_OR_RETURN(info.etag, ShortTextOf(part, "ETag"));
     ASSIGN_OR_RETURN(const auto number, NumberOf(part, "PartNumber"));
     ASSIGN_OR_RETURN(info.size, NumberOf(part, "Size"));
     if (number == 0 || number > kMaxParts) return BadDocument("PartNumber");
@@ -114,15 +128,16 @@ Result<UploadsPage> ParseUploads(std::string_view body) {
   const bool encoded = HasEncodedKeys(root);
   UploadsPage page;
   for (const auto upload : root.children("Upload")) {
-    UploadInfo info{KeyOf(encoded, upload, "Key"), TextOf(upload, "UploadId")};
+    UploadInfo info;
+    ASSIGN_OR_RETURN(info.key, KeyOf(encoded, upload, "Key"));
+    ASSIGN_OR_RETURN(info.upload_id, ShortTextOf(upload, "UploadId"));
     info.started = ParseIsoTime(TextOf(upload, "Initiated")).value_or(info.started);
-    if (info.key.empty() || info.upload_id.empty()) return BadDocument("Upload");
+    if (info.upload_id.empty()) return BadDocument("UploadId");
     page.uploads.push_back(std::move(info));
   }
   if (IsTruncated(root)) {
-    page.next_key = KeyOf(encoded, root, "NextKeyMarker");
+    ASSIGN_OR_RETURN(page.next_key, KeyOf(encoded, root, "NextKeyMarker"));
     page.next_upload_id = TextOf(root, "NextUploadIdMarker");
-    if (page.next_key.empty()) return BadDocument("NextKeyMarker");
   }
   return page;
 }

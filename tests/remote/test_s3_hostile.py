@@ -141,6 +141,25 @@ def test_an_endless_list_ends(service):
     assert probe_of(service).refused("uploads").code == errno.E2BIG
 
 
+def test_a_list_of_long_keys_ends(service):
+    numbers = itertools.count()
+
+    def send(handler, size):
+        key = f"{next(numbers):07}" + "k" * size
+        body = f"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{next(numbers)}" \
+               f"</NextContinuationToken><Contents><Key>{key}</Key><Size>1</Size></Contents></ListBucketResult>"
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body.encode())
+
+    service.answers["/tests/"] = lambda handler: send(handler, 15 << 20)
+    assert probe_of(service).refused("list").code == errno.E2BIG
+    service.answers["/tests/"] = lambda handler: send(handler, 2000)
+    error = probe_of(service).refused("list")
+    assert error.code == errno.EIO and "without a valid Key" in error.text
+
+
 def test_pages_without_entries_are_skipped(service):
     page = "<ListBucketResult><IsTruncated>{}</IsTruncated><NextContinuationToken>{}</NextContinuationToken>{}" \
            "</ListBucketResult>"

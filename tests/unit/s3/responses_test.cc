@@ -77,6 +77,42 @@ TEST(Responses, PartsAndUploadsHaveMarkers) {
   EXPECT_EQ(uploads->next_upload_id, "u");
 }
 
+// They are kept for each entry of a list.
+TEST(Responses, KeysAndTagsAreShort) {
+  const auto listing = [](size_t key, size_t etag) {
+    return ParseListing("<ListBucketResult><Contents><Key>" + std::string(key, 'k') + "</Key><Size>1</Size><ETag>" +
+                        std::string(etag, 'e') + "</ETag></Contents></ListBucketResult>");
+  };
+  EXPECT_TRUE(listing(1024, 200));
+  EXPECT_FALSE(listing(1025, 200));
+  EXPECT_FALSE(listing(0, 200));
+  EXPECT_FALSE(listing(1024, 5000));
+  std::string encoded;
+  for (int at = 0; at < 1024; ++at) encoded += "%41";
+  EXPECT_TRUE(ParseListing("<ListBucketResult><EncodingType>url</EncodingType><Contents><Key>" + encoded +
+                           "</Key><Size>1</Size></Contents></ListBucketResult>"));
+  EXPECT_FALSE(ParseListing("<ListBucketResult><CommonPrefixes><Prefix>" + std::string(1025, 'p') +
+                            "</Prefix></CommonPrefixes></ListBucketResult>"));
+  const auto upload = [](size_t key, size_t id) {
+    return ParseUploads("<ListMultipartUploadsResult><Upload><Key>" + std::string(key, 'k') + "</Key><UploadId>" +
+                        std::string(id, 'u') + "</UploadId></Upload></ListMultipartUploadsResult>");
+  };
+  EXPECT_TRUE(upload(1024, 200));
+  EXPECT_FALSE(upload(1025, 200));
+  EXPECT_FALSE(upload(1024, 5000));
+  EXPECT_FALSE(ParseParts("<ListPartsResult><Part><PartNumber>7</PartNumber><Size>10</Size><ETag>" +
+                          std::string(5000, 'e') + "</ETag></Part></ListPartsResult>"));
+}
+
+TEST(Responses, NestedDocumentsAreNoLists) {
+  std::string nested;
+  while (nested.size() < size_t{8} << 20) nested += "<a>";
+  EXPECT_FALSE(ParseListing(nested));
+  EXPECT_FALSE(ParseListing("<ListBucketResult>" + nested));
+  EXPECT_FALSE(IsDocument(nested, "ListBucketResult"));
+  EXPECT_EQ(ParseErrorDocument(nested).code, "");
+}
+
 TEST(Responses, DocumentsOfRequestsAreEscaped) {
   EXPECT_EQ(
       CompleteDocument({{1, 0, "\"a\""}, {2, 0, "b<"}}),

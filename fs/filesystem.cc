@@ -264,7 +264,13 @@ void Filesystem::Finish() {
   EndLeases();
   store_.OnReverted(nullptr);
   requests_.WaitForNone();
-  for (const auto& handle : files_.RemoveAll()) store_.CloseFile(handle->inode, 0, handle->writable());
+  for (const auto& handle : files_.RemoveAll()) {
+    if (!handle->writable() || handle->closing.load()) {
+      store_.CloseFile(handle->inode, 0, handle->writable());
+    } else {
+      names().Close(handle->inode, /*writes=*/true);  // a file that it was replacing keeps its old content
+    }
+  }
   for (const auto& handle : directories_.RemoveAll()) names().Close(handle->inode);
   requests_.WaitForNone();  // the deletions that these closes began
 }

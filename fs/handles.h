@@ -31,6 +31,11 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   UserLimit::Share share;  // of Filesystem::opens
   std::atomic<uint64_t> read_bytes{0};        // read through the daemon
   std::atomic<uint64_t> reported_failure{0};  // Store::Flush
+  // A close(2) has arrived from the program that wrote last, or that opened the file and wrote nothing, and no change
+  // after it. A child of that program closes its copies of the descriptor, too.
+  std::atomic<bool> closing{false};
+  std::atomic<uint64_t> last_writer{0};  // fuse_file_info::lock_owner, one for each table of descriptors; 0: no write
+  pid_t opener = 0;                      // the thread
 
   bool writable() const { return MayWrite(flags); }
   bool mappable() const;  // allows shared writable mappings: opened for reading and writing
@@ -47,8 +52,8 @@ struct DirectoryHandle : std::enable_shared_from_this<DirectoryHandle> {
   UserLimit::Share share = {};  // of Filesystem::opens
 };
 
-// Owns the handles from open to release. When a mount ends abruptly, the kernel sends no releases; then the owner of
-// the registry closes the remaining handles. Thread-safe.
+// Owns the handles from open to release. When a mount ends, the kernel may send no releases, even for files that were
+// closed; then the owner of the registry closes the remaining handles. Thread-safe.
 template <typename Handle>
 class HandleRegistry {
  public:

@@ -36,6 +36,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
     return;
   }
   const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(*share));
+  HandleRegistry<FileHandle>::Get(file.fh)->opener = reply.caller().pid;
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
 
@@ -191,11 +192,13 @@ void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_
 // moves it. The parts of a large append arrive concurrently and in any order, so appending them here would reorder
 // them.
 void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, std::span<const std::byte> data,
-           int flags) {
+           int flags, uint64_t lock_owner) {
   if (offset > kMaximumFileSize || data.size() > kMaximumFileSize - offset) {
     reply.Errno(EFBIG);
     return;
   }
+  if (lock_owner != 0) file->last_writer.store(lock_owner);
+  file->closing.store(false);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   const uint32_t write_flags = WriteFlags(data);
   const bool from_page_cache = (write_flags & kFromPageCache) != 0;
@@ -224,11 +227,13 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
 }
 
 // Reports failed writes only to handles opened for writing, because a reader cannot act on them.
-void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file) {
+void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t lock_owner) {
   if (!file->writable()) {
     reply.Ok();
     return;
   }
+  const uint64_t writer = file->last_writer.load();
+  file->closing.store(writer != 0 ? writer == lock_owner : file->opener == reply.caller().pid);
   // Keep the handle until the reply.
   const auto answer = [file, kept = Share(std::move(reply))](const Result<void>& result) { kept->Finish(result); };
   filesystem.store().Flush(file->inode, &file->reported_failure, answer);
@@ -268,10 +273,10 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
   operations.write = [](fuse_req_t request, fuse_ino_t, const char* data, size_t size, off_t offset,
                         fuse_file_info* file) {
     Dispatch(request, Write, FileOf(file), static_cast<uint64_t>(offset), std::as_bytes(std::span(data, size)),
-             file->flags);
+             file->flags, file->lock_owner);
   };
   operations.flush = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
-    Dispatch(request, Flush, FileOf(file));
+    Dispatch(request, Flush, FileOf(file), file->lock_owner);
   };
   operations.release = [](fuse_req_t request, fuse_ino_t, fuse_file_info* file) {
     Dispatch(request, Release, file->fh);

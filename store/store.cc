@@ -247,14 +247,16 @@ bool Store::OpensSlowly(InodeId ino) {
 
 Result<PublicationRecord> Store::PublishTree(InodeId directory, const Credentials& who, std::optional<uint64_t> version,
                                              std::string* failed) {
+  ASSIGN_OR_RETURN(const InodePtr inode, p_->inodes->Get(directory));
   ASSIGN_OR_RETURN(const PublicationRecord publication, p_->names->PublishTree(directory, who, version, failed));
-  RETURN_IF_ERROR(SyncAll());
+  RETURN_IF_ERROR(Sync(inode));  // the data is in the catalog already
   return publication;
 }
 
 Result<void> Store::UnpublishTree(InodeId directory, const Credentials& who, std::string* failed) {
+  ASSIGN_OR_RETURN(const InodePtr inode, p_->inodes->Get(directory));
   RETURN_IF_ERROR(p_->names->UnpublishTree(directory, who, failed));
-  return SyncAll();
+  return Sync(inode);
 }
 
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate, bool writes) {
@@ -263,7 +265,7 @@ Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate, bool writes) {
   // The reads and writes of a damaged file report its error.
   if (OpensSlowly(ino)) static_cast<void>(p_->files->Load(inode).has_value());
   if (truncate) {
-    if (auto truncated = p_->files->Truncate(inode, 0, true); !truncated) {
+    if (auto truncated = p_->files->Truncate(inode, 0, /*replace=*/writes); !truncated) {
       p_->names->Close(inode, writes);
       return truncated.error();
     }
@@ -303,12 +305,11 @@ void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure, bool wri
   bool commit = false, last = false;
   {
     MutexLock lock(inode->mutex);
-    last = inode->open_handles == 0;
+    last = inode->open_writers == 0;
     if (File* file = inode->file.get()) {
       if (reported_failure != 0) file->write_error().Report(reported_failure);
-      // Closing one of several handles of a file being replaced does not mean that the new content is complete.
-      const bool settled = last || !file->commit().replacing();
-      commit = !inode->deleted && file->commit().changed() && settled;
+      if (last) file->Settle();  // before that, the new content of a file being replaced is not complete
+      commit = !inode->deleted && file->commit().changed() && !file->commit().replacing();
     }
   }
   if (last) p_->space->ReleasePreallocation(inode->id);  // otherwise a remaining writer continues in it
@@ -384,7 +385,7 @@ void Store::Sync(const InodePtr& inode, Done done, bool kept) {
 
 void Store::SyncAll(Done done) {
   if (p_->read_only) return done({});
-  p_->committer->CommitAll(CommitScope::kEverything, CommitLevel::kDurable, std::move(done));
+  p_->committer->CommitAll(CommitScope::kSettled, CommitLevel::kDurable, std::move(done));
 }
 
 Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {

@@ -71,7 +71,7 @@ class Store {
   // Commits everything and stops. Call Close first to get its error.
   ~Store();
 
-  // Makes everything durable and stops. Later calls return kShutdown.
+  // Makes everything durable that SyncAll does, and stops. Later calls return kShutdown.
   Result<void> Close();
 
   // Names and attributes.
@@ -87,8 +87,8 @@ class Store {
   // True if OpenFile may read many records of the catalog: the mapping of a large file that is not in memory.
   bool OpensSlowly(InodeId ino);
   // Reads the mapping of a large file, so that no read or write has to. `truncate` implements O_TRUNC: the file is
-  // emptied in memory, and its old content stays committed until the new content is committed (at close, at fsync, or
-  // after 30 s). `writes`: the caller may write; kPermission for an immutable file, also with `truncate`.
+  // emptied in memory. If the caller writes, its old content stays committed until the new content is committed (when
+  // no writer has it open any more, at fsync, or after 30 s). `writes`: the caller may write; kPermission for an immutable file, also with `truncate`.
   Result<InodePtr> OpenFile(InodeId ino, bool truncate, bool writes = false);
   // Called for each close(2) of a descriptor. Reports an error of earlier writes; with sync_on_close it also waits for
   // a commit. A process that exits or execs closes its copies of a descriptor without looking at the error. Therefore
@@ -129,7 +129,8 @@ class Store {
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
 
   // fsync(2): makes the data, the attributes and the name durable, and every namespace change before them. SyncAll
-  // makes everything durable. With `kept`, an error of the file's earlier writes stays pending for the next caller.
+  // makes everything durable, except the content of files that are being replaced (CommitScope::kSettled), and returns
+  // the error of any file. With `kept`, an error of the file's earlier writes stays pending for the next caller.
   void Sync(const InodePtr& inode, Done done, bool kept = false);
   void SyncAll(Done done);
   Result<void> Sync(const InodePtr& inode);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/commit/committer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <future>
 #include <unordered_map>
@@ -90,16 +92,29 @@ std::vector<InodePtr> Committer::Uncommitted() {
   for (const Request& request : requests_) {
     if (request.inode) files.insert(request.inode);
   }
-  for (const auto& failed : failed_files_) {
-    if (InodePtr inode = failed.lock()) files.insert(std::move(inode));
-  }
+  files.insert(failed_files_.begin(), failed_files_.end());
   return {files.begin(), files.end()};
 }
 
-void Committer::NoteFailed(const InodePtr& inode) {
+void Committer::NoteError(Cycle* cycle, const InodePtr& inode) {
+  const WriteErrorState& state = inode->file->write_error();
+  cycle->errors.emplace(inode.get(), FileError{*state.error(), state.failures()});
   MutexLock lock(mutex_);
-  std::erase_if(failed_files_, [&](const auto& failed) { return failed.expired() || failed.lock() == inode; });
-  failed_files_.push_back(inode);
+  failed_files_.insert(inode);
+}
+
+void Committer::ForgetReported() {
+  std::unordered_set<InodePtr> files;
+  {
+    MutexLock lock(mutex_);
+    files = failed_files_;
+  }
+  std::erase_if(files, [](const InodePtr& inode) {
+    MutexLock lock(inode->mutex);
+    return !inode->deleted && inode->file->write_error().error();
+  });
+  MutexLock lock(mutex_);
+  for (const InodePtr& inode : files) failed_files_.erase(inode);
 }
 
 void Committer::FlushDevices(Done done) {
@@ -126,7 +141,7 @@ Result<void> Committer::Stop() {
   {
     MutexLock lock(mutex_);
     if (stopping_) return {};
-    scope_ = CommitScope::kEverything;
+    scope_ = std::max(scope_, CommitScope::kSettled);
     requests_.push_back(
         {nullptr, CommitLevel::kDurable, [&](Result<void> done) { promise.set_value(std::move(done)); }});
     stopping_ = true;
@@ -183,6 +198,9 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
     add(std::move(changed_.begin()->second), scope == CommitScope::kEverything);
     changed_.erase(changed_.begin());
   }
+  if (all) {  // for their errors
+    for (const InodePtr& inode : failed_files_) add(inode, scope == CommitScope::kEverything);
+  }
   for (const auto& [inode, urgent] : cycle->inodes) in_cycle_.push_back(inode);
   return true;
 }
@@ -222,6 +240,7 @@ void Committer::RunCycle(Cycle cycle) {
     if (cycle.wrote) ++commits_;
   }
   Finish(&cycle, CommitLevel::kDurable);
+  ForgetReported();
 }
 
 // Starts the write of every dirty block and takes the current differences from the catalog. A seal computes missing
@@ -243,8 +262,7 @@ bool Committer::StartWrites(const InodePtr& inode, bool urgent, std::vector<Seal
     File& file = *inode->file;
     // A partial replacement is useless: wait for its last close, for an fsync, or for the delay.
     const CommitState& state = file.commit();
-    const bool half = state.replacing() && inode->open_handles > 0;
-    if (half && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
+    if (state.replacing() && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
       MutexLock queue(mutex_);
       changed_.emplace(state.replacing_since() + options_.replace_delay, inode);
       return false;
@@ -262,17 +280,8 @@ void Committer::WaitForWrites(Cycle* cycle) {
     MutexLock lock(inode.mutex);
     File& file = *inode.file;
     file.WaitForSealedWrites(lock);
-    if (const auto& error = file.write_error().error()) {
-      cycle->errors.emplace(&inode, FileError{*error, file.write_error().failures()});
-      NoteFailed(sealed.inode);
-    }
-    if (!file.write_error().failed() || inode.deleted) continue;  // a deleted file needs no revert
-    // Wait for later writes too: after the revert, new writes may go to the same blocks.
-    file.WaitForAllWrites(lock);
-    Revert(&sealed);
-    lock.Unlock();
-    MutexLock notify(notify_mutex_);
-    if (reverted_) reverted_(inode.id);
+    if (file.write_error().error()) NoteError(cycle, sealed.inode);
+    if (file.write_error().failed() && !inode.deleted) Revert(&sealed, lock);  // a deleted file needs no revert
   }
   for (Deletion& deletion : cycle->deletions) {
     MutexLock lock(deletion.inode->mutex);
@@ -283,15 +292,16 @@ void Committer::WaitForWrites(Cycle* cycle) {
 void Committer::WriteCatalog(Cycle* cycle) {
   for (Sealed& sealed : cycle->sealed) {
     if (!sealed.content) continue;
-    if (auto written = WriteOne(&sealed); !written) {
+    if (auto written = WriteOne(cycle, &sealed); !written) {
       cycle->error = Fail(written.error(), "writing the catalog failed");
       return;
     }
-    cycle->wrote = true;
+    if (sealed.content) cycle->wrote = true;
   }
 }
 
-Result<void> Committer::WriteOne(Sealed* sealed) {
+// Returns only errors of writing. A file whose records cannot be read fails alone, as if a write of it had failed.
+Result<void> Committer::WriteOne(Cycle* cycle, Sealed* sealed) {
   Inode& inode = *sealed->inode;
   ChecksumSegments loaded;
   while (true) {
@@ -300,8 +310,16 @@ Result<void> Committer::WriteOne(Sealed* sealed) {
       MutexLock lock(inode.mutex);
       if (inode.deleted) return {};
       KvBatch batch;
-      ASSIGN_OR_RETURN(const bool complete, BuildBatch(*sealed, loaded, &missing, &batch));
-      if (complete) return WriteBatch(sealed, std::move(batch));
+      const auto complete = BuildBatch(*sealed, loaded, &missing, &batch);
+      if (!complete) {
+        spdlog::error("inode {}: its change cannot be committed, because its checksums in the catalog cannot be read: "
+                      "{}; run weightfs fsck", inode.id.value, ToString(complete.error()));
+        static_cast<void>(inode.file->write_error().WriteFailed(Error{ErrorCode::kIo}));
+        NoteError(cycle, sealed->inode);
+        Revert(sealed, lock);
+        return {};
+      }
+      if (*complete) return WriteBatch(sealed, std::move(batch));
     }
     loaded.Load(catalog_, inode.id, missing);
   }
@@ -339,16 +357,21 @@ Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loade
       batch->Delete(std::move(key));
     }
   }
-  return inode.file->AppendChecksums(loaded, missing, batch);
+  return inode.file->AppendChecksums(first, loaded, missing, batch);
 }
 
 // Reverts the file to its last commit after a failed write.
-void Committer::Revert(Sealed* sealed) {
+void Committer::Revert(Sealed* sealed, MutexLock& lock) {
   Inode& inode = *sealed->inode;
+  // Wait for later writes too: after the revert, new writes may go to the same blocks.
+  inode.file->WaitForAllWrites(lock);
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
   inode.file->Revert(inode.committed_size, inode.committed_blocks);
   write_back_.UpdateQueue(sealed->inode);
   sealed->content.reset();
+  lock.Unlock();
+  MutexLock notify(notify_mutex_);
+  if (reverted_) reverted_(inode.id);
 }
 
 Error Committer::Fail(const Error& error, const char* what) {
@@ -376,7 +399,9 @@ void Committer::Finish(Cycle* cycle, CommitLevel level) {
         if (!request.kept && !state.failed()) state.Report(found->second.failure);
       }
     } else if (!request.flush && !cycle->errors.empty()) {
-      result = cycle->errors.begin()->second.error;
+      const auto& [inode, failure] = *cycle->errors.begin();
+      result = Error{failure.error.code, fmt::format("writes of {} files have failed, of inode {} among them",
+                                                     cycle->errors.size(), inode->id.value)};
     }
     std::exchange(request.done, nullptr)(std::move(result));
   }

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "common/mutex.h"
@@ -27,7 +28,7 @@ class Committer final : public CommitQueue {
   struct Options {
     std::chrono::milliseconds interval{5000};  // maximum time that changed data stays uncommitted
     std::chrono::milliseconds close_delay{1000};
-    std::chrono::milliseconds replace_delay{30000};  // same, for a file that was truncated to zero and is still open
+    std::chrono::milliseconds replace_delay{30000};  // same, for a file that writers are replacing
   };
 
   Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back, const Options& options);
@@ -51,7 +52,8 @@ class Committer final : public CommitQueue {
   // wait for the store or call this function. Null disables it; when the call returns, no notification is running.
   void OnReverted(std::function<void(InodeId)> notify) EXCLUDES(notify_mutex_);
 
-  // Commits everything and stops the thread. Later requests get kShutdown.
+  // Commits everything except the files that are being replaced, which keep their old content, and stops the thread.
+  // Returns the first error, also of files whose failed writes were never reported. Later requests get kShutdown.
   Result<void> Stop();
 
   uint64_t commits() const { return commits_.load(); }
@@ -81,14 +83,17 @@ class Committer final : public CommitQueue {
   void Seal(Cycle* cycle);
   bool StartWrites(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) EXCLUDES(mutex_);
   void WaitForWrites(Cycle* cycle);
-  void NoteFailed(const InodePtr& inode) EXCLUDES(mutex_);
+  // Notes the file's pending error for the callers of the cycle, and keeps the file in memory until it is reported.
+  void NoteError(Cycle* cycle, const InodePtr& inode) REQUIRES(inode->mutex) EXCLUDES(mutex_);
+  void ForgetReported() EXCLUDES(mutex_);
   void WriteCatalog(Cycle* cycle);
-  Result<void> WriteOne(Sealed* sealed);
+  Result<void> WriteOne(Cycle* cycle, Sealed* sealed);
   Result<void> WriteBatch(Sealed* sealed, KvBatch batch) REQUIRES(sealed->inode->mutex);
   Result<bool> BuildBatch(const Sealed& sealed, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
                           KvBatch* batch) REQUIRES(sealed.inode->mutex);
   void Finish(Cycle* cycle, CommitLevel level);
-  void Revert(Sealed* sealed) REQUIRES(sealed->inode->mutex);
+  // `lock` holds the file's mutex, and not afterwards.
+  void Revert(Sealed* sealed, MutexLock& lock) EXCLUDES(notify_mutex_);
   Error Fail(const Error& error, const char* what);
 
   KvStore& catalog_;
@@ -103,7 +108,7 @@ class Committer final : public CommitQueue {
   std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);  // by due time
   std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
   std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);  // not in the other lists, perhaps not in the catalog yet
-  std::vector<std::weak_ptr<Inode>> failed_files_ GUARDED_BY(mutex_);  // that have, or had, an error to report
+  std::unordered_set<InodePtr> failed_files_ GUARDED_BY(mutex_);  // that have, or had, an error to report
   Clock::time_point closed_due_ GUARDED_BY(mutex_);
   std::vector<Request> requests_ GUARDED_BY(mutex_);
   std::vector<Deletion> deletions_ GUARDED_BY(mutex_);

@@ -119,13 +119,13 @@ void ChecksumTable::Seal(uint64_t size) {
   std::swap(fresh_, sealed_);
 }
 
-Result<bool> ChecksumTable::AppendSealed(InodeId ino, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
-                                         KvBatch* batch) {
+Result<bool> ChecksumTable::AppendSealed(InodeId ino, uint64_t deleted, ChecksumSegments& loaded,
+                                         std::vector<uint64_t>* missing, KvBatch* batch) {
   const size_t lacking = missing->size();
   std::vector<std::pair<uint64_t, std::vector<uint32_t>>> merged;
   for (const auto& [number, segment] : sealed_) {
     std::vector<uint32_t> checksums;
-    if (!segment->known.all()) {
+    if (!segment->known.all() && number < deleted) {
       ASSIGN_OR_RETURN(const auto* stored, Stored(number, loaded));
       if (stored == nullptr) {
         missing->push_back(number);

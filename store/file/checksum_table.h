@@ -58,9 +58,11 @@ class ChecksumTable {
   // segments beyond a file size of `size` bytes, because they would stay in the catalog.
   void Seal(uint64_t size);
 
-  // Appends the sealed segments, merged with the catalog's, to `batch`. Returns false, and appends nothing, when
-  // segments must be loaded first; their numbers are appended to `missing`.
-  Result<bool> AppendSealed(InodeId ino, ChecksumSegments& loaded, std::vector<uint64_t>* missing, KvBatch* batch);
+  // Appends the sealed segments, merged with the catalog's, to `batch`. From segment `deleted` on, the catalog's are
+  // deleted by the same batch and not read. Returns false, and appends nothing, when segments must be loaded first;
+  // their numbers are appended to `missing`.
+  Result<bool> AppendSealed(InodeId ino, uint64_t deleted, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
+                            KvBatch* batch);
 
   // Call this when the batch of AppendSealed is in the catalog.
   void FinishCommit();

@@ -15,8 +15,8 @@ enum class CommitLevel : unsigned char {
   kDurable,
 };
 
-// The files that a commit of all files includes. kSettled leaves out files being replaced (O_TRUNC and not closed yet),
-// so that a crash leaves the old content or the new.
+// The files that a commit of all files includes. kSettled leaves out files being replaced (O_TRUNC and not closed yet
+// by their writers), so that a crash leaves the old content or the new.
 enum class CommitScope : unsigned char { kNone, kSettled, kEverything };
 
 // Thread-safe.

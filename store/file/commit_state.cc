@@ -21,13 +21,18 @@ bool CommitState::Change() {
 
 bool CommitState::Replace(Clock::time_point now) {
   const bool first = Change();
-  if (!replacing()) replacing_since_ = now;
+  if (!replacing_since_) replacing_since_ = now;
   phase_ = committing() ? Phase::kCommittingReplace : Phase::kReplacing;
   return first;
 }
 
+void CommitState::Settle() {
+  if (replacing()) phase_ = committing() ? Phase::kCommittingDirty : Phase::kDirty;
+}
+
 void CommitState::Seal() {
   WEIGHTFS_ASSERT(phase_ == Phase::kDirty || phase_ == Phase::kReplacing);
+  replacing_since_.reset();
   phase_ = Phase::kCommitting;
 }
 
@@ -43,7 +48,10 @@ void CommitState::Committed() {
   WEIGHTFS_ASSERT(committing());
 }
 
-void CommitState::Revert() { phase_ = Phase::kClean; }
+void CommitState::Revert() {
+  phase_ = Phase::kClean;
+  replacing_since_.reset();
+}
 
 bool WriteErrorState::WriteFailed(const Error& error) {
   if (failed()) return false;

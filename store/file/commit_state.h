@@ -12,17 +12,17 @@ namespace weightfs {
 
 // The difference between a file and its record in the catalog.
 //
-//   state               Change              Replace             Seal         Committed  Revert
-//   kClean              kDirty              kReplacing          -            -          kClean
-//   kDirty              kDirty              kReplacing          kCommitting  -          kClean
-//   kReplacing          kReplacing          kReplacing          kCommitting  -          kClean
-//   kCommitting         kCommittingDirty    kCommittingReplace  -            kClean     kClean
-//   kCommittingDirty    kCommittingDirty    kCommittingReplace  -            kDirty     kClean
-//   kCommittingReplace  kCommittingReplace  kCommittingReplace  -            kReplacing kClean
+//   state               Change              Replace             Settle            Seal         Committed  Revert
+//   kClean              kDirty              kReplacing          unchanged         -            -          kClean
+//   kDirty              kDirty              kReplacing          unchanged         kCommitting  -          kClean
+//   kReplacing          kReplacing          kReplacing          kDirty            kCommitting  -          kClean
+//   kCommitting         kCommittingDirty    kCommittingReplace  unchanged         -            kClean     kClean
+//   kCommittingDirty    kCommittingDirty    kCommittingReplace  unchanged         -            kDirty     kClean
+//   kCommittingReplace  kCommittingReplace  kCommittingReplace  kCommittingDirty  -            kReplacing kClean
 //
-// A dash marks a transition that never happens; it fails an assertion. In the replacing states the file was truncated
-// to zero and has not been closed or synced since, and its old content stays committed for a while. Externally
-// synchronized (Inode::mutex).
+// A dash marks a transition that never happens; it fails an assertion. In the replacing states a writer has truncated
+// the file to zero, and the writers have not closed or synced it since; its old content stays committed for a while.
+// Externally synchronized (Inode::mutex).
 class CommitState {
  public:
   enum class Phase : unsigned char { kClean, kDirty, kReplacing, kCommitting, kCommittingDirty, kCommittingReplace };
@@ -35,14 +35,16 @@ class CommitState {
   bool uncommitted() const { return phase_ != Phase::kClean; }
   bool committing() const { return phase_ >= Phase::kCommitting; }
   bool replacing() const { return phase_ == Phase::kReplacing || phase_ == Phase::kCommittingReplace; }
-  // The time at which the file entered a replacing state; meaningful while it is in one.
-  Clock::time_point replacing_since() const { return replacing_since_; }
+  // The time of the first replacement since the last seal; meaningful while the file is in a replacing state.
+  Clock::time_point replacing_since() const { return replacing_since_.value_or(Clock::time_point()); }
 
   // Records that the file differs from the last seal. Returns true when it did not differ before; then notify the
   // committer.
   bool Change();
   // Records a truncation to zero before new content is written. Returns the same as Change.
   bool Replace(Clock::time_point now);
+  // Records that the last writer has closed the file, so that its content is complete.
+  void Settle();
   // Starts a commit of the current content.
   void Seal();
   // Records that the sealed content is in the catalog.
@@ -52,7 +54,7 @@ class CommitState {
 
  private:
   Phase phase_ = Phase::kClean;
-  Clock::time_point replacing_since_;
+  std::optional<Clock::time_point> replacing_since_;
 };
 
 // The states of a failed device write of a file.

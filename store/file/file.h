@@ -119,6 +119,8 @@ class File {
   [[nodiscard]] bool Touch();
   // Records a truncation by an open that will rewrite the file. Returns the same as Touch.
   [[nodiscard]] bool BeginReplacement();
+  // Records that the last writer has closed the file.
+  void Settle() { commit_.Settle(); }
 
   // --- Writeback
 
@@ -145,8 +147,9 @@ class File {
   void WaitForAllWrites(MutexLock& lock);
   void WaitForRange(MutexLock& lock, FileBlock first, BlockCount count);
   // See ChecksumTable::AppendSealed.
-  Result<bool> AppendChecksums(ChecksumSegments& loaded, std::vector<uint64_t>* missing, KvBatch* batch) {
-    return checksums_.AppendSealed(id_, loaded, missing, batch);
+  Result<bool> AppendChecksums(uint64_t deleted, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
+                               KvBatch* batch) {
+    return checksums_.AppendSealed(id_, deleted, loaded, missing, batch);
   }
   // Records that the sealed state is in the catalog.
   void FinishCommit();

@@ -200,7 +200,11 @@ class Namespace {
   Result<void> TryRemoveLocked(const EntryLocation& location) REQUIRES(mutex_);
   Result<InodeId> CommitData(InodeId parent, std::string_view name);
   Result<void> CommitTree(InodeId directory);
-  Result<std::optional<std::vector<InodePtr>>> FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates);
+  Result<void> CheckLinkedFiles(InodeId directory, std::string_view target, const std::vector<InodePtr>& failed);
+  Result<bool> FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates, size_t most_entries,
+                          std::vector<InodePtr>* found);
+  // Follows a path from a directory, and symbolic links in it; nullopt when it does not lead to an inode.
+  std::optional<EntryRecord> FollowPath(InodeId directory, std::string_view path, unsigned* links);
   Result<void> MoveLocked(const EntryLocation& from, const EntryLocation& to, const EmptinessCheck& target)
       REQUIRES(mutex_);
   Result<void> TryMoveLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);

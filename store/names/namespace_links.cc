@@ -2,13 +2,28 @@
 // Links: creating, removing and moving names.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
+#include <unordered_set>
+
 #include "common/log.h"
 #include "meta/keys.h"
+#include "store/file/file.h"
 #include "store/names/namespace.h"
 #include "store/names/namespace_internal.h"
 
 namespace weightfs {
 namespace {
+
+// The files with an error that no caller has received.
+std::vector<InodePtr> FailedFiles(DataOwner& data) {
+  std::vector<InodePtr> files = data.UncommittedFiles();
+  std::erase_if(files, [](const InodePtr& inode) {
+    MutexLock lock(inode->mutex);
+    return !inode->file || !inode->file->write_error().error();
+  });
+  return files;
+}
 
 // The kernel never sends these names, but a caller of the library may.
 Result<void> CheckRemovable(std::string_view name) {
@@ -154,8 +169,9 @@ Result<void> Namespace::TryRemoveLocked(const EntryLocation& location) {
 }
 
 // Returns the inode of the name; 0 when there is none. Commits the data that a new name would publish: of a file its
-// own, of a directory that of all files below it. A symbolic link may lead anywhere, so it commits everything that may
-// be committed.
+// own, of a directory that of all files below it. A symbolic link may lead anywhere, so it commits everything. Only a
+// file that is renamed itself is committed while it is being replaced: its new name is for what was written so far.
+// Returns the error of a file that failed.
 Result<InodeId> Namespace::CommitData(InodeId parent, std::string_view name) {
   ASSIGN_OR_RETURN(const auto entry, FindEntry(parent, name));
   if (!entry) return InodeId{};
@@ -166,43 +182,96 @@ Result<InodeId> Namespace::CommitData(InodeId parent, std::string_view name) {
     RETURN_IF_ERROR(CommitTree(entry->ino));
   } else if (S_ISLNK(entry->type) && !data_.UncommittedFiles().empty()) {
     data_.CommitSettledBeforeNaming();
+    const std::vector<InodePtr> failed = FailedFiles(data_);
+    if (failed.empty()) return entry->ino;
+    ASSIGN_OR_RETURN(const std::string target, ReadLink(entry->ino));
+    RETURN_IF_ERROR(CheckLinkedFiles(parent, target, failed));
   }
   return entry->ino;
 }
 
 Result<void> Namespace::CommitTree(InodeId directory) {
-  const std::vector<InodePtr> candidates = data_.UncommittedFiles();
-  if (candidates.empty()) return {};
-  ASSIGN_OR_RETURN(const auto files, FilesBelow(directory, candidates));
-  if (files) return data_.CommitBeforeNaming(*files);
-  // Errors of files that may be elsewhere stay pending with them.
-  static_cast<void>(data_.CommitBeforeNaming(candidates, /*kept=*/true).has_value());
+  constexpr size_t kMostEntries = 100'000;  // of a tree that is searched during every rename
+  std::vector<InodePtr> candidates = data_.UncommittedFiles();
+  std::erase_if(candidates, [](const InodePtr& inode) {
+    MutexLock lock(inode->mutex);
+    return inode->file && inode->file->commit().replacing();
+  });
+  std::vector<InodePtr> files;
+  ASSIGN_OR_RETURN(const bool complete, FilesBelow(directory, candidates, kMostEntries, &files));
+  if (!complete) {
+    data_.CommitSettledBeforeNaming();
+    files.clear();
+    RETURN_IF_ERROR(FilesBelow(directory, FailedFiles(data_), SIZE_MAX, &files));
+  }
+  return data_.CommitBeforeNaming(files);
+}
+
+// Returns the error of a failed file that the target of a symbolic link in the directory names, or that is below it.
+Result<void> Namespace::CheckLinkedFiles(InodeId directory, std::string_view target,
+                                         const std::vector<InodePtr>& failed) {
+  const bool absolute = target.starts_with('/');
+  if (absolute) directory = kRootInode;
+  for (size_t begin = 0; begin < target.size(); ++begin) {
+    unsigned links = 0;
+    if (const auto found = FollowPath(directory, target.substr(begin), &links)) {
+      std::vector<InodePtr> named;
+      std::copy_if(failed.begin(), failed.end(), std::back_inserter(named),
+                   [&](const InodePtr& inode) { return inode->id == found->ino; });
+      if (S_ISDIR(found->type)) RETURN_IF_ERROR(FilesBelow(found->ino, failed, SIZE_MAX, &named));
+      RETURN_IF_ERROR(data_.CommitBeforeNaming(named));
+    }
+    // The store does not know where it is mounted, so any tail of an absolute path may be one in the store.
+    begin = absolute ? target.find('/', begin + 1) : std::string_view::npos;
+    if (begin == std::string_view::npos) break;
+  }
   return {};
 }
 
-// Returns the candidates that have a name in the directory or below it; nullopt when the tree is too large to search
-// during a request.
-Result<std::optional<std::vector<InodePtr>>> Namespace::FilesBelow(InodeId directory,
-                                                                   const std::vector<InodePtr>& candidates) {
-  constexpr size_t kMostEntries = 100'000;
+std::optional<EntryRecord> Namespace::FollowPath(InodeId directory, std::string_view path, unsigned* links) {
+  constexpr unsigned kMostLinks = 40;  // as in the kernel
+  std::optional<EntryRecord> at = EntryRecord{directory, S_IFDIR};
+  while (at && !path.empty()) {
+    const std::string_view name = path.substr(0, path.find('/'));
+    path.remove_prefix(std::min(path.size(), name.size() + 1));
+    if (name.empty() || name == ".") continue;
+    const InodeId parent = at->ino;
+    if (name == "..") {
+      const auto above = Lookup(parent, name);
+      at = above ? std::optional(EntryRecord{above->ino, S_IFDIR}) : std::nullopt;
+      continue;
+    }
+    at = FindEntry(parent, name).value_or(std::nullopt);
+    if (!at || !S_ISLNK(at->type)) continue;
+    const auto target = ReadLink(at->ino);
+    if (!target || target->starts_with('/') || ++*links > kMostLinks) return std::nullopt;
+    at = FollowPath(parent, *target, links);
+  }
+  return at;
+}
+
+// Adds the candidates that have a name in the directory or below it to `found`. Returns false when the tree has more
+// entries than are to be searched.
+Result<bool> Namespace::FilesBelow(InodeId directory, const std::vector<InodePtr>& candidates, size_t most_entries,
+                                   std::vector<InodePtr>* found) {
   std::unordered_map<InodeId, InodePtr> missing;
   for (const InodePtr& file : candidates) missing.emplace(file->id, file);
-  std::vector<InodePtr> found;
   std::vector<InodeId> directories = {directory};
+  std::unordered_set<InodeId> seen = {directory};  // the directories of a damaged catalog may lead in a circle
   size_t entries = 0;
   while (!directories.empty() && !missing.empty()) {
     const auto entry = catalog_.NewIterator(keys::EntryPrefix(directories.back()));
     directories.pop_back();
     for (; entry->Valid() && !missing.empty(); entry->Next()) {
-      if (++entries > kMostEntries) return std::optional<std::vector<InodePtr>>();
+      if (++entries > most_entries) return false;
       const auto record = EntryRecord::Decode(entry->value());
       if (!record) continue;  // a lookup of that name reports the damage
-      if (S_ISDIR(record->type)) directories.push_back(record->ino);
-      if (const auto file = missing.extract(record->ino)) found.push_back(file.mapped());
+      if (S_ISDIR(record->type) && seen.insert(record->ino).second) directories.push_back(record->ino);
+      if (const auto file = missing.extract(record->ino)) found->push_back(file.mapped());
     }
     RETURN_IF_ERROR(entry->status());
   }
-  return std::optional(std::move(found));
+  return true;
 }
 
 Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId new_parent, std::string_view new_name,

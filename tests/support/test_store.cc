@@ -99,7 +99,7 @@ Result<InodePtr> TestStore::Create(std::string_view path) {
 
 Result<InodePtr> TestStore::OpenPath(std::string_view path, bool truncate) {
   ASSIGN_OR_RETURN(const InodeId ino, Resolve(path));
-  return store_->OpenFile(ino, truncate);
+  return store_->OpenFile(ino, truncate, /*writes=*/truncate);
 }
 
 Result<std::string> TestStore::ReadAt(const InodePtr& inode, uint64_t offset, uint64_t size) {
@@ -136,12 +136,13 @@ Result<void> TestStore::WriteAt(const InodePtr& inode, uint64_t offset, std::str
 
 Result<void> TestStore::WriteFile(std::string_view path, std::string_view data) {
   auto inode = OpenPath(path, true);
+  const bool writer = inode.has_value();
   if (!inode) inode = Create(path);
   if (!inode) return inode.error();
   const auto written = WriteAt(*inode, 0, data);
   const auto told = std::make_shared<std::atomic<uint64_t>>(0);
   store_->Flush(*inode, told.get(), [told](Result<void>) {});
-  store_->CloseFile(*inode);
+  store_->CloseFile(*inode, 0, writer);
   return written;
 }
 

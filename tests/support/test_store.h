@@ -44,7 +44,7 @@ class TestStore {
   // By path from the root, "a/b".
   Result<InodeId> Resolve(std::string_view path);
   Result<InodePtr> Create(std::string_view path);  // an open regular file
-  Result<InodePtr> OpenPath(std::string_view path, bool truncate = false);
+  Result<InodePtr> OpenPath(std::string_view path, bool truncate = false);  // `truncate`: as a writer
   Result<std::string> ReadAll(const InodePtr& inode);
   Result<std::string> ReadPath(std::string_view path);
   Result<std::string> ReadAt(const InodePtr& inode, uint64_t offset, uint64_t size);

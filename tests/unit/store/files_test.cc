@@ -439,16 +439,29 @@ TEST_F(Naming, ExchangedDirectoriesBothHaveTheirData) {
   EXPECT_TRUE(Must(after.ReadPath("a/f")) == Pattern(2, 5000));
 }
 
-TEST_F(Naming, ADirectoryRenameCommitsAReplacementBelowItAndNoneElsewhere) {
+TEST_F(Naming, ADirectoryRenameCommitsNoReplacementThatIsStillOpen) {
   MakeDirectory(kRootInode, "d");
-  for (const char* path : {"d/f", "other"}) ASSERT_OK(store_.WriteFile(path, "old"));
+  for (const char* path : {"d/open", "d/closed", "other"}) ASSERT_OK(store_.WriteFile(path, "old"));
   ASSERT_OK(store_->SyncAll());
-  const InodePtr below = Must(store_.OpenPath("d/f", true)), other = Must(store_.OpenPath("other", true));
+  const InodePtr below = Must(store_.OpenPath("d/open", true)), other = Must(store_.OpenPath("other", true));
   for (const InodePtr& file : {below, other}) ASSERT_OK(store_.WriteAt(file, 0, "new"));
+  ASSERT_OK(store_.WriteFile("d/closed", "new"));
   ASSERT_OK(Rename("d", "e"));
   TestStore after = Killed(store_, Options());
-  EXPECT_EQ(Must(after.ReadPath("e/f")), "new");
-  EXPECT_EQ(Must(after.ReadPath("other")), "old") << "half of a replacement is not committed without need";
+  EXPECT_EQ(Must(after.ReadPath("e/closed")), "new");
+  EXPECT_EQ(Must(after.ReadPath("e/open")), "old") << "half of a replacement is not committed without need";
+  EXPECT_EQ(Must(after.ReadPath("other")), "old");
+}
+
+TEST_F(Naming, AFileThatIsRenamedOrLinkedItselfIsCommittedAsItIs) {
+  for (const char* path : {"renamed", "linked"}) ASSERT_OK(store_.WriteFile(path, "old"));
+  ASSERT_OK(store_->SyncAll());
+  for (const char* path : {"renamed", "linked"})
+    ASSERT_OK(store_.WriteAt(Must(store_.OpenPath(path, true)), 0, "new"));
+  ASSERT_OK(Rename("renamed", "r"));
+  ASSERT_OK(store_->names().Link(store_.Resolve("linked").value(), kRootInode, "l"));
+  TestStore after = Killed(store_, Options());
+  for (const char* path : {"r", "l"}) EXPECT_EQ(Must(after.ReadPath(path)), "new") << path;
 }
 
 TEST_F(Naming, AHardLinkIsMadeAfterTheDataOfItsFile) {

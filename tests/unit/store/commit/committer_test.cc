@@ -74,7 +74,6 @@ TEST_F(CommitterTest, AFileThatIsBeingReplacedIsCommittedOnlyWithEverything) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   {
     MutexLock lock(file->mutex);
-    file->open_handles = 1;
     static_cast<void>(file->file->BeginReplacement());
   }
   const auto commit = [&](CommitScope scope) {
@@ -93,7 +92,6 @@ TEST_F(CommitterTest, ACommitOfEverythingTakesAClosedFileThatIsBeingReplaced) {
   committer_->CommitSoon(file);
   {
     MutexLock lock(file->mutex);
-    file->open_handles = 1;
     static_cast<void>(file->file->BeginReplacement());
   }
   std::promise<void> done;

@@ -40,7 +40,7 @@ class ChecksumTableTest : public ::testing::Test {
     while (true) {
       KvBatch batch;
       std::vector<uint64_t> missing;
-      ASSIGN_OR_RETURN(const bool complete, table_.AppendSealed(kFile, loaded_, &missing, &batch));
+      ASSIGN_OR_RETURN(const bool complete, table_.AppendSealed(kFile, UINT64_MAX, loaded_, &missing, &batch));
       if (!complete) {
         EXPECT_TRUE(batch.empty());
         loaded_.Load(kv_, kFile, missing);

@@ -80,6 +80,30 @@ TEST(CommitState, ACommitKeepsChangesMadeAfterItsSeal) {
   }
 }
 
+TEST(CommitState, TheLastCloseSettlesAReplacement) {
+  struct Case {
+    Commit from, to;
+  };
+  for (const Case& c : {Case{Commit::kClean, Commit::kClean},
+                        {Commit::kDirty, Commit::kDirty},
+                        {Commit::kReplacing, Commit::kDirty},
+                        {Commit::kCommitting, Commit::kCommitting},
+                        {Commit::kCommittingDirty, Commit::kCommittingDirty},
+                        {Commit::kCommittingReplace, Commit::kCommittingDirty}}) {
+    CommitState state = CommitIn(c.from);
+    state.Settle();
+    EXPECT_EQ(state.phase(), c.to);
+  }
+  // Replacements in quick succession put off the commit no longer than one does.
+  CommitState state = CommitIn(Commit::kReplacing);
+  state.Settle();
+  state.Replace(kNow + std::chrono::seconds(9));
+  EXPECT_EQ(state.replacing_since(), kNow);
+  state.Seal();
+  state.Replace(kNow + std::chrono::seconds(20));
+  EXPECT_EQ(state.replacing_since(), kNow + std::chrono::seconds(20));
+}
+
 TEST(CommitState, ARevertMakesItClean) {
   for (const Commit from : {Commit::kClean, Commit::kDirty, Commit::kReplacing, Commit::kCommitting,
                             Commit::kCommittingDirty, Commit::kCommittingReplace}) {

@@ -74,7 +74,7 @@ TEST_F(ReaderTest, ChecksumsComeFromTheCatalogWithoutTheMutex) {
     ChecksumSegments loaded;
     std::vector<uint64_t> missing;
     KvBatch batch;
-    ASSERT_TRUE(inode_->file->AppendChecksums(loaded, &missing, &batch).value());
+    ASSERT_TRUE(inode_->file->AppendChecksums(UINT64_MAX, loaded, &missing, &batch).value());
     ASSERT_TRUE(rig_.kv().Write(batch));
     inode_->file->FinishCommit();
   }

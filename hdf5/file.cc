@@ -61,7 +61,7 @@ Result<std::unique_ptr<File>> File::Open(const std::string& path, const OpenOpti
   file->device_ = status.st_dev;
   file->inode_ = status.st_ino;
   file->size_ = file->file_size_ = static_cast<uint64_t>(status.st_size);
-  file->unsynced_ = file->name_is_new_ || options.truncate;
+  file->incomplete_ = file->name_is_new_ || options.truncate;
   return file;
 }
 
@@ -96,6 +96,7 @@ int File::TransferDescriptor() {
 }
 
 Result<void> File::Truncate(uint64_t size) {
+  incomplete_ = false;
   if (size == size_ && size >= file_size_) {
     // The file has this size, or buffered writes will extend it to this size.
     if (file_size_ == size || writes_.end() == size) return {};

@@ -66,9 +66,12 @@ class File {
   Result<void> ReadMany(std::span<const ReadRequest> requests);
   Result<void> WriteMany(std::span<const WriteRequest> requests);
 
-  // Writes all buffered bytes to the file, where other programs see them. `durable`: they also survive a power loss.
+  // Writes all buffered bytes to the file, where other programs see them. `durable`: they also survive a power loss,
+  // with two exceptions. HDF5 flushes the superblock when it opens a file for writing, so a change of that alone is not
+  // synced. And a new file cannot be read before HDF5 has flushed it as a whole, which begins with Truncate; until then
+  // it is not synced, because it would replace an old file.
   Result<void> Flush(bool durable);
-  // Sets the size of the file.
+  // Sets the size of the file. HDF5 does so in each flush of a whole file, but not in one of a dataset.
   Result<void> Truncate(uint64_t size);
   // flock(2) without waiting. EAGAIN: another program has the lock.
   Result<void> Lock(bool exclusive);
@@ -114,6 +117,7 @@ class File {
 
   // --- writes (file_write.cc)
   static bool StartsSwmr(Content content, std::span<const std::byte> bytes);
+  Result<void> NoteChange(Content content, std::span<const std::byte> bytes);
   Result<void> WriteLarge(uint64_t offset, const client::MemoryView& memory);
   Result<void> WriteBuffered(Content content, uint64_t offset, std::span<const std::byte> bytes);
   Result<void> PositionalWrite(uint64_t offset, std::span<const std::byte> bytes);
@@ -141,7 +145,8 @@ class File {
   uint64_t file_size_ = 0;      // of the file itself
   bool write_through_ = false;  // SWMR: other programs read meanwhile
   bool name_is_new_ = false;    // the directory was not synced since the file was created
-  bool unsynced_ = false;
+  bool incomplete_ = false;     // a new file that HDF5 has not flushed as a whole yet
+  bool unsynced_ = false;       // something but the superblock has changed since the last sync
   uint64_t next_read_ = UINT64_MAX;   // offset of a sequential raw read
   uint64_t next_write_ = UINT64_MAX;  // and of a write
   MemoryPool& pool_ = MemoryPool::Shared();

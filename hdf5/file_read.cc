@@ -84,6 +84,7 @@ Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {
     if (ftruncate(descriptor_.get(), static_cast<off_t>(end)) != 0) {
       return Failed("ftruncate for a GPU read", offset, out.size(), errno);
     }
+    unsynced_ = true;
     RETURN_IF_ERROR(NoteWrite({}, end));
   }
   ASSIGN_OR_RETURN(const auto handle, GetHandle());

@@ -134,6 +134,7 @@ Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
       return {};
     }
     ASSIGN_OR_RETURN(const auto handle, GetHandle());
+    unsynced_ = true;
     RETURN_IF_ERROR(DiscardBuffered(begin, end));
     cache_.Drop(begin, end);
     ASSIGN_OR_RETURN(auto operation, handle->StartWrite(TransferDescriptor(), Join(std::span<const WriteRequest>(run)),

@@ -6,9 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstring>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -19,6 +17,7 @@
 #include "common/units.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
+#include "hdf5/superblock.h"
 
 namespace weightfs::hdf5 {
 namespace {
@@ -31,39 +30,33 @@ constexpr size_t kMostBuffers = 512;  // per pwritev
 // Buffered writes of at least this many contiguous bytes are sent by the handle.
 uint64_t LeastByHandle(const Settings& settings) { return std::min(settings.direct_size, client::kLeaseFrom); }
 
-// True for a superblock whose SWMR flag is set: version 3, byte 11, bit 2.
-bool HasSwmrFlag(std::span<const std::byte> bytes) {
-  constexpr std::array<unsigned char, 9> kVersion3{0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n', 3};
-  constexpr size_t kFlags = 11;
-  constexpr auto kSharedAccess = std::byte{4};
-  return bytes.size() > kFlags && std::memcmp(bytes.data(), kVersion3.data(), kVersion3.size()) == 0 &&
-         (bytes[kFlags] & kSharedAccess) != std::byte{0};
-}
-
-bool IsSuperblock(std::span<const std::byte> bytes) {
-  constexpr std::array<unsigned char, 8> kSignature{0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n'};
-  return bytes.size() > kSignature.size() && std::memcmp(bytes.data(), kSignature.data(), kSignature.size()) == 0;
-}
-
 }  // namespace
 
 bool File::StartsSwmr(Content content, std::span<const std::byte> bytes) {
-  return content == Content::kMetadata && HasSwmrFlag(bytes);
+  if (content != Content::kMetadata) return false;
+  const auto superblock = ParseSuperblock(bytes);
+  return superblock && superblock->swmr;
+}
+
+// Before a write: whether the next durable flush must sync it, and whether it starts or ends SWMR.
+Result<void> File::NoteChange(Content content, std::span<const std::byte> bytes) {
+  const auto superblock = content == Content::kMetadata ? ParseSuperblock(bytes) : std::nullopt;
+  if (!superblock || bytes.size() > superblock->size) unsynced_ = true;
+  if (!superblock) return {};
+  // A reader that sees this superblock must find the metadata that it refers to.
+  if (superblock->swmr != write_through_) RETURN_IF_ERROR(WriteOut(false));
+  write_through_ = superblock->swmr;
+  return {};
 }
 
 Result<void> File::Write(Content content, uint64_t offset, std::span<const std::byte> bytes) {
   RETURN_IF_ERROR(CheckRange("write", offset, bytes.size()));
   if (bytes.empty()) return {};
   if (!options_.write) return Failed("write to a file that is open for reading", offset, bytes.size(), EBADF);
+  RETURN_IF_ERROR(NoteChange(content, bytes));
   if (content == Content::kRaw && GpuMemory::Shared().Holds(bytes.data())) {
     const auto address = reinterpret_cast<uintptr_t>(bytes.data());
     return WriteLarge(offset, client::MemoryView::OnDevice(address, bytes.size(), std::nullopt));
-  }
-  if (content == Content::kMetadata && IsSuperblock(bytes)) {
-    const bool shared = HasSwmrFlag(bytes);
-    // A reader that sees this superblock must find the metadata that it refers to.
-    if (shared != write_through_) RETURN_IF_ERROR(WriteOut(false));
-    write_through_ = shared;
   }
   const uint64_t end = offset + bytes.size();
   const bool sequential = offset == next_write_;
@@ -90,9 +83,8 @@ Result<void> File::DiscardBuffered(uint64_t begin, uint64_t end) {
 }
 
 // Updates the sizes after a write, or after several that end at or before `end`. A failed write may have changed the
-// file, so its size is queried, and the next durable flush syncs it.
+// file, so its size is queried.
 Result<void> File::NoteWrite(Result<void> written, uint64_t end) {
-  unsynced_ = true;
   if (!written.has_value()) {
     struct stat status {};
     end = fstat(descriptor_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_size) : file_size_;
@@ -116,7 +108,6 @@ Result<void> File::WriteBuffered(Content content, uint64_t offset, std::span<con
     const auto part = bytes.first(std::min(bytes.size(), writes_.segment_size()));
     const uint64_t end = offset + part.size();
     RETURN_IF_ERROR(AwaitWrites(offset, end));
-    unsynced_ = true;
     if (auto put = writes_.Put(offset, part, content == Content::kRaw); !put.has_value()) {
       // Some of the bytes may be buffered.
       size_ = std::max(size_, writes_.end());
@@ -272,7 +263,7 @@ Result<void> File::WriteRunByCalls(Run run) {
 Result<void> File::Flush(bool durable) {
   if (!options_.write) return {};
   RETURN_IF_ERROR(WriteOut(false));
-  if (!durable || !unsynced_) return {};
+  if (!durable || !unsynced_ || incomplete_) return {};
   return MakeDurable();
 }
 

@@ -94,7 +94,14 @@ def File(name: Union[str, os.PathLike], mode: str = "r", **options: Any) -> "h5p
     register()
     import h5py
 
-    return h5py.File(name, mode, driver=DRIVER, **options)
+    try:
+        return h5py.File(name, mode, driver=DRIVER, **options)
+    except OSError as error:
+        # With mode "a", h5py takes any error of a driver that it does not know for a missing file, and creates one.
+        opening = error.__context__
+        if mode == "a" and isinstance(opening, OSError) and not isinstance(opening, FileNotFoundError):
+            raise opening from None
+        raise
 
 
 def register() -> None:

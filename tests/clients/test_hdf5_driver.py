@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """HDF5's driver weightfs: its leases, the guarantees of a flush, errors, and the ways to select it."""
 
+import contextlib
+import fcntl
 import json
 import os
 import subprocess
@@ -258,6 +260,40 @@ def test_a_killed_mount_keeps_what_a_swmr_writer_flushed(factory, weightfs_only)
 
 
 # --- errors
+
+@pytest.mark.parametrize("why", ["no file of HDF5", "directory", "locked", "truncated"])
+def test_mode_a_raises_the_error_of_the_open(work, why):
+    path = work / "data.h5"
+    with ours.File(path, "w") as file:
+        file["x"] = values(1, 1000)
+    if why == "no file of HDF5":
+        path.write_bytes(b"something else" * 1000)
+    elif why == "directory":
+        path.unlink()
+        path.mkdir()
+    elif why == "truncated":
+        os.truncate(path, 4000)
+    with open(path) if why == "locked" else contextlib.nullcontext() as held:
+        if why == "locked":
+            fcntl.flock(held, fcntl.LOCK_EX)
+        raised = []
+        for opened in (lambda: ours.File(path, "r+"), lambda: ours.File(path, "a")):
+            with pytest.raises(OSError) as caught:
+                opened()
+            raised.append((type(caught.value), str(caught.value)))
+    assert raised[0] == raised[1] and raised[1][0] is not FileExistsError
+
+
+def test_mode_a_creates_a_missing_file(work):
+    for count in (1, 2):
+        with ours.File(work / "data.h5", "a", userblock_size=512) as file:
+            file.create_group(f"group-{count}")
+            assert len(file) == count and file.userblock_size == 512
+    with pytest.raises(FileNotFoundError):
+        ours.File(work / "missing/data.h5", "a")
+    with pytest.raises(FileExistsError):
+        ours.File(work / "data.h5", "x")
+
 
 def test_a_full_pool_returns_an_error(factory, weightfs_only):
     made = factory.mount(factory.store("64M"))

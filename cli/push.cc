@@ -115,23 +115,29 @@ UniqueFd OpenIn(int directory, const std::string& name) {
   return UniqueFd(openat(directory, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
-// The published directories in an open directory, ordered by version.
-Result<std::vector<FoundPublication>> FindPublications(int directory, const std::string& path) {
+// A directory, open, and the published ones in it, ordered by version.
+struct Publications {
+  UniqueFd directory;
   std::vector<FoundPublication> found;
-  ASSIGN_OR_RETURN(const auto names, remote::ListNames(directory, path));
+};
+
+Result<Publications> FindPublications(const std::string& path) {
+  Publications out;
+  ASSIGN_OR_RETURN(out.directory, remote::OpenSource(path));
+  ASSIGN_OR_RETURN(const auto names, remote::ListNames(out.directory.get(), path));
   for (const std::string& name : names) {
     if (name.starts_with('.')) continue;
-    const UniqueFd opened = OpenIn(directory, name);
+    const UniqueFd opened = OpenIn(out.directory.get(), name);
     // What is not published now is looked at again; a directory may also be removed meanwhile.
     if (!opened) continue;
     if (const auto published = client::PublicationOf(opened.get(), path + "/" + name)) {
-      found.push_back({published->version, name, published->id});
+      out.found.push_back({published->version, name, published->id});
     }
   }
-  std::sort(found.begin(), found.end(), [](const FoundPublication& a, const FoundPublication& b) {
+  std::sort(out.found.begin(), out.found.end(), [](const FoundPublication& a, const FoundPublication& b) {
     return std::tie(a.version, a.name) < std::tie(b.version, b.name);
   });
-  return found;
+  return out;
 }
 
 // Pushes each directory once it is published, until it is interrupted. A failure is repeated later; it delays the
@@ -142,7 +148,7 @@ class Watch {
       : arguments_(arguments), opened_(opened), interrupted_(interrupted) {}
 
   int Run() {
-    if (const auto readable = OpenWatched(); !readable) return Fail(readable.error());
+    if (const auto readable = FindPublications(*arguments_.watched); !readable) return Fail(readable.error());
     seconds pause = kLook;
     while (!interrupted_) {
       const bool passed = Look();
@@ -158,16 +164,16 @@ class Watch {
  private:
   // Returns false after a failure that may pass.
   bool Look() {
-    const auto directory = OpenWatched();
-    const auto found = directory ? FindPublications(directory->get(), *arguments_.watched) : directory.error();
-    if (!found) {
-      Say(found.error());
+    // Opened for each look, because an open descriptor keeps a mount from being unmounted.
+    const auto publications = FindPublications(*arguments_.watched);
+    if (!publications) {
+      Say(publications.error());
       return false;
     }
-    for (const FoundPublication& publication : *found) {
+    for (const FoundPublication& publication : publications->found) {
       if (interrupted_) return true;
       if (settled_.contains(publication.id)) continue;
-      const auto done = Push(directory->get(), publication);
+      const auto done = Push(publications->directory.get(), publication);
       static_cast<void>(FlushOutput().has_value());
       if (!done && interrupted_) return true;
       if (!done) {
@@ -180,13 +186,6 @@ class Watch {
     }
     said_.clear();
     return true;
-  }
-
-  // Opened for each look, because an open descriptor keeps a mount from being unmounted.
-  Result<UniqueFd> OpenWatched() const {
-    UniqueFd directory(open(arguments_.watched->c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!directory) return SystemError(*arguments_.watched, "cannot be watched");
-    return directory;
   }
 
   Result<void> Push(int directory, const FoundPublication& publication) {
@@ -290,7 +289,9 @@ void AddPush(CLI::App& app, int* exit_code) {
       "manifest\n"
       "are beside them, below URL/VERSION/.weightfs; the version exists once its manifest does. Publish a directory\n"
       "first ('weightfs publish'): it then cannot change meanwhile, and its version is that of the publication.\n"
-      "If a push is interrupted, the same command continues it. Credentials are found as by AWS's programs.\n\n"
+      "If a push is interrupted, the same command continues it. Credentials are found as by AWS's programs.\n"
+      "Links in the directory are pushed as links. One on the path to it is followed if it belongs to you, to root or\n"
+      "to the owner of what it leads to.\n\n"
       "Examples:\n"
       "  weightfs push /mnt/tensors/run/step-1000 s3://bucket/team/run\n"
       "  weightfs push --watch /mnt/tensors/run s3://bucket/team/run\n"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens files below a directory that other users may change meanwhile.
+// Opens files at paths that other users may change meanwhile.
 #pragma once
 
 #include <string>
@@ -10,8 +10,13 @@
 
 namespace weightfs::remote {
 
+// Opens what a path names, for *at calls and Reopen (O_PATH). Symbolic links on the way are followed, but one of
+// another user than root and this one only to something of that user: kAccess with a full line. The other errors have a
+// code and no text.
+Result<UniqueFd> OpenPath(const std::string& path);
+
 // Opens the directory that a relative path has its last component in, which becomes `name`. Never follows a symbolic
-// link, so it never leaves `root`. The descriptor is for *at calls only (O_PATH). The errors have a code and no text.
+// link, so it never leaves `root`. The descriptor is of O_PATH. The errors have a code and no text.
 Result<UniqueFd> OpenParent(int root, std::string_view path, std::string* name);
 
 // Opens anything at a relative path, in the same manner; a symbolic link itself.

@@ -198,11 +198,12 @@ Error ChangedDuringPush(const std::string& path) {
 }
 
 Result<UniqueFd> OpenSource(const std::string& path) {
-  const UniqueFd found(open(path.c_str(), O_PATH | O_CLOEXEC));
+  const auto found = OpenPath(path);
+  if (!found) return found.error().what.empty() ? CannotOpen(path, found.error()) : found.error();
   struct stat status {};
-  if (!found || fstat(found.get(), &status) != 0) return SystemError(path, "cannot be opened");
+  if (fstat(found->get(), &status) != 0) return SystemError(path, "cannot be examined");
   RETURN_IF_ERROR(CheckKind(status.st_mode, path));
-  auto opened = Reopen(found.get());
+  auto opened = Reopen(found->get());
   if (!opened) return CannotOpen(path, opened.error());
   return opened;
 }

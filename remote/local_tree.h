@@ -45,12 +45,12 @@ struct LocalTree {
 Error ChangedDuringPush(const std::string& path);
 
 // Opens a directory or a regular file for ScanTree. From then on its path does not matter. Errors, each one full line:
-// kInvalid for other kinds of files, those of open(2).
+// kInvalid for other kinds of files, kAccess for a link of another user (OpenPath), those of open(2).
 Result<UniqueFd> OpenSource(const std::string& path);
 
 // Lists an open directory with everything below it, or an open file. Symbolic links are not followed. Errors, each one
-// full line with the path: kInvalid for names that cannot be in a bucket (CheckPath), for other kinds of files and for a
-// file system mounted inside; those of the system calls.
+// full line with the path: kInvalid for names that cannot be in a bucket (CheckPath), for other kinds of files and for
+// a file system mounted inside; those of the system calls.
 Result<LocalTree> ScanTree(int source);
 
 }  // namespace weightfs::remote

@@ -29,9 +29,9 @@ struct PushReport {
 };
 
 // Pushes an open directory of any filesystem, or a single file (OpenSource). A directory of a weightfs mount is read
-// through leases, which are snapshots whose blocks are verified. The version appears when its manifest is written, last;
-// before, everything is there, and the source has been compared with its state at the beginning. Other users may rename
-// and replace files meanwhile: only files that were listed are read. `path` is the name of the source for messages.
+// through leases, which are snapshots whose blocks are verified. The version appears when its manifest is written,
+// last; before, everything is there, and the source has been compared with its state at the beginning. Other users may
+// rename and replace files meanwhile: only files that were listed are read. `path` is the source's name in messages.
 //
 // A push that was interrupted is continued by calling Push again with the same unchanged source: what is in the bucket
 // is not sent again, unless something was there before the first call. The id of a push is that of the publication, or

@@ -12,7 +12,8 @@ import pytest
 from harness import process
 from harness.filesystems import weightfs as plain
 from harness.tree import differences
-from versions import MIB, SERIES, URL, comparable, keys, pull, weightfs
+from harness.users import NOBODY
+from versions import MIB, SERIES, URL, comparable, keys, pull, refused, weightfs
 
 FILES = {"plain": 100_000, "inside/leased": 3 * MIB, "inside/deeper/parts": 20 * MIB}   # by the manner of reading
 libc = ctypes.CDLL(None, use_errno=True)
@@ -162,6 +163,53 @@ def test_swaps_all_the_time(server, place, name, request):
             weightfs(server, "push", place.step, URL, "--version", version, codes=(0, 1))
             assert not place.has_leaked(server)
     assert swapping.count > 100
+
+
+def link_of(owner, link, target):
+    link.symlink_to(target)
+    os.lchown(link, owner, owner)
+    return link
+
+
+@pytest.mark.parametrize("place", ["local", "mount"], indirect=True)
+def test_links_on_the_path_of_another_user(server, place, local, target):
+    """They lead only to what belongs to that user."""
+    assert os.geteuid() == 0, "it gives files to other users"
+    other = link_of(NOBODY, place.run.parent / "other", place.secret)
+    for path in (other / "step", link_of(NOBODY, place.run / "direct", place.secret / "step"),
+                 link_of(NOBODY, place.run / "relative", "../secret/../other/step/inside"),
+                 link_of(0, place.run / "own", other) / "step", other / "step/plain"):
+        error = refused(server, "push", path, URL)
+        assert f"{path}: a symbolic link on this path belongs to user {NOBODY}" in error
+        assert str(place.secret) in str(path.resolve())
+    assert "belongs to user" in refused(server, "push", "--watch", other, URL)
+    assert not keys(server)
+    os.chown(place.secret / "step", NOBODY, NOBODY)
+    weightfs(server, "push", other / "step", URL, "--version", 1)
+    weightfs(server, "push", link_of(0, place.run / "roots", place.step) / "../roots/", URL, "--version", 2)
+    pull(server, target)
+    assert not differences(comparable(place.step), comparable(target))
+
+
+def test_links_on_the_path_that_lead_nowhere(server, local):
+    (local / "loop").symlink_to("loop")
+    (local / "nowhere").symlink_to("missing")
+    (local / "file").write_bytes(b"1")
+    for name, why in (("loop", "Too many levels"), ("nowhere", "No such file"), ("file/..", "Not a directory"),
+                      ("", "No such file")):
+        assert why in refused(server, "push", f"{local}/{name}" if name else "", URL)
+
+
+@pytest.mark.parametrize("place", ["local", "mount"], indirect=True)
+def test_an_ancestor_is_swapped_all_the_time(server, place, request):
+    os.lchown(place.link, NOBODY, NOBODY)
+    codes = []
+    with Swapping(place.run, place.link) as swapping:
+        for version in range(1, 100 if request.config.getoption("full") else 20):
+            pushed = weightfs(server, "push", place.step, URL, "--version", version, codes=(0, 1))
+            codes.append(pushed.code)
+            assert not place.has_leaked(server)
+    assert swapping.count > 100 and 0 in codes
 
 
 @pytest.fixture

@@ -381,7 +381,7 @@ int Run(const Arguments& arguments) {
     return Fail({ErrorCode::kAccess, fmt::format("{}: {}", arguments.path, std::strerror(errno))});
   }
   weightfs_info info{};
-  if (ioctl(file.get(), WEIGHTFS_IOC_INFO, &info) != 0) {
+  if (ioctl(file.get(), WEIGHTFS_IOC_INFO, &info) != 0 || info.version == 0) {
     return Fail({ErrorCode::kInvalid, fmt::format("{}: neither a store nor in a mount of weightfs; 'findmnt -t "
                                                   "fuse.weightfs' lists the mounts",
                                                   arguments.path)});

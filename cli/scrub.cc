@@ -2,7 +2,6 @@
 // weightfs scrub and weightfs verify: read the files of a mount, and report blocks whose checksums differ.
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -26,7 +25,7 @@
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "common/unique_fd.h"
-#include "lease/ioctl.h"
+#include "lease/on_mount.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -182,8 +181,7 @@ class Scrubber {
 Result<void> CheckIsOnMount(const std::string& path) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (!file) return SystemError(path, "cannot be opened");
-  weightfs_info info{};
-  if (ioctl(file.get(), WEIGHTFS_IOC_INFO, &info) == 0) return {};
+  if (lease::IsOnMount(file.get())) return {};
   return Error{ErrorCode::kInvalid, fmt::format("{}: not in a mount of weightfs, so nothing verifies its data", path)};
 }
 

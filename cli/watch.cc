@@ -20,7 +20,7 @@
 
 #include "cli/interrupt.h"
 #include "cli/output.h"
-#include "lease/ioctl.h"
+#include "lease/on_mount.h"
 
 namespace weightfs::cli {
 namespace {
@@ -126,8 +126,7 @@ std::shared_ptr<WatchArguments> AddWatchArguments(CLI::App& command, double long
 Result<UniqueFd> OpenOnMount(const std::string& path) {
   UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) return SystemError(path, "cannot be opened");
-  weightfs_info info{};
-  if (ioctl(file.get(), WEIGHTFS_IOC_INFO, &info) == 0) return file;
+  if (lease::IsOnMount(file.get())) return file;
   return Error{ErrorCode::kInvalid,
                fmt::format("{}: not in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts", path)};
 }

@@ -2,7 +2,6 @@
 #include "client/checksum_attribute.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 
@@ -15,7 +14,7 @@
 #include "common/checksum.h"
 #include "common/result.h"
 #include "common/units.h"
-#include "lease/ioctl.h"
+#include "lease/on_mount.h"
 
 namespace weightfs::client {
 namespace {
@@ -103,8 +102,7 @@ Error ChecksumAttribute::Failed(int error_number, const std::string& what) const
 }
 
 Result<void> ChecksumAttribute::Begin(int descriptor, uint64_t file_size) {
-  weightfs_info info{};
-  if (ioctl(descriptor, WEIGHTFS_IOC_INFO, &info) == 0) {
+  if (lease::IsOnMount(descriptor)) {
     needed_ = false;
     return {};
   }

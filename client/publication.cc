@@ -11,6 +11,7 @@
 #include "common/result.h"
 #include "common/unique_fd.h"
 #include "lease/ioctl.h"
+#include "lease/on_mount.h"
 
 namespace weightfs::client {
 namespace {
@@ -47,12 +48,11 @@ Result<weightfs_publication> Ask(int opened, const std::string& directory, unsig
   weightfs_publication argument{};
   argument.version = WEIGHTFS_IOC_VERSION;
   argument.number = version;
-  if (ioctl(opened, request, &argument) != 0) {
-    if (errno == ENOTTY || errno == ENOSYS) {
-      return Error{ErrorCode::kNotSupported, directory + ": not on a weightfs mount of this version", directory};
-    }
-    return Explained(directory, errno);
+  const int failed = ioctl(opened, request, &argument) == 0 ? 0 : errno;
+  if (failed == ENOTTY || failed == ENOSYS || (failed != ENOTCONN && !lease::IsOnMount(opened))) {
+    return Error{ErrorCode::kNotSupported, directory + ": not on a weightfs mount of this version", directory};
   }
+  if (failed != 0) return Explained(directory, failed);
   if (argument.error == 0) return argument;
   argument.path[sizeof(argument.path) - 1] = '\0';
   const std::string inside = argument.path;

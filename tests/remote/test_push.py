@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs push: a version exists completely or not at all, and a push that was interrupted is continued."""
+import errno
 import json
 import os
 import random
@@ -10,7 +11,9 @@ import time
 import pytest
 
 from harness import process, s3_versions
+from harness.filesystems import program
 from harness.filesystems import weightfs as plain
+from harness.foreign_fuse import ForeignFuse
 from harness.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from harness.tree import differences
 from versions import MIB, SERIES, URL, comparable, keys, make_tree, pull, put, refused, weightfs
@@ -353,3 +356,20 @@ def test_plain_programs_read_the_objects(server, tree, local):
     with safetensors.safe_open(local / "downloaded", "pt") as opened:
         assert sorted(opened.keys()) == sorted(tensors)
         assert all(torch.equal(opened.get_tensor(name), value) for name, value in tensors.items())
+
+
+@pytest.mark.parametrize("ioctl", [0, *(getattr(errno, name) for name in (
+    "EINVAL", "EPERM", "EACCES", "EIO", "ENOTTY", "ENOSYS", "EOPNOTSUPP", "EBUSY", "ENODATA"))])
+def test_other_fuse_filesystems(server, local, target, ioctl):
+    """They answer the question for a publication, which they do not know, with any error, or with success."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    (local / "point").mkdir()
+    files = {"small": b"1" * 5000, "large": random.randbytes(2 * MIB)}
+    with ForeignFuse(local / "point", files, ioctl):
+        assert push(server, local / "point", "--version", 5)["files"] == 2
+        for command, why in (("publish", "not on a weightfs mount"), ("verify", "not in a mount of weightfs"),
+                             ("stats", "not in a mount of weightfs"), ("info", "nor in a mount of weightfs")):
+            assert why in process.run([program(), command, local / "point"], codes=(1, 8)).err
+    pull(server, target)
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == files

@@ -415,6 +415,9 @@ extern "C" int ioctl(int descriptor, unsigned long request, ...) noexcept {
     errno = result;
     return result == 0 ? 0 : -1;
   }
-  if (request == WEIGHTFS_IOC_INFO && mount != nullptr && mount->Has(descriptor)) return 0;
+  if (request == WEIGHTFS_IOC_INFO && mount != nullptr && mount->Has(descriptor)) {
+    static_cast<weightfs_info*>(argument)->version = WEIGHTFS_IOC_VERSION;
+    return 0;
+  }
   return static_cast<int>(syscall(SYS_ioctl, descriptor, request, argument));
 }

@@ -83,7 +83,9 @@ Result<std::shared_ptr<const ChecksumSlices::Slice>> ChecksumSlices::Fetch(size_
   const uint64_t blocks = std::min(kSliceBlocks, manifest_.blocks() - index * kSliceBlocks);
   for (int fetch = 1; fetch <= kFetches; ++fetch) {
     auto bytes = series_.bucket().GetObject(key, kSliceBytes, interrupted_);
-    if (!bytes && bytes.error().code != ErrorCode::kTooLarge) return bytes.error();
+    if (!bytes && bytes.error().code != ErrorCode::kTooLarge) {
+      return Error{bytes.error().code, bytes.error().what, key};
+    }
     if (!bytes || bytes->size() != blocks * kSumBytes || Sha256Of(*bytes) != manifest_.slices.at(index)) continue;
     auto slice = std::make_shared<Slice>(blocks);
     std::memcpy(slice->data(), bytes->data(), bytes->size());

@@ -237,7 +237,8 @@ Result<void> Pusher::SendAndVerify() {
     const auto verified = VerifyVersion(series_, manifest(), options_);
     if (verified || attempt == kAttempts) return verified;
     const ErrorCode code = verified.error().code;
-    if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return verified;
+    const bool names_object = !verified.error().path.empty();
+    if (!names_object || (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound)) return verified;
     RETURN_IF_ERROR(series_.bucket().DeleteObject(verified.error().path, options_.interrupted));
   }
 }

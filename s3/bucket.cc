@@ -257,6 +257,11 @@ Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupte
 }
 
 Result<void> Bucket::DeleteObject(const std::string& key, const Interrupted& interrupted) const {
+  // This request would delete the bucket.
+  if (key.empty()) {
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("DELETE s3://{}/: an object without a name cannot be deleted", name_)};
+  }
   RETURN_IF_ERROR(client_.Send({.method = "DELETE", .object = {name_, key}}, interrupted));
   return {};
 }

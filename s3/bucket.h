@@ -118,7 +118,7 @@ class Bucket {
   // Returns all pages. Keys may hold any character.
   Result<Listing> ListObjects(const ListOptions& options, const Interrupted& interrupted = {}) const;
 
-  // Deleting an object that does not exist succeeds.
+  // Deleting an object that does not exist succeeds. kInvalid: the key is empty.
   Result<void> DeleteObject(const std::string& key, const Interrupted& interrupted = {}) const;
   // Deletes any number of objects, 1,000 in a request. On failure some are deleted; the error names the first that is
   // not.

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -125,6 +126,17 @@ def test_a_rate_limits_the_push(server, tree):
     push(server, tree, "--rate", "8M")
     assert time.monotonic() - begun > 1   # 17 MiB
     assert "--rate" in weightfs(server, "push", tree, URL, "--rate", "much", codes=(2,)).err
+
+
+@pytest.mark.parametrize("key", ["/sums/0$", "/large$", "/empty$"])
+def test_verify_sends_again_what_is_missing(server, tree, target, key):
+    """Only objects of the version are deleted; a DELETE without a key would delete the bucket."""
+    server.fail(1, "status", method="HEAD" if key == "/empty$" else "GET", key=key, status=404, code="NoSuchKey")
+    push(server, tree, "--version", 5, "--verify")
+    assert len([record for record in server.requests if record.method == "PUT" and re.search(key, record.key)]) >= 2 \
+        or key == "/large$"   # in parts
+    assert all(record.key for record in server.requests if record.method == "DELETE")
+    assert comparable_pull(server, target, tree)
 
 
 def test_verify_names_what_was_damaged_later(server, tree):

@@ -231,6 +231,12 @@ def test_a_response_larger_than_the_limit_is_an_error(probe, file):
     assert probe("get", key="k", file=os.devnull, limit=1001)["size"] == 1001
 
 
+def test_no_object_without_a_name_is_deleted(server, probe):
+    """The service would delete the bucket."""
+    assert "without a name" in probe.refused("delete").text
+    assert not server.requests
+
+
 def test_objects_that_cannot_be_deleted_are_named(server, probe, file):
     for key in "abc":
         probe("put", key=key, file=file(1)[0])

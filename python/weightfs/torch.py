@@ -41,8 +41,8 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
     unzip complains but torch.load does not."""
     with contextlib.ExitStack() as around:
         around.enter_context(_settings(storage_alignment))
-        computes = crc32 and not hasattr(f, "write") and _computes_checksums(arguments, options)
-        stream = f if hasattr(f, "write") else around.enter_context(writing(f, handle, durable, atomic))
+        computes = crc32 and _is_path(f) and _computes_checksums(arguments, options)
+        stream = around.enter_context(writing(f, handle, durable, atomic)) if _is_path(f) else f
         if computes:
             stream = around.enter_context(ZipChecksums(stream))
         if computes or not crc32:
@@ -58,11 +58,16 @@ def load(f, map_location=None, *arguments, handle=None, **options):
     anything else can run arbitrary code. For older versions of torch this function passes weights_only=True, unless
     TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 is set in the environment; newer versions check that variable themselves."""
     _default_to_weights_only(arguments, options)
-    if hasattr(f, "read") or _maps(options.get("mmap")):
-        return torch.load(f if hasattr(f, "read") else os.fsdecode(f), map_location, *arguments, **options)
+    if not _is_path(f) or _maps(options.get("mmap")):
+        return torch.load(os.fsdecode(f) if _is_path(f) else f, map_location, *arguments, **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
         with stream.raising_its_error():
             return torch.load(stream, map_location, *arguments, **options)
+
+
+def _is_path(f):
+    """False for a stream, and for an object that is neither, which torch rejects."""
+    return isinstance(f, (str, bytes, os.PathLike))
 
 
 def _default_to_weights_only(arguments, options):

@@ -46,6 +46,33 @@ def test_torch_is_called_as_torch_is(local):
         assert equal(weightfs.torch.load(stream), STATE)
 
 
+@pytest.mark.parametrize("wrong", [5, None, ["file"], object()], ids=repr)
+def test_neither_a_path_nor_a_stream_is_the_error_of_torch(wrong):
+    for ours, theirs in ((lambda: weightfs.torch.save(STATE, wrong), lambda: torch.save(STATE, wrong)),
+                         (lambda: weightfs.torch.load(wrong), lambda: torch.load(wrong))):
+        with pytest.raises(AttributeError) as expected:
+            theirs()
+        with pytest.raises(AttributeError) as caught:
+            ours()
+        assert str(caught.value) == str(expected.value)
+
+
+def test_a_path_that_can_also_write_is_a_path(local, handle):
+    class Path(type(local)):
+        """As py.path.local, which pytest's tmpdir gives."""
+
+        def write(self, data):
+            raise NotImplementedError
+
+        read = write
+
+    handle.close()
+    with pytest.raises(ValueError, match="closed"):   # the handle writes, not torch
+        weightfs.torch.save(STATE, Path(local / "file"), handle=handle)
+    weightfs.torch.save(STATE, Path(local / "file"))
+    assert equal(weightfs.torch.load(Path(local / "file")), STATE)
+
+
 @pytest.mark.parametrize("atomic", [True, False])
 def test_data_may_be_omitted(local, atomic):
     stream = io.BytesIO()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Locked memory; views, copies and checksums of memory; helpers for replacing files; publications.
+// Locked and divided memory; views, copies and checksums of memory; helpers for replacing files; publications.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "client/divided_memory.h"
 #include "client/final_path.h"
 #include "client/locked_memory.h"
 #include "client/publication.h"
@@ -24,6 +25,13 @@
 #include "python/src/gil.h"
 
 namespace weightfs::client {
+namespace {
+
+py::buffer_info BytesOf(std::byte* data, size_t size) {
+  return {data, 1, py::format_descriptor<uint8_t>::format(), static_cast<py::ssize_t>(size)};
+}
+
+}  // namespace
 
 void BindMemory(py::module_& module) {
   py::class_<LockedMemory, std::shared_ptr<LockedMemory>>(module, "LockedMemory", py::buffer_protocol())
@@ -31,10 +39,19 @@ void BindMemory(py::module_& module) {
       .def_property_readonly("address",
                              [](const LockedMemory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
       .def_property_readonly("size", &LockedMemory::size)
-      .def_buffer([](LockedMemory& self) {
-        return py::buffer_info(self.data(), 1, py::format_descriptor<uint8_t>::format(),
-                               static_cast<py::ssize_t>(self.size()));
-      });
+      .def_buffer([](LockedMemory& self) { return BytesOf(self.data(), self.size()); });
+  py::class_<DividedMemory::Part, std::shared_ptr<DividedMemory::Part>>(module, "MemoryPart", py::buffer_protocol())
+      .def_buffer([](DividedMemory::Part& self) { return BytesOf(self.data(), self.size()); });
+  py::class_<DividedMemory, std::shared_ptr<DividedMemory>>(module, "DividedMemory", py::buffer_protocol())
+      .def(py::init([](size_t size) { return Check(DividedMemory::Allocate(size)); }))
+      .def("take",
+           [](DividedMemory& self, size_t begin, size_t size) {
+             if (size == 0 || begin > self.size() || size > self.size() - begin) {
+               throw py::value_error("a part must be within the memory, and not empty");
+             }
+             return self.Take(begin, size);
+           })
+      .def_buffer([](DividedMemory& self) { return BytesOf(self.data(), self.size()); });
   module.def("is_locked", [](uintptr_t address, size_t size) { return IsLocked(ToPointer(address), size); });
   // Gives access to the bytes, for comparison. Valid only while their owner lives.
   module.def("view", [](uintptr_t address, size_t size) {

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/divided_memory.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/assert.h"
+#include "common/units.h"
+
+namespace weightfs::client {
+namespace {
+
+constexpr size_t kLarge = 4 * kMiB;  // mapping and unmapping less costs more than huge pages gain
+constexpr size_t kAlignment = 64;    // a cache line, and torch's alignment
+
+}  // namespace
+
+Result<std::shared_ptr<DividedMemory>> DividedMemory::Allocate(size_t size) {
+  HugePageMemory large;
+  SmallMemory small;
+  if (size >= kLarge) {
+    auto mapped = HugePageMemory::Map(size);
+    if (!mapped) return mapped.error();
+    large = std::move(*mapped);
+  } else {
+    const size_t allocated = RoundUp(std::max<size_t>(size, 1), kAlignment);
+    small.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, allocated)));
+    if (small == nullptr) return Error{ErrorCode::kNoMemory, fmt::format("cannot allocate {} bytes of memory", size)};
+  }
+  return std::shared_ptr<DividedMemory>(new DividedMemory(std::move(large), std::move(small), size));
+}
+
+std::shared_ptr<DividedMemory::Part> DividedMemory::Take(size_t begin, size_t size) {
+  WEIGHTFS_ASSERT(size > 0 && begin <= size_ && size <= size_ - begin);
+  return std::shared_ptr<Part>(new Part(shared_from_this(), data() + begin, size));
+}
+
+void DividedMemory::Free(const std::byte* data, size_t size) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t end = begin + size;
+  uintptr_t first = 0;
+  uintptr_t last = 0;
+  {
+    const MutexLock lock(mutex_);
+    freed_.MergeAround(freed_.Insert(begin, end, {}), [](auto, auto) { return true; });
+    const auto& [freed_begin, freed] = *freed_.FirstFrom(begin);
+    first = std::max(RoundDown(begin, kBlockSize), RoundUp(freed_begin, kBlockSize));
+    last = std::min(RoundUp(end, kBlockSize), RoundDown(freed.end, kBlockSize));
+  }
+  // Advice: pages that cannot be given back, such as locked ones, stay until the memory is freed.
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+}  // namespace weightfs::client

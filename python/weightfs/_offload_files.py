@@ -98,11 +98,10 @@ class Source:
         self._given, self._found = source is not None, {}   # name -> (path, offset, dtype, shape)
         if source is None:
             return
-        with contextlib.ExitStack() as stack:
-            for shard in open_all(source, stack)[0]:
-                for name, facts in shard.tensors.items():
-                    self._found[name] = (shard.path, shard.begin + facts["data_offsets"][0], DTYPES[facts["dtype"]],
-                                         torch.Size(facts["shape"]))
+        for shard in open_all(source)[0]:
+            for name, facts in shard.tensors.items():
+                self._found[name] = (shard.path, shard.begin + facts["data_offsets"][0], DTYPES[facts["dtype"]],
+                                     torch.Size(facts["shape"]))
 
     def check(self, members):
         """ValueError if a tensor has neither memory nor a place in the files, or the files have none at all."""

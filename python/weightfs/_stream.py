@@ -128,7 +128,7 @@ class DirectWriter(_Stream):
             with self._failing():
                 self._end += self._handle.write_from(tensor, self._name, self._end)
         else:
-            self.write(_bytes_of(tensor, nbytes))
+            self.write(bytes_of(tensor, nbytes))
 
     def write_at(self, tensor, offset):
         """Writes a tensor at an offset behind everything that was written by write(). Several threads may call it at
@@ -223,12 +223,14 @@ def _write_all(descriptor, data):
         rest = rest[os.write(descriptor, rest):]
 
 
-def _bytes_of(tensor, nbytes):
+def bytes_of(tensor, nbytes):
+    """The bytes of a tensor or an array, in row-major order."""
     from weightfs import _native
     from weightfs._memory import describe
     gathered = bytearray(nbytes)
     if nbytes:
-        source = describe(tensor.cpu())   # keeps the copy of a GPU tensor or a conjugated tensor
+        # Keeps the copy of a GPU tensor or a conjugated tensor.
+        source = describe(tensor.cpu() if hasattr(tensor, "cpu") else tensor)
         _native.copy(describe(gathered).arguments, source.arguments)
     return gathered
 

@@ -329,6 +329,6 @@ def test_an_impossible_device_is_refused_with_a_list_of_possible_ones(local, han
 
 @pytest.mark.parametrize("wrong", [None, 5, [torch.ones(3)], torch.ones(3)], ids=lambda wrong: type(wrong).__name__)
 def test_arguments_that_are_not_a_dict_of_tensors_are_refused(local, wrong):
-    with pytest.raises(TypeError, match="expected a dict of names and tensors, not"):
+    with pytest.raises(ValueError, match="expected a dict of names and tensors, not"):
         weightfs.safetensors.save_file(wrong, local / "file")
     assert os.listdir(local) == []

@@ -62,14 +62,6 @@ def test_random_slices_are_those_of_the_library(folder):
             assert same(ours.get_slice(name)[index], theirs.get_slice(name)[index]), (seed, name, index)
 
 
-@pytest.mark.parametrize("index", [5, -4, (slice(None),) * 3, (..., ...), (..., 0, 0, 0), slice(None, None, -1), True,
-                                   1.5, None, "x", [0, 1]], ids=repr)
-def test_indices_that_torch_rejects_or_that_are_not_basic_are_rejected(local, index):
-    safetensors.save_file({"a": torch.ones(3, 4)}, local / "file")
-    with safetensors.open(local / "file") as model, pytest.raises((IndexError, TypeError, ValueError)):
-        model.get_slice("a")[index]
-
-
 def reads_of(handle):
     """Counts the bytes that the handle is asked for."""
     counted = []
@@ -189,12 +181,10 @@ def test_errors_name_what_is_missing(local):
         for get in (model.get_tensor, model.get_slice):
             with pytest.raises(KeyError, match="file: there is no tensor 'b'"):
                 get("b")
-        kept = model.get_slice("a")
-    for read in (lambda: model.get_tensor("a"), lambda: kept[1:2]):
-        with pytest.raises(ValueError, match="closed"):
-            read()
+    with pytest.raises(ValueError, match="closed"):
+        model.get_tensor("a")
     with pytest.raises(ValueError, match="framework"):
-        safetensors.open(local / "file", framework="np")
+        safetensors.open(local / "file", framework="jax")
     with pytest.raises(ValueError, match="device"):
         safetensors.open(local / "file", device="tpu")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weightfs.safetensors.stream, and the interfaces of other loaders."""
+"""weightfs.safetensors.stream."""
 
 import contextlib
 import os
@@ -142,72 +142,3 @@ def test_a_model_larger_than_the_bound_streams_within_it(local):
     total, grown = map(int, done.stdout.split())
     # The bound, the tensor that the program holds, and the handle's buffers.
     assert total == 256 << 20 and grown < 100 << 20
-
-
-def test_the_interface_of_run_ai_streamer(folder):
-    tensors = shards(folder)
-    paths = sorted(map(str, folder.glob("*.safetensors")))
-    with safetensors.SafetensorsStreamer() as streamer:
-        assert list(streamer.get_tensors()) == []
-        streamer.stream_files(paths)
-        assert equal(streamer.get_tensors(), tensors)
-        streamer.stream_file(paths[0], tensor_names=["1.b"], owned=False)
-        assert equal(streamer.get_tensors(), {"1.b": tensors["1.b"]})
-        with pytest.raises(ValueError, match="absent"):
-            streamer.stream_file(paths[0], tensor_names=["absent"])
-        with pytest.raises(ValueError, match="s3://bucket/x"):
-            streamer.stream_files(["s3://bucket/x"])
-        with pytest.raises(NotImplementedError, match="is_distributed"):
-            streamer.stream_files(paths, is_distributed=True)
-
-
-class Group:
-    """A process group, as far as a loader looks at it."""
-
-    def __init__(self, rank, size):
-        self.rank, self.size = lambda: rank, lambda: size
-
-
-def test_the_interface_of_fastsafetensors(folder):
-    tensors = shards(folder)
-    paths = sorted(map(str, folder.glob("*.safetensors")))
-    for files in (paths, {0: paths[:1], 1: paths[1:]}):
-        with safetensors.fastsafe_open(files, framework="pytorch", pg=None, device="cpu", nogds=True) as model:
-            assert sorted(model.keys()) == sorted(tensors) and model.metadata()[paths[1]]["number"] == "1"
-            assert equal(((name, model.get_tensor(name)) for name in model.keys()), tensors)
-    ranks = []
-    for rank in range(3):
-        loader = safetensors.SafeTensorsFileLoader(Group(rank, 3), "cpu", nogds=True)
-        assert loader.get_keys() == []
-        loader.add_filenames({0: paths})
-        assert sorted(loader.get_keys()) == sorted(tensors) and loader.get_shape("1.b") == [11, 8]
-        buffer = loader.copy_files_to_device()
-        assert same(buffer.get_sharded("1.c", -1), tensors["1.c"]) and same(buffer.get_tensor("1.c"), tensors["1.c"])
-        ranks.append([buffer.get_sharded("1.b", dim) for dim in (0, 1)])
-        buffer.close()
-        loader.close()
-    assert [part[0].shape[0] for part in ranks] == [4, 4, 3] and [part[1].shape[1] for part in ranks] == [3, 3, 2]
-    for dim in (0, 1):
-        assert same(torch.cat([part[dim] for part in ranks], dim), tensors["1.b"])
-
-
-def test_parts_of_tensors_of_4_bits_and_impossible_dimensions(memory_folder):
-    packed = getattr(torch, "float4_e2m1fn_x2", None)
-    tensors = {"a": torch.arange(48, dtype=torch.uint8).view(6, 8)}
-    if packed is not None:
-        tensors["packed"] = tensors["a"].clone().view(packed)
-    path = memory_folder / "file.safetensors"
-    safetensors.save_file(tensors, path)
-    parts = {name: [] for name in tensors}
-    for rank in range(2):
-        loader = safetensors.SafeTensorsFileLoader(Group(rank, 2))
-        loader.add_filenames({0: [path]})
-        buffer = loader.copy_files_to_device()
-        for name in tensors:
-            parts[name].append(buffer.get_sharded(name, 1).view(torch.uint8))
-        with pytest.raises(ValueError, match="dim is -2: it must be a dimension, or -1"):
-            buffer.get_sharded("a", -2)
-        loader.close()
-        buffer.close()
-    for name, found in parts.items():
-        assert [part.shape[1] for part in found] == [4, 4] and torch.equal(torch.cat(found, 1), tensors["a"])

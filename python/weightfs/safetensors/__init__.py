@@ -13,36 +13,43 @@ safetensors.torch.save_file writes.
     for name, tensor in weightfs.safetensors.stream("/mnt/tensors/model", memory="1G"):
         ...                                                             # models larger than memory
 
-The safetensors package is not needed."""
+The safetensors package is not needed. Programs that import it can import `weightfs.safetensors` in its place: safe_open
+and SafetensorError from here, the functions of safetensors.torch and safetensors.numpy from the modules
+weightfs.safetensors.torch and weightfs.safetensors.numpy. docs/SAFETENSORS.md has the calls that this covers."""
 
 from weightfs.safetensors._create import FileWriter, create_file
-from weightfs.safetensors._load import load_file, load_model
+from weightfs.safetensors._errors import SafetensorError
+from weightfs.safetensors._load import load, load_file, load_model
 from weightfs.safetensors._open import SafeOpen, SafeSlice
-from weightfs.safetensors._peers import SafetensorsStreamer, SafeTensorsFileLoader, fastsafe_open
-from weightfs.safetensors._save import save_file, save_model
+from weightfs.safetensors._save import save, save_file, save_model
 from weightfs.safetensors._streaming import TensorStream
 
-__all__ = ["FileWriter", "SafeOpen", "SafeSlice", "SafeTensorsFileLoader", "SafetensorsStreamer", "TensorStream",
-           "create_file", "fastsafe_open", "load_file", "load_model", "open", "save_file", "save_model", "stream"]
+__all__ = ["FileWriter", "SafeOpen", "SafeSlice", "SafetensorError", "TensorStream", "create_file", "load", "load_file",
+           "load_model", "open", "safe_open", "save", "save_file", "save_model", "stream"]
 
 
-def open(files, framework="pt", device="cpu", *, handle=None):
-    """Opens files lazily, as safetensors.safe_open does: a tensor is read when it is asked for.
+def open(filename, framework="pt", device="cpu", *, backend="mmap", handle=None):
+    """Opens files lazily, as safetensors.safe_open does: a tensor is read when it is asked for. Also named safe_open.
 
     Args:
-        files: a file, a directory of shards (with model.safetensors.index.json, or all files NAME.safetensors), an
+        filename: a file, a directory of shards (with model.safetensors.index.json, or all files NAME.safetensors), an
             index (NAME.json), or a list of these.
-        framework: "pt"; this library makes tensors of torch alone.
-        device: "cpu", or a CUDA GPU ("cuda:0").
+        framework: "pt" for tensors of torch, "np" for arrays of numpy.
+        device: "cpu", or for tensors a CUDA GPU ("cuda:0").
+        backend: "mmap" or "pread", without effect: a handle reads the files.
         handle: reads the tensors; by default one with its default settings.
 
     Returns:
         a SafeOpen.
 
     Raises:
-        ValueError: a header is damaged, or two files have a tensor of one name.
+        SafetensorError (also a ValueError): a header is damaged, two files have a tensor of one name, or an argument is
+            not supported.
         OSError: a file cannot be opened."""
-    return SafeOpen(files, framework, device, handle=handle)
+    return SafeOpen(filename, framework, device, backend=backend, handle=handle)
+
+
+safe_open = open
 
 
 def stream(files, memory="1G", concurrency=4, device="cpu", names=None, *, handle=None):
@@ -50,18 +57,18 @@ def stream(files, memory="1G", concurrency=4, device="cpu", names=None, *, handl
     under way.
 
     Args:
-        files: as in open().
+        files: as filename in open().
         memory: bytes, or a text such as "512M": the bound of what is under way and not yet yielded. A larger tensor is
             read alone. Tensors that were yielded belong to the program and do not count.
         concurrency: the most reads under way. Small neighbours in a file are one read.
         device, handle: as in open().
-        names: the tensors to read; by default all. KeyError if no file has one of them.
+        names: the tensors to read; by default all. SafetensorError (also a KeyError) if no file has one of them.
 
     Returns:
         a TensorStream, an iterator of (name, tensor). Its close(), also at the end of a with block, cancels what is
         under way and waits for it.
 
     Raises:
-        ValueError, OSError: as open(). A read that fails raises OSError in its place of the iteration, which then
+        SafetensorError, OSError: as open(). A read that fails raises OSError in its place of the iteration, which then
         ends."""
     return TensorStream(files, memory, concurrency, device, names, handle=handle)

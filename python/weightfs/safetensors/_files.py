@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a model: how they are found, and their open state."""
 
+import functools
 import json
-import mmap
 import os
+import weakref
 
 import torch
 
 from weightfs._gds import gds_handle
 from weightfs._handle import aio_handle
-from weightfs._memory import HUGE, advise_huge_pages
 from weightfs._stream import errors_of, name_of, the_handle
-from weightfs.safetensors._format import DTYPES, read_header
+from weightfs.safetensors._errors import SafetensorValueError
+from weightfs.safetensors._format import read_header
+from weightfs.safetensors._memory import memory_for
 
-_PAGE = 4096
-_CACHE_LINE = 64   # torch's alignment of memory
 _INDEX = "model.safetensors.index.json"
 
 
@@ -25,8 +25,8 @@ def device_of(device):
     except RuntimeError:
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
-        raise ValueError(f"device is {device}: tensors can be loaded on the CPU (\"cpu\") and on CUDA GPUs (\"cuda\", "
-                         "\"cuda:1\", or the number 1)")
+        raise SafetensorValueError(f"device is {device}: tensors can be loaded on the CPU (\"cpu\") and on CUDA GPUs "
+                                   "(\"cuda\", \"cuda:1\", or the number 1)")
     return found
 
 
@@ -59,68 +59,76 @@ def _shards_of(index):
             if not expected or any(os.path.basename(file) != file for file in expected):
                 raise ValueError("weight_map must have names of files beside the index")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{index}: not an index of safetensors: {error!r}") from error
+            raise SafetensorValueError(f"{index}: not an index of safetensors: {error!r}") from error
     return [(os.path.join(os.path.dirname(index), file), index, names) for file, names in sorted(expected.items())]
 
 
-def open_all(files, stack):
-    """Opens a file, a directory of shards, the files of an index (NAME.json), or several of these; `stack` closes them.
+def open_all(files):
+    """Opens a file, a directory of shards, the files of an index (NAME.json), or several of these.
 
     Returns:
         (shards, name -> shard), in the order of the files and of the offsets in them.
 
     Raises:
-        ValueError: no files, two files with a tensor of one name, a damaged header or index.
+        SafetensorValueError: no files, two files with a tensor of one name, a damaged header or index.
         OSError: a file cannot be opened, or a directory has none."""
     shards, places = [], {}
     for path, index, expected in _sources_of(files):
-        shard = stack.enter_context(Shard(path))
+        shard = Shard(path)
         for name in shard.tensors:
             if name in places:
-                raise ValueError(f"{shard.path}: the tensor {name!r} is also in {places[name].path}")
+                raise SafetensorValueError(f"{shard.path}: the tensor {name!r} is also in {places[name].path}")
             places[name] = shard
         for name in expected:
             if name not in shard.tensors:
-                raise ValueError(f"{index}: it expects a tensor {name!r} in {shard.path}, which has none")
+                raise SafetensorValueError(f"{index}: it expects a tensor {name!r} in {shard.path}, which has none")
         shards.append(shard)
     if not shards:
-        raise ValueError("files is empty: give at least one file of safetensors")
+        raise SafetensorValueError("files is empty: give at least one file of safetensors")
     return shards, places
 
 
 class Shard:
     """An open file with its checked header. `tensors` has name -> facts in the order of the file. All reads use one
-    descriptor, because the path may name another file by then. Offsets count from the beginning of the data.
-    Thread-safe, apart from close()."""
+    descriptor, because the path may name another file by then. Offsets count from the beginning of the data. `slices`
+    has the SafeSlices of its tensors. Thread-safe, apart from close()."""
 
     def __init__(self, path):
         self.path = os.fsdecode(path)
-        self._stream = open(path, "rb", buffering=0)
+        self.slices = weakref.WeakSet()
+        stream = open(path, "rb", buffering=0)
+        self._close = weakref.finalize(self, stream.close)
+        descriptor = stream.fileno()
+        self._name = name_of(descriptor)
         try:
-            self._name = name_of(self._stream.fileno())
-            self.tensors, self.metadata, self.begin, self.size = read_header(path, self._stream.fileno())
+            with errors_of(self.path, self._name):
+                self.tensors, self.metadata, self.begin, self.size = read_header(
+                    self.path, os.fstat(descriptor).st_size, functools.partial(os.pread, descriptor))
         except BaseException:
-            self._stream.close()
+            self._close()
             raise
 
-    def __enter__(self):
-        return self
+    def close(self):
+        """Closes the file, at once or with the last of its slices. An exception may refer to this object for longer."""
+        if not self.slices:
+            self._close()
 
-    def __exit__(self, *_):
-        self._stream.close()
+    def memory(self, device, begin, end):
+        """Memory for a range (weightfs.safetensors._memory)."""
+        return memory_for(device, end - begin, self.begin + begin)
 
     def read(self, handle, device, begin, end):
-        """The bytes of a range, as a one-dimensional tensor on the device."""
+        """Memory with a range of the file."""
         memory = self.memory(device, begin, end)
-        if memory.nbytes:
+        if end > begin:
             with self.reading():
-                handle.read_into(memory, self._name, self.begin + begin)
+                handle.read_into(memory.target, self._name, self.begin + begin)
         return memory
 
     def start_read(self, handle, memory, begin):
         """Starts a read from an offset and returns its Future. Errors name the file within reading()."""
         with self.reading():
-            return handle.read_async(memory, self._name, self.begin + begin)
+            return handle.read_async(memory.target, self._name, self.begin + begin)
 
     def read_ranges(self, handle, memory, ranges):
         """Reads ranges (offset, size) into contiguous host memory, as handle.read_ranges does."""
@@ -129,29 +137,6 @@ class Shard:
 
     def reading(self):
         """A block whose errors name the file."""
-        if self._stream.closed:
-            raise ValueError(f"{self.path}: the file is closed")
+        if not self._close.alive:
+            raise SafetensorValueError(f"{self.path}: the file is closed")
         return errors_of(self.path, self._name)
-
-    def memory(self, device, begin, end):
-        """Memory for a range. Large host memory begins at the same offset within a page as the data in the file, so
-        that nothing needs to be copied, and has huge pages."""
-        size, lead = end - begin, (self.begin + begin) % _PAGE
-        if device.type != "cpu":
-            return torch.empty(size, dtype=torch.uint8, device=device)
-        if size < HUGE:
-            lead %= _CACHE_LINE
-            return torch.empty(lead + size, dtype=torch.uint8)[lead:]
-        memory = torch.frombuffer(mmap.mmap(-1, lead + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS),
-                                  dtype=torch.uint8)
-        advise_huge_pages(memory)
-        return memory[lead:]
-
-
-def view(memory, facts, base=0, copy=False):
-    """The tensor with these facts in memory that holds the data from offset `base` on."""
-    dtype, (begin, end) = DTYPES[facts["dtype"]], facts["data_offsets"]
-    piece = memory[begin - base:end - base]
-    # Files of other programs need not align tensors to their element size.
-    copy = copy or piece.storage_offset() % dtype.itemsize != 0
-    return (piece.clone() if copy else piece).view(dtype).view(facts["shape"])

@@ -2,12 +2,12 @@
 """The header of a safetensors file: types, checks and layout."""
 
 import json
-import os
 import struct
 
 import torch
 
 from weightfs._numbers import MOST_BYTES, bytes_of_shape, whole
+from weightfs.safetensors._errors import SafetensorValueError
 
 # In the sort order of safetensors; the last types come first in a file.
 _TYPES = {"BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
@@ -72,7 +72,7 @@ def _check_tensor(name, dtype):
     if name == _METADATA:
         raise ValueError(f"{name} is where safetensors keeps the metadata: no tensor can have this name")
     if dtype not in _NAMES:
-        raise ValueError(f"{name}: safetensors has no {dtype}")
+        raise SafetensorValueError(f"{name}: safetensors has no {dtype}")
 
 
 def shape_in_file(name, dtype, shape):
@@ -94,25 +94,33 @@ def _checked(metadata):
     return dict(metadata)
 
 
-def read_header(path, descriptor):
+def read_header(path, size, read):
     """Returns (name -> facts in the order of the file, metadata, offset of the data, size of the data), checked against
-    the file. The facts have the file's fields; the shape is torch's."""
-    file_size = os.fstat(descriptor).st_size
-    start = os.pread(descriptor, 8, 0)
+    the file. The facts have the file's fields; the shape is torch's.
+
+    Args:
+        path: the name of the file in errors.
+        size: bytes of the file.
+        read: read(length, offset) returns bytes of the file.
+
+    Raises:
+        SafetensorValueError: the header is damaged, or does not fit the file."""
+    start = read(8, 0)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-    if not 2 <= length <= min(_MAX_HEADER, file_size - 8):
-        raise ValueError(f"{path}: not a file of safetensors: a header of {length} bytes in {file_size}")
+    if not 2 <= length <= min(_MAX_HEADER, size - 8):
+        raise SafetensorValueError(f"{path}: not a file of safetensors: a header of {length} bytes in {size}")
     begin = 8 + length
     try:
-        header, metadata = _parse(os.pread(descriptor, length, 8))
+        header, metadata = _parse(read(length, 8))
         header = dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
         covered = 0
         for name, facts in header.items():
             covered = _check(name, facts, covered)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: its header is damaged: {error}") from error
-    if begin + covered != file_size:
-        raise ValueError(f"{path}: the header tells of {covered} bytes of tensors, the file has {file_size - begin}")
+        raise SafetensorValueError(f"{path}: its header is damaged: {error}") from error
+    if begin + covered != size:
+        raise SafetensorValueError(f"{path}: the header describes {covered} bytes of tensors, the file has "
+                                   f"{size - begin}")
     return header, metadata, begin, covered
 
 

@@ -3,63 +3,80 @@
 
 import contextlib
 import math
+import numbers
 import operator
 
 import torch
 
+from weightfs import _process
 from weightfs._memory import advise_huge_pages
-from weightfs.safetensors._files import device_of, handle_for, open_all, view
+from weightfs.safetensors._arrays import BITS, to_numpy
+from weightfs.safetensors._errors import SafetensorKeyError, SafetensorValueError
+from weightfs.safetensors._files import device_of, handle_for, open_all
 from weightfs.safetensors._format import DTYPES, shape_in_file
+from weightfs.safetensors._streaming import Reads
 
 _NEARBY = 4096                # bytes; rows of a slice with smaller gaps share blocks of the device
 _MOST_SCRATCH = 64 << 20      # bytes that a slice reads beside its own at once
 _MOST_RANGES = 1 << 16        # ranges of one operation
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}   # torch copies few of the smallest types
+_MOST_UNDER_WAY, _READS = 1 << 30, 4   # bytes and reads of get_tensors on a GPU
+_FRAMEWORKS = {"pt": False, "torch": False, "pytorch": False, "np": True, "numpy": True}   # whether it has arrays
 
 
 class SafeOpen:
     """The tensors of one or more files, each read when it is asked for. A context manager. Methods may be called by
     several threads at once, apart from close(). Tensors that were returned own their memory."""
 
-    def __init__(self, files, framework="pt", device="cpu", *, handle=None):
+    def __init__(self, filename, framework="pt", device="cpu", *, backend="mmap", handle=None):
         """See weightfs.safetensors.open."""
-        if framework not in ("pt", "torch", "pytorch"):
-            raise ValueError(f"framework is {framework!r}: this library makes tensors of torch alone (\"pt\")")
-        self._device = device_of(device)
-        with contextlib.ExitStack() as stack:
-            self._shards, self._places = open_all(files, stack)
-            self._handle = stack.enter_context(handle_for(handle, self._device))
-            self._stack = stack.pop_all()
+        self._opened = None   # shards, name -> shard, _Source
+        if framework not in _FRAMEWORKS:
+            raise SafetensorValueError(f"framework is {framework!r}: it must be \"pt\" for tensors of torch, or \"np\" "
+                                       "for arrays of numpy")
+        if backend not in ("mmap", "pread"):
+            raise SafetensorValueError(f"backend is {backend!r}: it must be \"mmap\" or \"pread\"; a handle reads the "
+                                       "files with either")
+        device = device_of(device)
+        if _FRAMEWORKS[framework] and device.type != "cpu":
+            raise SafetensorValueError(f"device is {device}: numpy has arrays on the CPU only")
+        self._opened = *open_all(filename), _Source(handle, device, _FRAMEWORKS[framework])
 
     def keys(self):
         """The names of all tensors, sorted."""
-        return sorted(self._places)
+        return sorted(self._files()[1])
 
     def offset_keys(self):
         """The names of all tensors in the order of the files and of the offsets in them."""
-        return list(self._places)
+        return list(self._files()[1])
 
     def metadata(self):
         """The metadata of all files in one dict of strings, or None if there are none. Of files that give one key
         several values, the first one counts."""
-        found = [shard.metadata for shard in self._shards if shard.metadata is not None]
+        found = [shard.metadata for shard in self._files()[0] if shard.metadata is not None]
         return {key: value for metadata in reversed(found) for key, value in metadata.items()} if found else None
 
     def get_tensor(self, name):
-        """Reads a tensor. KeyError if no file has it, OSError if it cannot be read."""
-        shard = self._shard_of(name)
-        facts = shard.tensors[name]
-        memory = shard.read(self._handle, self._device, *facts["data_offsets"])
-        return view(memory, facts, facts["data_offsets"][0])
+        """Reads a tensor. SafetensorError (also a KeyError) if no file has it, OSError if it cannot be read."""
+        shard, source = self._found(name)
+        return source.tensor(shard, name)
+
+    def get_tensors(self):
+        """Reads all tensors, in the order of offset_keys(), with one read for each file (on a GPU: several). Returns a
+        dict."""
+        shards, places, source = self._files()
+        return source.tensors(shards, places)
 
     def get_slice(self, name):
-        """A SafeSlice, which reads parts of a tensor. KeyError if no file has it."""
-        shard = self._shard_of(name)
-        return SafeSlice(name, shard, self._handle, self._device)
+        """A SafeSlice, which reads parts of a tensor, also after close(). SafetensorError (also a KeyError) if no file
+        has it."""
+        return SafeSlice(name, *self._found(name))
 
     def close(self):
-        """Closes the files. Later reads raise ValueError."""
-        self._stack.close()
+        """Closes each file, or leaves that to the last slice of it. Methods then raise SafetensorError (also a
+        ValueError)."""
+        opened, self._opened = self._opened, None
+        for shard in opened[0] if opened else ():
+            shard.close()
 
     def __enter__(self):
         return self
@@ -67,19 +84,67 @@ class SafeOpen:
     def __exit__(self, *_):
         self.close()
 
-    def _shard_of(self, name):
-        if name not in self._places:
-            raise KeyError(f"{', '.join(shard.path for shard in self._shards)}: there is no tensor {name!r}")
-        return self._places[name]
+    def _files(self):
+        if self._opened is None:
+            raise SafetensorValueError("the file is closed: use it within its with block, or open it again")
+        return self._opened
+
+    def _found(self, name):
+        shards, places, source = self._files()
+        if not isinstance(name, str):
+            raise TypeError(f"names of tensors are strings, not {name!r}")
+        if name not in places:
+            raise SafetensorKeyError(f"{', '.join(shard.path for shard in shards)}: there is no tensor {name!r}")
+        return places[name], source
+
+
+class _Source:
+    """How the tensors of open files are read: by which handle, to which device, and whether as arrays of numpy. Without
+    a handle of the caller, each process makes one when it reads first, which is closed with this object."""
+
+    def __init__(self, handle, device, as_arrays):
+        self.device, self._as_arrays = device, as_arrays
+        self._given, self._made, self._stack = handle, None, None
+
+    def _handle(self):
+        if self._given is not None:
+            return self._given
+        with _process.lock:
+            if self._made is None or self._made[0] != _process.pid:
+                self._stack = contextlib.ExitStack()
+                self._made = _process.pid, self._stack.enter_context(handle_for(None, self.device))
+            return self._made[1]
+
+    def tensor(self, shard, name):
+        facts = shard.tensors[name]
+        begin, end = facts["data_offsets"]
+        return self.converted(self.read(shard, begin, end).tensor(facts, begin))
+
+    def tensors(self, shards, chosen):
+        if self.device.type != "cpu":
+            return dict(Reads(shards, chosen, _MOST_UNDER_WAY, _READS, self.device, self._handle()))
+        return {name: self.converted(tensor) for shard in shards
+                for name, tensor in self.read(shard, 0, shard.size).tensors(shard.tensors).items()}
+
+    def read(self, shard, begin, end):
+        return shard.read(self._handle(), self.device, begin, end)
+
+    def read_ranges(self, shard, memory, ranges):
+        shard.read_ranges(self._handle(), memory, ranges)
+
+    def converted(self, tensor):
+        return to_numpy(tensor) if self._as_arrays else tensor
 
 
 class SafeSlice:
-    """A tensor in a file, of which indexing reads parts: `part[10:20, :, 3]`. Indices are those of torch: numbers,
-    slices with a positive step, and an ellipsis. An index reads the blocks of its elements alone (and gaps of a few
-    blocks between them), in one operation: with a lease, in one lease."""
+    """A tensor in a file, of which indexing reads parts: `part[10:20, :, 3]`. An index of numbers, slices with a
+    positive step, and an ellipsis reads the blocks of its elements alone (and gaps of a few blocks between them), in
+    one operation: with a lease, in one lease. Any other index (lists, masks, tensors, None) reads the whole tensor. The
+    file stays open for as long as the slice exists."""
 
-    def __init__(self, name, shard, handle, device):
-        self._name, self._shard, self._handle, self._device = name, shard, handle, device
+    def __init__(self, name, shard, source):
+        self._name, self._shard, self._source = name, shard, source
+        shard.slices.add(self)
         self._facts = shard.tensors[name]
         self._dtype = DTYPES[self._facts["dtype"]]
 
@@ -97,14 +162,16 @@ class SafeSlice:
         return self._facts["dtype"]
 
     def __getitem__(self, index):
-        """Reads a part and returns it as a new tensor. IndexError, TypeError or ValueError for an index that torch
-        would reject or that is not one of the above, OSError if the part cannot be read."""
+        """Reads a part and returns it as a new tensor. The error of torch for an index that torch rejects, OSError if
+        the part cannot be read."""
         shape = self._facts["shape"]
+        if not _is_basic(index):
+            return self._source.tensor(self._shard, self._name)[index]
         picks = [_pick(one, length, at) for at, (one, length) in enumerate(zip(_one_each(index, shape), shape))]
         box = [range(pick, pick + 1) if isinstance(pick, int) else pick for pick in picks]
         out = self._read(box)
         kept = [len(pick) for pick in picks if not isinstance(pick, int)]
-        return out.view(kept)
+        return self._source.converted(out.view(kept))
 
     def _read(self, box):
         """The elements of a box of indices, one range for each dimension."""
@@ -112,15 +179,15 @@ class SafeSlice:
         steps = _strides(self._facts["shape"], self._dtype.itemsize)
         first = self._facts["data_offsets"][0] + sum(pick.start * step for pick, step in zip(box, steps))
         if 0 in shape:
-            return torch.empty(shape, dtype=self._dtype, device=self._device)
+            return torch.empty(shape, dtype=self._dtype, device=self._source.device)
         outer, run = _runs(box, steps, self._dtype.itemsize)
         if math.prod(shape[:outer]) == 1 and run == math.prod(shape) * self._dtype.itemsize:
-            memory = self._shard.read(self._handle, self._device, first, first + run)
-            return view(memory, {**self._facts, "shape": shape, "data_offsets": (first, first + run)}, first)
-        out = torch.empty(shape, dtype=_BITS[self._dtype.itemsize])
+            facts = {**self._facts, "shape": shape, "data_offsets": (first, first + run)}
+            return self._source.read(self._shard, first, first + run).tensor(facts, first)
+        out = torch.empty(shape, dtype=BITS[self._dtype.itemsize])   # torch copies few of the smallest types
         advise_huge_pages(out)
         self._gather(out, box, steps)
-        return out.view(self._dtype).to(self._device)
+        return out.view(self._dtype).to(self._source.device)
 
     def _gather(self, out, box, steps):
         """Reads a box into a contiguous tensor of its shape, in parts where it has too many ranges or gaps."""
@@ -139,7 +206,7 @@ class SafeSlice:
         for pick, step in zip(box[:outer], steps):
             offsets = [offset + at * pick.step * step for offset in offsets for at in range(len(pick))]
         memory = out if dense else torch.empty(run * count, dtype=torch.uint8)
-        self._shard.read_ranges(self._handle, memory, [(offset, run) for offset in offsets])
+        self._source.read_ranges(self._shard, memory, [(offset, run) for offset in offsets])
         if not dense:
             inner = [pick.step * step // item for pick, step in zip(box[outer:], steps[outer:])]
             ahead = [step * run // item for step in _strides(shape[:outer], 1)]
@@ -166,6 +233,12 @@ def _runs(box, steps, item):
     return outer, run
 
 
+def _is_basic(index):
+    """Whether an index has only numbers, slices and ellipses."""
+    return all(one is Ellipsis or isinstance(one, (numbers.Integral, slice)) and not isinstance(one, bool)
+               for one in (index if isinstance(index, tuple) else (index,)))
+
+
 def _one_each(index, shape):
     """The index of each dimension."""
     index = index if isinstance(index, tuple) else (index,)
@@ -184,9 +257,6 @@ def _pick(one, length, dimension):
         if pick.step < 1:
             raise ValueError(f"the step of dimension {dimension} is {pick.step}: it must be at least 1")
         return pick
-    if isinstance(one, bool) or not hasattr(one, "__index__"):
-        raise TypeError(f"the index of dimension {dimension} is {one!r}: it must be a number, a slice or an ellipsis; "
-                        "index the tensor of get_tensor() by anything else")
     number = operator.index(one)
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of bounds for dimension {dimension} with size {length}")

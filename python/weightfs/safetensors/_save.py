@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_file and save_model."""
+"""save_file, save and save_model."""
 
 import torch
 
 from weightfs import _shared_tensors
 from weightfs._arguments import items_of
 from weightfs._replace import writing
+from weightfs._stream import bytes_of
+from weightfs.safetensors._errors import SafetensorValueError
 from weightfs.safetensors._format import layout
 
 
@@ -27,15 +29,27 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
             save_model saves the tied weights of a model once.
         TypeError, ValueError: an argument that the format cannot store.
         OSError: the file cannot be written."""
-    tensors = dict(items_of(tensors))
-    for name, tensor in tensors.items():
-        check_tensor(name, tensor)
-    _shared_tensors.refuse_shared(tensors)
-    header, places = layout({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, metadata, align)
+    write_file(*_checked(tensors), filename, metadata, handle, durable, atomic, align)
+
+
+def save(tensors, metadata=None):
+    """Returns the bytes of the file that save_file writes."""
+    return join(*_checked(tensors), metadata)
+
+
+def write_file(tensors, facts, filename, metadata, handle, durable, atomic, align):
+    """Writes tensors or arrays; facts: name -> (dtype, shape), as of torch. The other arguments: save_file."""
+    header, places = layout(facts, metadata, align)
     with writing(filename, handle, durable, atomic) as stream:
         stream.write(header)
         for name, (begin, end) in places.items():
-            stream.write_tensor(tensors[name].detach(), end - begin)
+            stream.write_tensor(tensors[name], end - begin)
+
+
+def join(tensors, facts, metadata):
+    """The bytes of a file with tensors or arrays."""
+    header, places = layout(facts, metadata, None)
+    return b"".join([header, *(bytes_of(tensors[name], end - begin) for name, (begin, end) in places.items())])
 
 
 def save_model(model, filename, metadata=None, force_contiguous=True, *, handle=None, durable=False, atomic=True,
@@ -56,10 +70,24 @@ def save_model(model, filename, metadata=None, force_contiguous=True, *, handle=
     save_file(tensors, filename, metadata or None, handle=handle, durable=durable, atomic=atomic, align=align)
 
 
+def _checked(tensors):
+    """Returns (name -> tensor, name -> (dtype, shape))."""
+    if not hasattr(tensors, "items"):
+        raise SafetensorValueError(f"expected a dict of names and tensors, not {type(tensors).__name__}")
+    tensors = dict(tensors.items())
+    for name, tensor in tensors.items():
+        check_tensor(name, tensor)
+    _shared_tensors.refuse_shared(tensors)
+    return ({name: tensor.detach() for name, tensor in tensors.items()},
+            {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+
+
 def check_tensor(name, tensor):
     """TypeError or ValueError for anything but a dense tensor of the CPU or a CUDA GPU."""
-    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
+    if not isinstance(name, str):
+        raise TypeError(f"names of tensors are strings, not {name!r}")
+    if not isinstance(tensor, torch.Tensor):
+        raise SafetensorValueError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} has the layout {tensor.layout}: only dense tensors can be saved; "
                          "make it one with .to_dense()")

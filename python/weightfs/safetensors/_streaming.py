@@ -5,7 +5,8 @@ import collections
 import contextlib
 
 from weightfs._numbers import parse_size, whole
-from weightfs.safetensors._files import device_of, handle_for, open_all, view
+from weightfs.safetensors._errors import SafetensorKeyError
+from weightfs.safetensors._files import device_of, handle_for, open_all
 
 _GROUP = 8 << 20   # bytes; smaller tensors that follow each other in a file are read together
 _MOST_CONCURRENCY = 1024
@@ -16,8 +17,7 @@ class _Read:
 
     def __init__(self, shard, begin, end, names):
         self.shard, self.begin, self.end, self.names = shard, begin, end, names
-        self.memory = None
-        self.shared, self._future, self._error = False, None, None
+        self.memory, self._future, self._error = None, None, None
 
     @property
     def nbytes(self):
@@ -46,20 +46,17 @@ class _Read:
             self._future.result()
 
 
-class TensorStream:
-    """An iterator of (name, tensor); see weightfs.safetensors.stream. One thread at a time may use it. It closes itself
-    at its end and after an error."""
+class Reads:
+    """An iterator of (name, tensor) over open files. One thread at a time may use it. It closes itself at its end and
+    after an error."""
 
-    def __init__(self, files, memory="1G", concurrency=4, device="cpu", names=None, *, handle=None):
-        """See weightfs.safetensors.stream."""
-        self._budget = parse_size(memory) if isinstance(memory, str) else whole("memory", memory, 1, (1 << 63) - 1)
-        self._concurrency = whole("concurrency", concurrency, 1, _MOST_CONCURRENCY)
-        self._device = device_of(device)
+    def __init__(self, shards, chosen, memory, concurrency, device, handle):
+        """chosen: a container of the names. The other arguments are those of weightfs.safetensors.stream."""
+        self._budget, self._concurrency, self._device = memory, concurrency, device
         self._used, self._under_way = 0, collections.deque()
+        self._planned = collections.deque(_plan(shards, chosen, min(_GROUP, memory)))
         with contextlib.ExitStack() as stack:
-            shards, places = open_all(files, stack)
-            self._planned = collections.deque(_plan(shards, _chosen(names, places), min(_GROUP, self._budget)))
-            self._handle = stack.enter_context(handle_for(handle, self._device))
+            self._handle = stack.enter_context(handle_for(handle, device))
             self._stack = stack.pop_all()
 
     def __iter__(self):
@@ -77,7 +74,7 @@ class TensorStream:
         raise StopIteration
 
     def close(self):
-        """Cancels the reads that are under way, waits for them and closes the files. The stream is then at its end."""
+        """Cancels the reads that are under way and waits for them. The stream is then at its end."""
         self._planned.clear()
         for read in self._under_way:
             read.cancel()
@@ -109,13 +106,24 @@ class TensorStream:
     def _yielded(self, read):
         read.result()
         name = read.names.popleft()
-        # A tensor that the program keeps must not keep its neighbors.
-        tensor = view(read.memory, read.shard.tensors[name], read.begin, copy=read.shared)
+        tensor = read.memory.tensor(read.shard.tensors[name], read.begin)
         if not read.names:
             self._under_way.popleft()
             self._used -= read.nbytes
             self._start()   # while the program uses the tensor
         return name, tensor
+
+
+class TensorStream(Reads):
+    """See weightfs.safetensors.stream. It closes the files."""
+
+    def __init__(self, files, memory="1G", concurrency=4, device="cpu", names=None, *, handle=None):
+        memory = parse_size(memory) if isinstance(memory, str) else whole("memory", memory, 1, (1 << 63) - 1)
+        concurrency, device = whole("concurrency", concurrency, 1, _MOST_CONCURRENCY), device_of(device)
+        shards, places = open_all(files)
+        super().__init__(shards, _chosen(names, places), memory, concurrency, device, handle)
+        for shard in shards:
+            self._stack.callback(shard.close)
 
 
 def _chosen(names, places):
@@ -126,7 +134,7 @@ def _chosen(names, places):
     chosen = set(names)
     missing = sorted(chosen - places.keys())
     if missing:
-        raise KeyError(f"no file has the tensors {', '.join(map(repr, missing))}")
+        raise SafetensorKeyError(f"no file has the tensors {', '.join(map(repr, missing))}")
     return chosen
 
 
@@ -139,7 +147,7 @@ def _plan(shards, chosen, most):
             begin, end = facts["data_offsets"]
             if read is not None and read.end == begin and end - read.begin <= most:
                 read.names.append(name)
-                read.end, read.shared = end, True
+                read.end = end
                 continue
             if read is not None:
                 yield read

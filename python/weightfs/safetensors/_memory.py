@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that one read fills and that then becomes tensors, each with a storage of its own."""
+
+import torch
+
+from weightfs import _native
+from weightfs._memory import HUGE
+from weightfs.safetensors._format import DTYPES
+
+_PAGE = 4096
+_CACHE_LINE = 64   # torch's alignment of memory
+
+
+def memory_for(device, size, offset):
+    """Memory for `size` bytes that begin at `offset` in a file. Its `target` is the buffer to read into."""
+    return _HostMemory(size, offset) if device.type == "cpu" else _DeviceMemory(size, device)
+
+
+class _Memory:
+    def tensors(self, header, base=0):
+        """name -> tensor, of facts by name; the memory has the data of the file from offset `base` on."""
+        return {name: self.tensor(facts, base) for name, facts in header.items()}
+
+    def tensor(self, facts, base=0):
+        """The tensor with these facts. At most one tensor of each range may be made."""
+        begin, end = facts["data_offsets"]
+        dtype, shape = DTYPES[facts["dtype"]], facts["shape"]
+        if begin == end:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        return self._piece(begin - base, end - base, dtype).view(shape)
+
+
+class _HostMemory(_Memory):
+    """Large memory begins at the same offset within a page as the data in the file, so that nothing needs to be copied.
+    The tensors are parts of one allocation: each that is freed gives its pages back."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, size, offset):
+        self._lead = offset % (_PAGE if size >= HUGE else _CACHE_LINE)
+        self._memory = _native.DividedMemory(self._lead + size)
+        self.target = memoryview(self._memory)[self._lead:]
+
+    def _piece(self, begin, end, dtype):
+        part = self._memory.take(self._lead + begin, end - begin)
+        if (self._lead + begin) % dtype.itemsize == 0:
+            return torch.frombuffer(part, dtype=dtype)
+        # Files of other programs need not align tensors to their element size.
+        return torch.frombuffer(part, dtype=torch.uint8).clone().view(dtype)
+
+
+class _DeviceMemory(_Memory):
+    """A tensor that fills the memory is that memory. Others are copies, because a GPU frees an allocation only as a
+    whole."""
+
+    def __init__(self, size, device):
+        self.device = device
+        self.target = torch.empty(size, dtype=torch.uint8, device=device)
+
+    def _piece(self, begin, end, dtype):
+        piece = self.target[begin:end]
+        return (piece if len(piece) == len(self.target) else piece.clone()).view(dtype)

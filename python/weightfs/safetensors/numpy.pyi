@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Mapping
+from typing import Any
+
+from weightfs import aio_handle
+from weightfs.safetensors import _Files, _Path
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+def save_file(tensor_dict: Mapping[str, Any], filename: _Path, metadata: Mapping[str, str] | None = None, *,
+              handle: aio_handle | None = None, durable: bool = False, atomic: bool = True,
+              align: int | None = None) -> None: ...
+def save(tensor_dict: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes: ...
+def load_file(filename: _Files, *, backend: str = "mmap", handle: aio_handle | None = None) -> dict[str, Any]: ...
+def load(data: bytes | bytearray | memoryview) -> dict[str, Any]: ...

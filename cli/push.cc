@@ -83,11 +83,12 @@ Result<uint64_t> PushOne(const Arguments& arguments, const OpenedSeries& opened,
   return report.version;
 }
 
-// Removes old versions, but not the one that was just pushed: after a run went back, it is not the greatest.
+// Removes versions below the one that was just pushed. After a run went back, greater ones are of states that it has
+// left: if they counted, each new version would be removed after the next push.
 Result<void> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed,
                         const std::atomic<bool>& interrupted) {
   if (arguments.keep == 0) return {};
-  RETURN_IF_ERROR(remote::Prune(*opened.series, {.keep = arguments.keep, .also_keep = pushed, .interrupted = [&] {
+  RETURN_IF_ERROR(remote::Prune(*opened.series, {.keep = arguments.keep, .up_to = pushed, .interrupted = [&] {
                                                    return interrupted.load();
                                                  }}));
   return {};
@@ -270,7 +271,7 @@ void AddPush(CLI::App& app, int* exit_code) {
       ->check(CheckNumber(1, INT64_MAX));
   command
       ->add_option("--keep", arguments->keep,
-                   "Afterwards remove all but this version and the N greatest (see weightfs prune)")
+                   "Afterwards remove lower versions, so that N stay, up to this one (see weightfs prune)")
       ->type_name("N")
       ->check(CheckNumber(1, INT64_MAX));
   command->add_flag("--verify", arguments->verify, "Read everything back and compare it before the version exists");

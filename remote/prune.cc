@@ -49,14 +49,14 @@ class Pruner {
   Result<void> Visit(uint64_t version) {
     ASSIGN_OR_RETURN(const Contents contents, Examine(version));
     if (contents.has_manifest) {
-      const bool also = version == options_.also_keep;
-      if (counted_ >= options_.keep && !also) return Remove(version, contents);
+      const bool counts = version <= options_.up_to;
+      if (counts && counted_ >= options_.keep) return Remove(version, contents);
       const auto manifest = series_.Load(version, options_.interrupted);
       if (!manifest && manifest.error().code != ErrorCode::kCorrupt && manifest.error().code != ErrorCode::kVersion) {
         return manifest.error();
       }
       (manifest ? report_.kept : report_.damaged).push_back(version);
-      if (manifest && counted_ < options_.keep) ++counted_;
+      if (manifest && counts) ++counted_;
     } else if (!contents.claim) {
       report_.foreign.push_back(version);
     } else if (system_clock::now() - contents.Changed() < options_.unfinished_after) {

@@ -15,8 +15,8 @@
 namespace weightfs::remote {
 
 struct PruneOptions {
-  size_t keep = 1;         // complete versions, the greatest ones; at least 1
-  uint64_t also_keep = 0;  // a version that is kept however small it is; 0: none
+  size_t keep = 1;              // complete versions, the greatest ones; at least 1
+  uint64_t up_to = UINT64_MAX;  // greater versions are kept and not counted
   // A version without a manifest is removed if nothing has changed in it for so long: its push is not running any more.
   std::chrono::seconds unfinished_after = std::chrono::hours(7 * 24);
   bool dry_run = false;  // report what would be removed

@@ -154,7 +154,8 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, p
         version: its number. None: that of the publication, otherwise the time of the latest change.
         verify: read everything back and compare it before the version exists.
         take_over: replace an unfinished push of somebody else, or of another state of the files.
-        keep: afterwards remove all versions but this one and so many of the greatest. None: remove none.
+        keep: afterwards remove lower versions, so that so many stay, up to this one. Greater ones stay, too. None:
+            remove none.
         progress: progress(done, total) is called with numbers of bytes, at most ten times a second. An exception that
             it raises ends the transfer, and push() raises it.
         program: the program to run.

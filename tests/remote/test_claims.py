@@ -62,13 +62,15 @@ def test_a_claim_of_a_newer_format_is_left_alone(server, tree):
     assert server.objects.get("tests", f"{SERIES}/5/.weightfs/claim").body == newer
 
 
-def test_keep_never_removes_what_was_just_pushed(server, local):
-    """A run that went back pushes a version below those that are there."""
+def test_keep_counts_the_versions_up_to_the_pushed_one(server, local):
+    """A run that went back pushes versions below those that are there."""
     tree = make_tree(local / "source", large=MIB)
     for version in (1000, 1100, 1200):
         push(server, tree, "--version", version)
-    push(server, tree, "--version", 600, "--keep", 2)
-    assert listed(server) == [(1200, True), (1100, True), (600, True)]
+    left = [(1200, True), (1100, True), (1000, True)]
+    for pushed, kept in ((600, [600]), (601, [601, 600]), (602, [602, 601]), (603, [603, 602])):
+        push(server, tree, "--version", pushed, "--keep", 2)
+        assert listed(server) == left + [(version, True) for version in kept]
     push(server, tree, "--version", 1300, "--keep", 2)
     assert listed(server) == [(1300, True), (1200, True)]
 

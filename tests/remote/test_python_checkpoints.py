@@ -164,3 +164,12 @@ def test_the_interpreter_exits_after_the_pushes(service, local):
             "for step in (1, 2):\n    manager.save(step, {'weights': torch.zeros(1000, 300)})\n")
     subprocess.run([sys.executable, "-c", code, str(local), URL], check=True, timeout=100)
     assert pushed() == [2, 1]
+
+
+def test_a_run_that_went_back_keeps_its_new_versions(service, local):
+    with checkpoint.Manager(local, keep=2, push={"url": URL, "keep": 2}) as manager:
+        for step in (200, 300, 400, 201, 202, 203):
+            manager.save(step, state(step)).pushed.result(60)
+        assert manager.steps() == [202, 203] and pushed() == [400, 300, 203, 202]
+        assert manager.save(401, state(401)).pushed.result(60).version == 401
+    assert pushed() == [401, 400]

@@ -266,7 +266,7 @@ void Filesystem::Finish() {
   requests_.WaitForNone();
   for (const auto& handle : files_.RemoveAll()) {
     if (!handle->writable() || handle->closing.load()) {
-      store_.CloseFile(handle->inode, 0, handle->writable());
+      store_.CloseFile(handle->inode, handle->reported_failure.load(), handle->writable());
     } else {
       names().Close(handle->inode, /*writes=*/true);  // a file that it was replacing keeps its old content
     }

@@ -71,7 +71,8 @@ class Store {
   // Commits everything and stops. Call Close first to get its error.
   ~Store();
 
-  // Makes everything durable that SyncAll does, and stops. Later calls return kShutdown.
+  // Makes everything durable that SyncAll does, and stops. Returns the first error, also of an earlier write that no
+  // call has returned. Later calls return kShutdown.
   Result<void> Close();
 
   // Names and attributes.
@@ -129,8 +130,7 @@ class Store {
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
 
   // fsync(2): makes the data, the attributes and the name durable, and every namespace change before them. SyncAll
-  // makes everything durable, except the content of files that are being replaced (CommitScope::kSettled), and returns
-  // the error of any file. With `kept`, an error of the file's earlier writes stays pending for the next caller.
+  // makes everything durable, except the content of files that are being replaced (CommitScope::kSettled). With `kept`, an error of the file's earlier writes stays pending for the next caller.
   void Sync(const InodePtr& inode, Done done, bool kept = false);
   void SyncAll(Done done);
   Result<void> Sync(const InodePtr& inode);

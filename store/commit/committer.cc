@@ -198,8 +198,8 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
     add(std::move(changed_.begin()->second), scope == CommitScope::kEverything);
     changed_.erase(changed_.begin());
   }
-  if (all) {  // for their errors
-    for (const InodePtr& inode : failed_files_) add(inode, scope == CommitScope::kEverything);
+  if (stopping_) {  // for their errors
+    for (const InodePtr& inode : failed_files_) add(inode, false);
   }
   for (const auto& [inode, urgent] : cycle->inodes) in_cycle_.push_back(inode);
   return true;

@@ -18,6 +18,7 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/sync_directory.h"
+#include "common/umask.h"
 #include "common/unique_fd.h"
 #include "common/units.h"
 
@@ -181,7 +182,7 @@ Result<int> OpenFile::OpenOrCreate(int flags) {
     int descriptor = OpenNow(written_path_.c_str(), access() | flags);
     if (descriptor >= 0) return descriptor;
     if (errno != ENOENT || !writes() || !may_create_) return Failed("cannot open the file", errno);
-    descriptor = open(written_path_.c_str(), access() | flags | O_CREAT | O_EXCL, 0600);
+    descriptor = open(written_path_.c_str(), access() | flags | O_CREAT | O_EXCL, kFileMode);
     if (descriptor >= 0) {
       created_ = true;
       return descriptor;
@@ -189,7 +190,7 @@ Result<int> OpenFile::OpenOrCreate(int flags) {
     // If the filesystem does not support O_DIRECT, the kernel creates the file and then fails with EINVAL.
     created_ = created_ || errno == EINVAL;
     // O_EXCL treats a dangling link as an existing file; without O_EXCL open(2) follows it.
-    if (errno == EEXIST) descriptor = open(written_path_.c_str(), access() | flags | O_CREAT, 0600);
+    if (errno == EEXIST) descriptor = open(written_path_.c_str(), access() | flags | O_CREAT, kFileMode);
     if (descriptor >= 0) return descriptor;
     if (errno != EEXIST) return Failed("cannot create the file", errno);
   }
@@ -226,9 +227,9 @@ Result<void> OpenFile::OpenTemporary() {
   }
   const size_t slash = final_path_.rfind('/');
   const size_t begin = slash == std::string::npos ? 0 : slash + 1;
-  written_path_ =
-      TemporaryName(fmt::format("{}.{}", final_path_.substr(0, begin), final_path_.substr(begin, kTemporaryName)));
-  buffered_ = UniqueFd(mkostemp(written_path_.data(), O_CLOEXEC));
+  const std::string start = fmt::format("{}.{}", final_path_.substr(0, begin), final_path_.substr(begin, kTemporaryName));
+  // A file that replaces another one gets its mode below, and is nobody else's until then.
+  buffered_ = CreateTemporaryFile(start, replaces ? 0600 : kFileMode, &written_path_);
   if (!buffered_) return Failed("cannot create a temporary file beside it", errno);
   created_ = true;
   if (replaces && !TakeOver(buffered_.get(), old)) return Failed("cannot keep the file's mode", errno);

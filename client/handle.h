@@ -112,7 +112,9 @@ struct NamedMemory {
 
 struct SaveManyOptions {
   bool durable = true;     // data and names are on the device before success
-  uint32_t mode = 0600;    // permission bits of the files
+  // Permission bits of the files. Empty: a new file has 0666 minus the umask, and a file that replaces another regular
+  // file has its mode, and its owner and group as far as the process may set them.
+  std::optional<uint32_t> mode = std::nullopt;
   Progress progress = {};  // counts bytes written to the device
   // Returning true cancels the call: it fails with ECANCELED and changes nothing. Not called once renaming has begun.
   Interrupted interrupted = {};

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "client/file_target.h"
+#include "client/final_path.h"
 #include "client/handle_impl.h"
 #include "client/lease/leased_folder.h"
 #include "client/operation_tracker.h"
@@ -176,6 +177,16 @@ Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<c
   return {};
 }
 
+// Gives a complete file its mode. Without one, it takes that of the regular file that it replaces.
+bool SetMode(const UniqueFd& folder, const std::string& name, const std::string& file, std::optional<uint32_t> mode) {
+  if (mode) return chmod(file.c_str(), *mode) == 0;
+  struct stat old {};
+  if (fstatat(folder.get(), name.c_str(), &old, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT;
+  if (!S_ISREG(old.st_mode)) return true;
+  const UniqueFd descriptor(open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  return descriptor && TakeOver(descriptor.get(), old);
+}
+
 Result<void> SaveOneByOne(Handle::Impl& handle, const UniqueFd& folder, const Directory& directory,
                           std::span<const NamedMemory> files, const SaveManyOptions& options,
                           Interruption& interruption) {
@@ -185,7 +196,7 @@ Result<void> SaveOneByOne(Handle::Impl& handle, const UniqueFd& folder, const Di
   RETURN_IF_ERROR(staging.Make(directory));
   RETURN_IF_ERROR(WriteInto(handle, staging, files, options, options.durable && !at_once, interruption));
   for (const auto& [name, memory] : files) {
-    if (options.mode != 0600 && chmod((staging / name).c_str(), options.mode) != 0)
+    if (!SetMode(folder, name, staging / name, options.mode))
       return FailedAt(directory.path + "/" + name, "cannot set the file's mode", errno);
   }
   if (options.durable && at_once && syncfs(folder.get()) != 0) return FailedAt(directory.path, "syncfs failed", errno);

@@ -371,7 +371,8 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   size_t failed = files.size();
   const auto published =
-      filesystem_.store().CreateMany(directory, request.who, asked.mode, files, checksums, std::move(grant), &failed);
+      filesystem_.store().CreateMany(directory, request.who, {asked.mode, asked.masked, asked.keep_modes != 0}, files,
+                                     checksums, std::move(grant), &failed);
   if (failed < files.size()) request.failed = failed;
   if (!published.has_value()) return published.error();
   filesystem_.DropEntries(directory->id, files, *published);

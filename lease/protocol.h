@@ -137,8 +137,11 @@ struct FileAnswer {
 struct CommitManyRequest {
   Token token{};
   uint64_t files = 0;
-  uint32_t mode = 0;  // permission bits of new files
-  uint32_t durable = 0;
+  uint16_t mode = 0;        // permission bits of new files
+  uint16_t masked = 0;      // bits that the umask has removed from `mode`; a default ACL of the directory restores them
+  uint16_t durable = 0;     // 1: answer when the commit survives a power loss
+  uint16_t keep_modes = 0;  // 1: a file that replaces a regular file has its mode, and its owner and group as far as the
+                            // holder may set them
 };
 struct FileEntry {
   uint64_t size = 0;  // bytes

@@ -24,6 +24,7 @@
 #include "common/mounts.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "common/umask.h"
 #include "remote/beneath.h"
 #include "remote/remove_tree.h"
 
@@ -85,6 +86,7 @@ timespec ToTimespec(int64_t since_epoch_ns) {
 }  // namespace
 
 struct PullDirectory::State {
+  const mode_t mask = CurrentUmask();
   Durability durability = Durability::kFsync;
   std::atomic<bool> lost_attributes = false;
 };
@@ -245,7 +247,7 @@ Result<void> PullDirectory::SetStatus(int file, const std::string& path, uint32_
     state_->lost_attributes = true;
     break;
   }
-  if (fchmod(file, mode & kModeBits) != 0) return SystemError(path, "cannot set its mode");
+  if (fchmod(file, mode & kModeBits & ~state_->mask) != 0) return SystemError(path, "cannot set its mode");
   const timespec times[] = {{.tv_sec = 0, .tv_nsec = UTIME_NOW}, ToTimespec(modified_ns)};
   if (futimens(file, times) != 0) return SystemError(path, "cannot set its time");
   if (state_->durability == Durability::kFsync && fsync(file) != 0) return SystemError(path, "cannot write it");

@@ -411,9 +411,10 @@ Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write
   return {};
 }
 
-Result<std::vector<InodeId>> Store::CreateMany(const InodePtr& directory, const Credentials& who, uint32_t mode,
-                                               std::span<const DirectFile> files, std::span<const uint32_t> checksums,
-                                               BlockReservation grant, size_t* failed) {
+Result<std::vector<InodeId>> Store::CreateMany(const InodePtr& directory, const Credentials& who,
+                                               const NewFileMode& mode, std::span<const DirectFile> files,
+                                               std::span<const uint32_t> checksums, BlockReservation grant,
+                                               size_t* failed) {
   *failed = files.size();
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   BlockCount blocks;

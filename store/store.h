@@ -151,7 +151,7 @@ class Store {
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
   // Makes the blocks of the reservation files of the directory (Namespace::CreateMany, which defines the result and
   // `failed`). First flushes the devices, so that the content is on stable storage.
-  Result<std::vector<InodeId>> CreateMany(const InodePtr& directory, const Credentials& who, uint32_t mode,
+  Result<std::vector<InodeId>> CreateMany(const InodePtr& directory, const Credentials& who, const NewFileMode& mode,
                                           std::span<const DirectFile> files, std::span<const uint32_t> checksums,
                                           BlockReservation grant, size_t* failed);
   // Opens a new descriptor of a device for a lease holder (FileDevice::OpenAgain). A writer has an id of its own,

@@ -66,6 +66,14 @@ struct DirectFile {
   uint64_t size = 0;  // bytes
 };
 
+// The permission bits of the files of a CreateMany.
+struct NewFileMode {
+  uint32_t mode = 0;
+  uint32_t masked = 0;  // bits that the umask has removed from `mode`; a default ACL of the directory restores them
+  // A file that replaces a regular file has its mode, and its owner and group as far as the caller may set them.
+  bool keep_old = false;
+};
+
 struct DirectoryEntry {
   std::string name;
   InodeId ino;

@@ -14,6 +14,7 @@
 
 #include "client/lease/leased_blocks.h"
 #include "common/result.h"
+#include "common/umask.h"
 #include "common/units.h"
 
 namespace weightfs::client {
@@ -85,10 +86,13 @@ Error SavedFiles::NotReserved(Error error, uint64_t blocks) const {
 Result<void> SavedFiles::Finish(bool success) {
   Result<void> result;
   if (success) {
+    const auto mask = options_.mode ? mode_t{0} : CurrentUmask();
     const lease::CommitManyRequest request{.token = folder_->ticket().token,
                                            .files = entries_.size(),
-                                           .mode = options_.mode,
-                                           .durable = options_.durable ? 1U : 0U};
+                                           .mode = static_cast<uint16_t>(options_.mode.value_or(kFileMode & ~mask)),
+                                           .masked = static_cast<uint16_t>(kFileMode & mask),
+                                           .durable = static_cast<uint16_t>(options_.durable),
+                                           .keep_modes = static_cast<uint16_t>(!options_.mode)};
     const uint64_t blocks =
         std::accumulate(entries_.begin(), entries_.end(), uint64_t{0},
                         [](uint64_t sum, const lease::FileEntry& entry) { return sum + BlocksOf(entry.size); });

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -46,7 +47,7 @@ class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
   };
   struct SaveOptions {
     bool durable = false;
-    uint32_t mode = 0600;
+    std::optional<uint32_t> mode = std::nullopt;  // see SaveManyOptions
   };
   // If the operation succeeds, all files exist; otherwise none is created.
   Result<Batch> Save(std::span<const NamedMemory> files, const SaveOptions& options) const;

@@ -115,7 +115,7 @@ void BindWrites(HandleClass& type) {
 void BindMany(HandleClass& type) {
   type.def("save_many",
            [](const PyHandle& self, const std::string& directory, const std::vector<Item>& items, bool durable,
-              uint32_t mode, bool checksum, const py::object& progress, const py::object& on_fallback) {
+              std::optional<uint32_t> mode, bool checksum, const py::object& progress, const py::object& on_fallback) {
              const auto files = MakeFiles(items);
              const SaveManyOptions options{
                  .durable = durable,

@@ -15,7 +15,7 @@ log = logging.getLogger("weightfs")
 class ManyFiles:
     """save_many and load_many, for a class with a native handle."""
 
-    def save_many(self, tensors, directory, *, durable=True, mode=0o600, checksum=False, progress=None):
+    def save_many(self, tensors, directory, *, durable=True, mode=None, checksum=False, progress=None):
         """Saves each tensor of a dict to a file of its name in the directory, and returns the number of bytes. Intended
         for thousands of small tensors. A name is one path component. Files of the same names are replaced.
 
@@ -30,8 +30,9 @@ class ManyFiles:
         place of a file, permissions, sticky directories) change nothing. The logger "weightfs" reports at level INFO
         why there is no lease; with direct="require" the call raises instead.
 
-        durable: data and names are on the device on return. mode: permission bits of the files. checksum and progress:
-        as in write_async."""
+        durable: data and names are on the device on return. mode: permission bits of the files; None: a file that
+        replaces another one has its mode, and its owner and group if this process may set them, and the umask decides
+        for the others. checksum and progress: as in write_async."""
         # Not a dict, because "a" and b"a" are the same name.
         named = [(os.fsencode(name), describe(tensor)) for name, tensor in items_of(tensors)]
 
@@ -40,7 +41,7 @@ class ManyFiles:
 
         total = bytes_of_all(memory for _, memory in named)
         items = [(name, memory.arguments) for name, memory in named]
-        mode = whole("mode", mode, 0, 0o777)
+        mode = None if mode is None else whole("mode", mode, 0, 0o777)
         self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress, tell)
         return total
 

@@ -61,7 +61,7 @@ class Namespace {
   // this atomic for all files. Checks the permissions of `who`, because nobody has checked them yet. Returns the
   // replaced inodes. On an error nothing has changed, and `failed` is the index of the file at fault, or the number of
   // files.
-  Result<std::vector<InodeId>> CreateMany(InodeId directory, const Credentials& who, uint32_t mode,
+  Result<std::vector<InodeId>> CreateMany(InodeId directory, const Credentials& who, const NewFileMode& mode,
                                           std::span<const DirectFile> files, std::span<const DeviceRun> runs,
                                           std::span<const uint32_t> checksums, size_t* failed);
 
@@ -186,7 +186,7 @@ class Namespace {
   Result<InodePtr> FindReplacedInode(const ManyFiles& work, std::string_view name);
   Result<void> FindReplaced(ManyFiles& work, size_t* failed);
   Result<void> UpdateReplacedLocked(ManyFiles& work, size_t* failed) REQUIRES(mutex_);
-  Result<void> BuildFiles(ManyFiles& work, uint32_t mode, std::span<const DeviceRun> runs,
+  Result<void> BuildFiles(ManyFiles& work, const NewFileMode& mode, std::span<const DeviceRun> runs,
                           std::span<const uint32_t> checksums, InodeId first);
   Result<void> CreateManyLocked(ManyFiles& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
 

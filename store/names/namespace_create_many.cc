@@ -73,6 +73,18 @@ bool OverridesPermissions(const Credentials& who, bool directory, uint16_t wante
   return (wanted & ~looks) == 0 && who.Can(CAP_DAC_READ_SEARCH);
 }
 
+// Gives a record the permission bits of the regular file that it replaces, and its owner and group as far as `who` may
+// set them (chown(2)). Returns false for other inodes.
+bool TakeOver(const Credentials& who, Inode& old, InodeRecord* record) {
+  MutexLock lock(old.mutex);
+  const InodeRecord& attributes = old.attributes;
+  if (!S_ISREG(attributes.mode)) return false;
+  record->mode = (record->mode & ~0777U) | (attributes.mode & 0777);
+  if (who.Can(CAP_CHOWN)) record->uid = attributes.uid;
+  if (who.Can(CAP_CHOWN) || who.Has(attributes.gid)) record->gid = attributes.gid;
+  return true;
+}
+
 }  // namespace
 
 Result<void> Namespace::CheckAccess(const InodePtr& inode, const Credentials& who, uint16_t wanted) {
@@ -172,10 +184,11 @@ Result<void> Namespace::UpdateReplacedLocked(ManyFiles& work, size_t* failed) {
 }
 
 // Builds the records of the new files, with inode numbers from `first` on.
-Result<void> Namespace::BuildFiles(ManyFiles& work, uint32_t mode, std::span<const DeviceRun> runs,
+Result<void> Namespace::BuildFiles(ManyFiles& work, const NewFileMode& mode, std::span<const DeviceRun> runs,
                                    std::span<const uint32_t> checksums, InodeId first) {
   CreateRequest request;
-  request.mode = S_IFREG | (mode & 0777);
+  request.mode = S_IFREG | ((mode.mode | mode.masked) & 0777);
+  request.umask = mode.masked;
   request.uid = work.who.uid;
   request.gid = work.who.gid;
   ASSIGN_OR_RETURN(InodeRecord asked, NewRecord(request));
@@ -195,7 +208,11 @@ Result<void> Namespace::BuildFiles(ManyFiles& work, uint32_t mode, std::span<con
     const InodeId ino{first.value + index};
     const BlockCount blocks = BlocksFor(ByteCount{file.size});
     InodeRecord record = asked;  // all inherit the same; each has its own number
-    InheritAcl(acl, ino, request.umask, &record, &lists);
+    const InodePtr& old = work.replaced[index];
+    const bool kept = mode.keep_old && old != nullptr && TakeOver(work.who, *old, &record);
+    Acl own = acl;
+    if (kept) own.SetMode(record.mode);
+    InheritAcl(std::move(own), ino, kept ? 0 : request.umask, &record, &lists);
     record.size = file.size;
     record.blocks = blocks.value;
     work.batch.Put(keys::Inode(ino), record.Encode());
@@ -240,7 +257,7 @@ Result<void> Namespace::CreateManyLocked(ManyFiles& work, std::vector<InodePtr>*
   return {};
 }
 
-Result<std::vector<InodeId>> Namespace::CreateMany(InodeId parent, const Credentials& who, uint32_t mode,
+Result<std::vector<InodeId>> Namespace::CreateMany(InodeId parent, const Credentials& who, const NewFileMode& mode,
                                                    std::span<const DirectFile> files, std::span<const DeviceRun> runs,
                                                    std::span<const uint32_t> checksums, size_t* failed) {
   *failed = files.size();

@@ -212,7 +212,7 @@ Result<void> TestStore::CreateMany(std::string_view directory, const std::vector
   }
   ASSIGN_OR_RETURN(Filled filled, Fill(inode, FileBlock{0}, all));
   size_t failed = 0;
-  RETURN_IF_ERROR(store_->CreateMany(inode, {}, 0644, named, filled.checksums, std::move(filled.grant), &failed));
+  RETURN_IF_ERROR(store_->CreateMany(inode, {}, {0644}, named, filled.checksums, std::move(filled.grant), &failed));
   return {};
 }
 

@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
 #include <grp.h>
 #include <sys/wait.h>
 
 #include <cerrno>
 
+#include "common/umask.h"
 #include "tests/unit/client/files.h"
 
 namespace weightfs::client {
@@ -37,13 +39,23 @@ void WriteAll(const Target& target, const Bytes& bytes) {
   ASSERT_EQ(pwrite(target.Buffered(&error_number), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
 }
 
-TEST(FileTargetTest, AFileIsCreatedForItsOwnerOnly) {
+TEST(FileTargetTest, TheUmaskDecidesTheModeOfANewFile) {
   const Folder folder;
-  const auto target = Prepared(ToWrite(folder / "new", 4096));
-  ASSERT_TRUE(target->Finish(true).has_value());
-  struct stat status {};
-  ASSERT_EQ(stat((folder / "new").c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 07777, 0600U);
+  for (const mode_t mask : {022U, 077U, 002U}) {
+    const mode_t before = umask(mask);
+    EXPECT_EQ(CurrentUmask(), mask);
+    for (const bool atomic : {false, true}) {
+      const std::string path = folder / fmt::format("{}.{}", mask, atomic);
+      auto options = ToWrite(path, 4096);
+      options.atomic = atomic;
+      const auto target = Prepared(options);
+      ASSERT_TRUE(target->Finish(true).has_value());
+      struct stat status {};
+      ASSERT_EQ(stat(path.c_str(), &status), 0);
+      EXPECT_EQ(status.st_mode & 07777, 0666 & ~mask);
+    }
+    umask(before);
+  }
 }
 
 TEST(FileTargetTest, AFailedWholeWriteRemovesTheFileThatItCreated) {

@@ -39,6 +39,19 @@ class PullDirectoryTest : public testing::Test {
   fs::path root_;
 };
 
+TEST_F(PullDirectoryTest, TheUmaskAppliesToTheModes) {
+  const mode_t before = umask(027);
+  auto directory = Open();
+  auto file = directory->MakeFile("file");
+  ASSERT_TRUE(file.has_value());
+  ASSERT_TRUE(directory->Finish(FileEntry{.path = "file", .mode = 0666}, std::move(*file)));
+  ASSERT_TRUE(directory->Finish(DirectoryEntry{.path = "", .mode = 0777}));
+  ASSERT_TRUE(directory->Commit().has_value());
+  umask(before);
+  EXPECT_EQ(fs::status(target()).permissions(), fs::perms(0750));
+  EXPECT_EQ(fs::status(target() / "file").permissions(), fs::perms(0640));
+}
+
 TEST_F(PullDirectoryTest, AppearsWithItsAttributesWhenItIsCommitted) {
   auto directory = Open();
   ASSERT_TRUE(directory->MakeDirectory("a").has_value());

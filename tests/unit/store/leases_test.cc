@@ -374,7 +374,7 @@ TEST(CreateMany, ATotalSizeThatOverflowsIsRefused) {
   size_t failed = 0;
   auto grant = store->Reserve(root, FileBlock{0}, BlockCount{1});
   ASSERT_OK(grant);
-  const auto result = store->CreateMany(root, {}, 0644, files, {}, std::move(*grant), &failed);
+  const auto result = store->CreateMany(root, {}, {0644}, files, {}, std::move(*grant), &failed);
   ASSERT_FALSE(result.has_value());
   EXPECT_EQ(result.error().code, ErrorCode::kInvalid);
 }
@@ -387,7 +387,7 @@ TEST(CreateMany, ChecksTheSamePermissionsAsTheKernel) {
     EXPECT_TRUE(grant.has_value());
     const DirectFile file{name, 0};
     size_t failed = 0;
-    const auto result = store->CreateMany(root, who, 0640, {&file, 1}, {}, std::move(*grant), &failed);
+    const auto result = store->CreateMany(root, who, {0640}, {&file, 1}, {}, std::move(*grant), &failed);
     return result.has_value() ? std::string("made") : std::string(ErrorCodeName(result.error().code));
   };
   const Credentials owner{7, 8, {}}, member{9, 10, {8}}, stranger{11, 11, {}};

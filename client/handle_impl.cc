@@ -283,12 +283,12 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
     const bool may_create = !ranges_->contains(IdOfPath(request.file.where));
     auto file = FileTarget::Open(request.file, may_create);
     const bool absent = !file.has_value() && file.error().error_number() == ENOENT;
-    if (absent && (!request.writes() || !may_create)) {
+    if (absent && request.ordered && (!request.writes() || !may_create)) {
       if (auto awaited = AwaitFile(request.file, file.error())) return *std::move(awaited);
       if (ranges_->renames() != renames || request.writes()) continue;
     }
     ASSIGN_OR_RETURN(opened.target, std::move(file));
-    opened.registration = Register(request.file, opened.target->id());
+    if (request.ordered) opened.registration = Register(request.file, opened.target->id());
     if (opened.waits()) {
       opened.target->KeepOnFailure();
       return opened;

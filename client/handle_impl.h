@@ -44,6 +44,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
     bool own_errors = false;
     bool checked = false;  // `checksum` or `verify` is set
     bool stable = false;   // WriteOptions::stable
+    bool ordered = true;   // false: the caller has registered its file
 
     bool writes() const { return file.direction == Operation::Direction::kWrite; }
   };

@@ -27,6 +27,7 @@
 #include "client/save_checks.h"
 #include "client/temporary_name.h"
 #include "common/result.h"
+#include "common/syncfs.h"
 #include "common/unique_fd.h"
 
 namespace weightfs::client {
@@ -53,9 +54,10 @@ Result<void> CheckOnHost(const std::string& directory, std::span<const NamedMemo
                directory};
 }
 
-// True if one syncfs(2) makes all previous writes durable. On FUSE and network filesystems each file is fsynced
-// instead.
+// True if one syncfs(2) makes all previous writes durable and reports their errors. On FUSE and network filesystems, and
+// on old kernels, each file is fsynced instead.
 bool SyncsAtOnce(int descriptor) {
+  if (!SyncfsReportsErrors()) return false;
   struct statfs filesystem {};
   if (fstatfs(descriptor, &filesystem) != 0) return false;
   const auto type = static_cast<long>(filesystem.f_type);
@@ -118,26 +120,30 @@ class Interruption {
   std::chrono::steady_clock::time_point look_ = std::chrono::steady_clock::now() + kInterruptCheckInterval;
 };
 
-// Waits until the handle's earlier operations on these files are done, because a lease does not wait for them.
-Result<void> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
+using Turn = std::shared_ptr<PendingRanges::Registration>;
+
+// Waits until the handle's earlier operations on these files are done. Later operations on their paths begin when the
+// last reference to the result is released. A lease waits for neither.
+Result<Turn> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
                          bool writes, Interruption& interruption) {
-  if (handle.ranges().empty()) return {};
+  const bool alone = handle.ranges().empty();
   std::vector<FileRange> ranges;
   for (const NamedMemory& file : files) {
     const std::string where = directory.where + "/" + file.name;
     ranges.push_back({.file = IdOfPath(where), .end = UINT64_MAX, .writes = writes});
     struct stat status {};
-    if (stat(where.c_str(), &status) != 0) continue;
+    // An earlier operation may know the file by another name.
+    if (alone || stat(where.c_str(), &status) != 0) continue;
     ranges.push_back(ranges.back());
     ranges.back().file = {.device = status.st_dev, .inode = status.st_ino};
   }
-  const auto registration = handle.ranges().Add(ranges);
+  const Turn registration = handle.ranges().Add(ranges, writes);
   const auto turn = std::make_shared<std::promise<void>>();
   const auto come = turn->get_future();
   // The registration must stay until its turn comes, because its last reference begins the operations waiting for it.
-  if (!handle.ranges().Wait(registration, [turn, registration](bool) { turn->set_value(); })) return {};
+  if (!handle.ranges().Wait(registration, [turn, registration](bool) { turn->set_value(); })) return registration;
   while (come.wait_for(kInterruptCheckInterval) == std::future_status::timeout) RETURN_IF_ERROR(interruption.Check());
-  return {};
+  return registration;
 }
 
 Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
@@ -164,6 +170,7 @@ Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<c
     auto request =
         Handle::Impl::MakeWriteRequest(staging / name, memory, {.durable = durable, .checksum = options.checksum});
     request.file.durable_name = false;  // The file is renamed later.
+    request.ordered = false;
     auto started = handle.Begin(std::move(request), nullptr);
     if (started.has_value()) {
       under_way.push_back(std::move(*started));
@@ -242,7 +249,10 @@ void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<co
       continue;
     }
     auto request = Handle::Impl::MakeReadRequest(where, files[i].memory, {.verify = verify});
-    if (request.has_value()) request->file.path = path;
+    if (request.has_value()) {
+      request->file.path = path;
+      request->ordered = false;
+    }
     auto started = request.has_value() ? handle.Begin(std::move(*request), nullptr)
                                        : Result<std::shared_ptr<Operation>>(std::move(request).error());
     if (started.has_value()) {
@@ -309,7 +319,7 @@ Result<void> Handle::SaveMany(const std::string& directory, std::span<const Name
   if (options_.direct != Direct::kNever) leasing = OpenLeased(*impl_, directory, files);
   // Several commits would not be atomic, but callers rely on atomicity when there is a lease.
   if (leasing.has_value()) RETURN_IF_ERROR(CheckOneCommit(directory, files));
-  RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/true, interruption));
+  ASSIGN_OR_RETURN(const Turn turn, WaitForTurn(*impl_, named, files, /*writes=*/true, interruption));
   if (options_.direct == Direct::kNever) return SaveOneByOne(*impl_, folder, named, files, options, interruption);
   auto batch = leasing.has_value() ? (*leasing)->Save(files, {.durable = options.durable, .mode = options.mode})
                                    : Result<LeasedFolder::Batch>(std::move(leasing).error());
@@ -344,7 +354,7 @@ Result<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, s
     if (folder == nullptr && options_.direct == Direct::kRequire) return std::move(opened).error();
   }
   Interruption interruption(options.interrupted, directory);
-  RETURN_IF_ERROR(WaitForTurn(*impl_, named, files, /*writes=*/false, interruption));
+  ASSIGN_OR_RETURN(const Turn turn, WaitForTurn(*impl_, named, files, /*writes=*/false, interruption));
   const auto errors = std::make_shared<FileErrors>();
   uint64_t done = 0;
   for (size_t first = 0; first < files.size(); first += kLoadedAtOnce) {

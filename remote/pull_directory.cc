@@ -24,6 +24,7 @@
 #include "common/mounts.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "common/syncfs.h"
 #include "common/umask.h"
 #include "remote/beneath.h"
 #include "remote/remove_tree.h"
@@ -44,12 +45,14 @@ constexpr uint64_t kSpareBytes = 1 << 20;
 enum class Durability : unsigned char {
   kRename,  // a weightfs mount commits everything below a directory before it renames it
   kSyncfs,
-  kFsync,  // of each file: other FUSE filesystems ignore syncfs
+  kFsync,  // of each file: other FUSE filesystems ignore syncfs, and before Linux 5.8 it reports no error
 };
 
 Durability DurabilityOf(int directory) {
   struct statfs filesystem {};
-  if (fstatfs(directory, &filesystem) != 0 || filesystem.f_type != FUSE_SUPER_MAGIC) return Durability::kSyncfs;
+  if (fstatfs(directory, &filesystem) != 0 || filesystem.f_type != FUSE_SUPER_MAGIC) {
+    return SyncfsReportsErrors() ? Durability::kSyncfs : Durability::kFsync;
+  }
   struct stat status {};
   const auto mounts = ReadMounts();
   if (fstat(directory, &status) != 0 || !mounts) return Durability::kFsync;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many files at once, and checksums stored with files, on ordinary filesystems.
 #include <gtest/gtest.h>
+#include <sys/personality.h>
 #include <sys/resource.h>
 #include <sys/xattr.h>
 #include <utime.h>
@@ -10,6 +11,7 @@
 
 #include "client/checksum_attribute.h"
 #include "client/handle.h"
+#include "common/syncfs.h"
 #include "tests/unit/client/files.h"
 #include "tests/unit/client/operations.h"
 
@@ -48,6 +50,37 @@ TEST(ManyTest, FilesAreSavedAndLoadedByName) {
   EXPECT_EQ(loaded.contents, saved.contents);
   // They do not count as separate operations.
   EXPECT_EQ(handle->Wait().count, 0U);
+}
+
+TEST(ManyTest, LaterOperationsOnItsFilesBeginAfterASave) {
+  const Folder folder;
+  const auto handle = Make();
+  Many saved(3);
+  Bytes later = RandomBytes(5'000, 77), read(5'000);
+  std::shared_ptr<Operation> write;
+  const auto begin = [&](uint64_t, uint64_t) {
+    if (write != nullptr) return;
+    write = handle->StartWrite(folder / "tensor.1", View(later), {}).value();
+    EXPECT_FALSE(write->begun());
+  };
+  ASSERT_TRUE(handle->SaveMany(folder / ".", saved.files, {.progress = begin}).has_value());
+  write->Wait();
+  EXPECT_FALSE(write->error());
+  EXPECT_EQ(ReadFile(folder / "tensor.1"), later);
+}
+
+// Before Linux 5.8, syncfs(2) reports no error, so each file is fsynced instead.
+TEST(ManyTest, OldKernelsSyncEachFile) {
+  const Folder folder;
+  const auto handle = Make();
+  Many saved(3);
+  EXPECT_TRUE(SyncfsReportsErrors());
+  const auto before = static_cast<unsigned>(personality(0xffffffff));
+  ASSERT_NE(personality(before | UNAME26), -1);  // uname(2) now says 2.6
+  EXPECT_FALSE(SyncfsReportsErrors());
+  EXPECT_TRUE(handle->SaveMany(folder / ".", saved.files).has_value());
+  personality(before);
+  EXPECT_EQ(ReadFile(folder / "tensor.1"), saved.contents[1]);
 }
 
 TEST(ManyTest, FilesThatCannotBeLoadedAreNamedAndTheRestIsLoaded) {

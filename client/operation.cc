@@ -41,6 +41,7 @@ struct Operation::State {
   Mutex mutex;
   std::condition_variable ended;
   bool completing GUARDED_BY(mutex) = false;  // the outcome is being determined, so Fail has no effect
+  bool cancel_requested GUARDED_BY(mutex) = false;  // Cancel has returned true
   std::vector<Edge> edges GUARDED_BY(mutex);
   bool done GUARDED_BY(mutex) = false;
   std::optional<Error> error GUARDED_BY(mutex);
@@ -119,12 +120,12 @@ bool Operation::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
 }
 
 bool Operation::Cancel() {
-  {
-    MutexLock lock(state_->mutex);
-    if (state_->done) return false;
-  }
-  Fail(Cancellation());
-  return true;
+  MutexLock lock(state_->mutex);
+  if (state_->completing) return false;
+  if (!state_->error) state_->error = Cancellation();
+  state_->stopped.store(true);
+  state_->cancel_requested = state_->error->code == ErrorCode::kCancelled;
+  return state_->cancel_requested;
 }
 
 Error Operation::Cancellation() const {
@@ -178,9 +179,9 @@ void Operation::Complete() {
   {
     MutexLock lock(state_->mutex);
     state_->completing = true;
-    // Canceled too late: everything has been transferred.
-    const bool cancelled = state_->error && state_->error->code == ErrorCode::kCancelled;
-    if (cancelled && !state_->plan.held && transferred() == size()) state_->error.reset();
+    // Canceled by the end of its handle, too late: everything has been transferred.
+    const bool stopped = state_->error && state_->error->code == ErrorCode::kCancelled && !state_->cancel_requested;
+    if (stopped && !state_->plan.held && transferred() == size()) state_->error.reset();
     error = state_->error;
     WEIGHTFS_ASSERT(error || !state_->plan.held);
   }

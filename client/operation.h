@@ -40,8 +40,8 @@ class Operation {
   // Waits until the operation is done. Returns false if `timeout` expires first, or if called from a callback, where
   // the wait could never end.
   WEIGHTFS_EXPORT bool Wait(std::optional<std::chrono::nanoseconds> timeout = std::nullopt) const;
-  // Requests cancellation: pieces that are not in the kernel yet are dropped. Returns false if the operation is already
-  // done. An operation whose last byte is already in flight still succeeds.
+  // Requests cancellation: pieces that are not in the kernel yet are dropped. Returns true if the operation will end as
+  // canceled, even if its last byte is in flight, and false if it has ended, is ending or has failed.
   WEIGHTFS_EXPORT bool Cancel();
   // Calls `callback` once the operation is done. If it is done already, calls it immediately on this thread.
   WEIGHTFS_EXPORT void OnDone(std::function<void()> callback);

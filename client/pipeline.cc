@@ -35,6 +35,9 @@ constexpr auto kTransferPause = std::chrono::milliseconds(1);
 constexpr uint64_t kGroupSize = 1 << 20;
 constexpr uint64_t kGroup = 8;
 
+// Bytes of a hole that are filled with zeros before the operation may be canceled and other work is looked at.
+constexpr uint64_t kHoleAtOnce = 16 * kMiB;
+
 constexpr unsigned kReadTries = 3;  // reads of a block whose checksum does not match
 
 constexpr auto kNow = std::chrono::nanoseconds(0);
@@ -67,9 +70,9 @@ void Pipeline::Add(std::shared_ptr<Operation> operation, uint64_t begin, uint64_
 
 void Pipeline::Cancel() {
   for (Slices* slices : {&cutting_, &cut_, &held_}) {
-    for (const Slice& slice : *slices) slice.operation->Cancel();
+    for (const Slice& slice : *slices) slice.operation->Fail(slice.operation->Cancellation());
   }
-  for (const auto& operation : ended_) operation->Cancel();
+  for (const auto& operation : ended_) operation->Fail(operation->Cancellation());
 }
 
 void Pipeline::Drain() {
@@ -87,7 +90,8 @@ void Pipeline::CutSlices() {
   // On a filesystem in memory a read completes during submission; its checksums are then computed while the data is in
   // the cache.
   bool at_once = file_->in_kernel() == 0 && file_->ended() == 0;
-  while (!cutting_.empty()) {
+  hole_left_ = false;
+  while (!cutting_.empty() && !hole_left_) {
     Slice& slice = cutting_.front();
     if (slice.operation->stopped()) slice.next = slice.end;
     if (slice.next == slice.end) {
@@ -189,7 +193,8 @@ bool Pipeline::FillHole(Slice& slice) {
   const Target::Run run = target.Locate(operation.offset() + slice.next, slice.end - slice.next);
   if (run.descriptor >= 0) return false;
   static constexpr std::array<std::byte, 64 * kKiB> kZeros{};
-  const uint64_t end = slice.next + run.length;
+  hole_left_ = run.length > kHoleAtOnce;
+  const uint64_t begin = slice.next, end = begin + std::min(run.length, kHoleAtOnce);
   while (slice.next < end) {
     const auto zeros = std::span(kZeros).first(std::min<uint64_t>(end - slice.next, kZeros.size()));
     if (operation.device() == nullptr) {
@@ -202,7 +207,7 @@ bool Pipeline::FillHole(Slice& slice) {
     }
     slice.next += zeros.size();
   }
-  CountTransferred(operation, false, run.length);
+  CountTransferred(operation, false, end - begin);
   return true;
 }
 
@@ -304,7 +309,7 @@ void Pipeline::WriteEdges(Operation& operation) {
 
 void Pipeline::AwaitProgress(std::optional<std::chrono::nanoseconds> limit) {
   if (file_->TransferBuffered()) HandleOne();
-  const bool others = PollDevice() || file_->buffered() > 0 || file_->ended() > 0;
+  const bool others = PollDevice() || file_->buffered() > 0 || file_->ended() > 0 || hole_left_;
   const bool polls = !held_.empty() || (device_ != nullptr && !device_->idle());
   if (!others && !polls && file_->idle()) return;
   file_->Reap(others ? 0 : 1, others ? kNow : polls ? PauseAfter(polls_) : limit);

@@ -39,7 +39,7 @@ class Pipeline {
 
   // Adds the bytes [begin, end) of an operation's memory. The range is empty only for an operation of 0 bytes.
   void Add(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end);
-  // Cancels all operations.
+  // Cancels all operations but those whose bytes are all transferred, or in the kernel.
   void Cancel();
   // Cancels all operations and waits until no transfer is under way, but completes no operation. For callbacks in the
   // middle of an operation, where Fill must not be called.
@@ -76,6 +76,7 @@ class Pipeline {
   bool FindBounce(Piece& piece);
   Result<Buffer> TryBounce();
   DeviceLane& LaneOf(const DeviceMemory& memory);
+  // Fills the hole that is next, or a part of it. Returns false if there is none.
   bool FillHole(Slice& slice);
   bool DeferEdge(Slice& slice) const;
   void WriteEdges(Operation& operation);
@@ -111,7 +112,8 @@ class Pipeline {
   std::deque<std::shared_ptr<Operation>> ended_;  // waiting for completion
   bool completing_ = false;
   size_t leased_pieces_ = 0;
-  unsigned polls_ = 0;  // consecutive polls of the GPU that found nothing
+  bool hole_left_ = false;  // Fill has filled a part of a hole, and must be called again
+  unsigned polls_ = 0;      // consecutive polls of the GPU that found nothing
 };
 
 }  // namespace weightfs::client

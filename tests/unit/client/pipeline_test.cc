@@ -141,6 +141,17 @@ TEST_F(PipelineTest, CancelDropsPiecesThatAreNotInTheKernel) {
   EXPECT_THAT(facts_.finished, ElementsAre(false));
 }
 
+TEST_F(PipelineTest, ACancelThatIsAcceptedIsTheOutcome) {
+  Bytes out = RandomBytes(2 * kBlock);
+  const auto operation = MakeOperation(facts_, Direction::kWrite, View(out));
+  Add(operation);
+  pipeline_->Fill();  // all of it is in the kernel
+  EXPECT_TRUE(operation->Cancel());
+  Drive();
+  EXPECT_TRUE(operation->cancelled());
+  EXPECT_THAT(facts_.finished, ElementsAre(false));
+}
+
 TEST_F(PipelineTest, DamagedBlocksAreReadThreeTimes) {
   facts_.leased = true;
   facts_.Fill(RandomBytes(kBlock));
@@ -161,6 +172,21 @@ TEST_F(PipelineTest, HolesOfALeaseAreZeros) {
   EXPECT_FALSE(RunToEnd(MakeOperation(facts_, Direction::kRead, View(in)))->error());
   EXPECT_EQ(in, Bytes(in.size()));
   EXPECT_TRUE(facts_.checked.empty());
+}
+
+TEST_F(PipelineTest, AnOperationCanBeCanceledInTheMiddleOfAHole) {
+  facts_.leased = true;
+  facts_.descriptor = -1;
+  const Bytes before = RandomBytes(size_t{40} << 20);
+  Bytes in = before;
+  const auto operation = MakeOperation(facts_, Direction::kRead, View(in));
+  Add(operation);
+  pipeline_->Fill();
+  EXPECT_FALSE(operation->done());
+  EXPECT_TRUE(operation->Cancel());
+  Drive();
+  EXPECT_TRUE(operation->cancelled());
+  EXPECT_EQ(in.back(), before.back());
 }
 
 class DevicePipelineTest : public PipelineTest {

@@ -259,6 +259,17 @@ def test_a_killed_mount_keeps_what_a_swmr_writer_flushed(factory, weightfs_only)
         assert np.array_equal(again["x"], np.concatenate([values(1, 5000), values(2, 5000)]))
 
 
+def test_with_sync_close_a_close_makes_all_data_durable(factory, weightfs_only):
+    made = factory.mount(factory.store("64M"), "commit=3600")
+    with ours.File(made.path / "data.h5", "w", sync="close") as file:
+        file.flush()
+        file["x"] = values(1, 10_000)
+    made.kill9()
+    made.mount()
+    with h5py.File(made.path / "data.h5") as file:
+        assert np.array_equal(file["x"], values(1, 10_000))
+
+
 # --- errors
 
 @pytest.mark.parametrize("why", ["no file of HDF5", "directory", "locked", "truncated"])

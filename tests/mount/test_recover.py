@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 import store_files
-from harness.filesystems import weightfs
+from harness.filesystems import wait_until, weightfs
 from harness.process import Failure
 from harness.tree import snapshot
 from store_files import SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, data_of
@@ -172,6 +172,29 @@ def test_a_replica_that_an_older_program_did_not_keep_is_not_used(filled):
     lose_catalog(mount)
     with pytest.raises(Failure, match="older weightfs has written"):
         weightfs("recover", mount.store.directory)
+
+
+def test_the_replica_of_a_running_mount_follows(factory, tmp_path):
+    """The next mount would complete it, so a copy of the device is recovered while the mount runs."""
+    mount = factory.mount(factory.store("32M"), "commit=3600")
+    data = data_of(3, 70_000)
+    with open(mount.path / "file", "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+    def has_followed():
+        copy, point = factory.directory("copy") / "store", factory.directory("point")
+        shutil.copyfile(mount.store.directory / "pool", tmp_path / "pool")
+        if weightfs("recover", copy, "--device", tmp_path / "pool", codes=(0, 1)).code != 0:
+            return False
+        weightfs("mount", copy, point, "-o", "ro")
+        try:
+            return (point / "file").exists() and (point / "file").read_bytes() == data
+        finally:
+            weightfs("umount", point)
+
+    assert wait_until(has_followed, 60)
 
 
 def test_an_older_catalog_is_noticed_and_catches_up(filled, tmp_path):

@@ -119,11 +119,17 @@ def commits(port):
         return float(re.search(rb"^weightfs_commits_total\S* (\S+)$", answer.read(), re.MULTILINE).group(1))
 
 
-def test_a_reader_does_not_hold_back_a_replacement(mount):
-    """The close of the writer starts the commit, which shows in the metrics."""
+def with_metrics(mount, options=""):
+    """Mounts again, and returns the port of the metrics."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    mount.remount(f"metrics=127.0.0.1:{port}")
+    mount.remount(f"metrics=127.0.0.1:{port}{options}")
+    return port
+
+
+def test_a_reader_does_not_hold_back_a_replacement(mount):
+    """The close of the writer starts the commit, which shows in the metrics."""
+    port = with_metrics(mount)
     with open(mount.path / "ckpt", "rb") as reader:
         before = commits(port)
         os.close(half(mount))
@@ -132,3 +138,55 @@ def test_a_reader_does_not_hold_back_a_replacement(mount):
         assert not reader.closed
     assert again(mount) == b"new" * (MIB // 3)
     mount.fsck()
+
+
+def test_the_close_of_the_last_writer_starts_a_commit(mount):
+    """No other commit is due."""
+    port = with_metrics(mount, ",commit=3600")
+    first, second = half(mount), os.open(mount.path / "ckpt", os.O_WRONLY)
+    os.close(first)
+    before = commits(port)
+    os.close(second)
+    assert wait_until(lambda: commits(port) > before, 60)
+    mount.kill9()
+    assert again(mount) == b"new" * (MIB // 3)
+
+
+def test_changed_data_of_an_open_file_is_committed_in_time(mount):
+    port = with_metrics(mount, ",commit=0.1")
+    descriptor, before = os.open(mount.path / "other" / "file", os.O_WRONLY), commits(port)
+    os.write(descriptor, b"unsynced!")
+    assert wait_until(lambda: commits(port) > before, 60)
+    mount.kill9()
+    close(descriptor)
+    again(mount)
+    assert (mount.path / "other" / "file").read_bytes() == b"unsynced!"
+
+
+def test_a_replacement_that_does_not_fit_beside_the_old_content_is_committed(factory):
+    """The writer goes on, in the space of the old content, which is lost."""
+    mount = factory.mount(factory.store("64M"), "commit=3600")
+    old, new = b"o" * MIB, b"n" * MIB
+    with open(mount.path / "ckpt", "wb") as stream:
+        for _ in range(40):
+            stream.write(old)
+        os.fsync(stream.fileno())
+    descriptor = os.open(mount.path / "ckpt", os.O_WRONLY | os.O_TRUNC)
+    for _ in range(40):
+        assert os.write(descriptor, new) == MIB
+    mount.kill9()
+    close(descriptor)
+    found = again(mount)
+    assert found and found == b"n" * len(found)
+    mount.fsck()
+
+
+def test_a_replacement_that_stays_open_is_committed_in_time(mount):
+    """After 30 seconds."""
+    port = with_metrics(mount)
+    before = commits(port)
+    descriptor = half(mount)
+    assert wait_until(lambda: commits(port) > before, 100)
+    mount.kill9()
+    close(descriptor)
+    assert again(mount) == b"new" * (MIB // 3)

@@ -2,12 +2,14 @@
 """Manager.restore: a state is loaded into tensors that exist."""
 
 import collections
+import errno
 
 import pytest
 import torch
 
 import weightfs
 from checkpoint_run import same, state
+from tensors import flip_on_device
 from weightfs import checkpoint
 
 MIB = 1 << 20
@@ -176,6 +178,19 @@ def test_a_file_that_ends_early_is_an_error(manager, local):
         manager.restore({"a": torch.ones(100)}, 2)
 
 
+@pytest.mark.parametrize("direct", ["auto", "never"])
+def test_a_damaged_block_of_a_mount_is_an_error_that_names_the_file(factory, weightfs_only, direct):
+    mount = factory.mount(factory.store("128M"))
+    with weightfs.aio_handle(direct=direct) as handle, checkpoint.Manager(mount.path / "run", handle=handle) as manager:
+        manager.save(1, {"a": torch.zeros(2 * MIB)}, wait=True)
+        path = mount.path / "run/step-00000001/state.pt"
+        flip_on_device(mount.store, path, 5 * MIB)
+        for read in (manager.load, lambda: manager.restore({"a": torch.ones(2 * MIB)})):
+            with pytest.raises(OSError) as caught:
+                read()
+            assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
+
+
 def test_large_tensors_are_read_by_leases(work, weightfs_only):
     with weightfs.aio_handle() as handle, checkpoint.Manager(work, handle=handle) as manager:
         saved = {str(i): torch.randn(2 * MIB) for i in range(3)}
@@ -191,6 +206,7 @@ def test_restore_needs_no_second_copy_of_the_model(work, child):
         manager.save(1, saved, wait=True)
     shown = child(f"""
 import resource, torch
+from tensors import flip_on_device
 from weightfs import checkpoint
 target = {{str(i): torch.zeros(4 << 20) for i in range(12)}}
 with checkpoint.Manager({str(work)!r}) as manager:

@@ -3,6 +3,7 @@
 
 import errno
 import os
+import signal
 import sys
 
 import pytest
@@ -234,3 +235,37 @@ def look(done, total):
 handle.write_from(bytearray(3 << 20), {str(local / ("n" * 255))!r}, atomic=True, progress=look)
 """)
     assert os.listdir(local) == ["n" * 255]
+
+
+def test_a_killed_save_without_a_lease_leaves_each_file_old_or_new(folder):
+    """And a hidden directory. It is killed at each call of its progress callback."""
+    old, new = {name: name * 5000 for name in "abc"}, {name: name.upper() * 7000 for name in "abc"}
+
+    def save(files, kill_at=-1):
+        calls = iter(range(100))
+
+        def progress(_done, _total):
+            if next(calls) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with weightfs.aio_handle(direct="never") as handle:
+            handle.save_many({name: text.encode() for name, text in files.items()}, folder, progress=progress)
+
+    def is_killed(kill_at):
+        child = os.fork()
+        if child == 0:
+            try:
+                save(new, kill_at)
+            finally:
+                os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    save(old)
+    kills = 0
+    while is_killed(kills):
+        kills += 1
+        names = sorted(os.listdir(folder))
+        assert names[-3:] == ["a", "b", "c"] and all(name.startswith(".weightfs-") for name in names[:-3])
+        assert all((folder / name).read_text() in (old[name], new[name]) for name in "abc")
+    assert kills >= 2 and len(names) > 3
+    assert all((folder / name).read_text() == new[name] for name in "abc")

@@ -154,14 +154,21 @@ def test_reads_make_no_requests_to_the_mount(leased):
     path, data = leased
     with weightfs.reader(path, direct="require") as reader:
         assert (reader.direct, reader.direct_reason) == (True, "")
-        info = json.loads(command("info", "--json", path.parent).out)
-        before = info["device_read_bytes"] if "device_read_bytes" in info else None
         out = bytearray(4096)
-        for at in range(0, len(data), 64 << 10):
-            reader.read(at, out)
-            assert out == data[at:at + 4096]
-        info = json.loads(command("info", "--json", path.parent).out)
-        assert before is None or info["device_read_bytes"] == before
+
+        def requests():
+            return json.loads(command("info", "--json", path.parent).out)["statistics"]["requests"]
+
+        def cost():
+            first = requests()
+            second = requests()
+            for at in range(0, len(data), 64 << 10):
+                reader.read(at, out)
+                assert out == data[at:at + 4096]
+            return requests() - second - (second - first)
+
+        # Other programs of the machine may look at the mount meanwhile, so the measurement is repeated.
+        assert any(cost() == 0 for _ in range(10))
 
 
 def test_another_filesystem_has_no_leases(local):

@@ -5,6 +5,9 @@ import time
 
 import pytest
 
+from harness import process
+from harness.filesystems import program
+from harness.s3_probe import clean_environment
 from versions import SERIES, URL, keys, pull, put, refused, weightfs, write
 
 DAY_NS = 86_400_000_000_000
@@ -129,3 +132,42 @@ def test_at_least_one_version_is_kept(server, tree):
     weightfs(server, "prune", URL, "--keep", 0, codes=(2,))
     weightfs(server, "prune", URL, codes=(2,))
     assert keys(server) == sorted(written)
+
+
+def test_no_sign_request_sends_no_credentials(server, tree, target):
+    """Although the environment has some."""
+    write(server, tree, 1)
+    server.anonymous = True
+    for words in (["versions", URL], ["pull", URL, target], ["prune", URL, "--keep", "1"], ["push", tree, URL]):
+        first = len(server.requests)
+        weightfs(server, *words, "--no-sign-request")
+        assert len(server.requests) > first
+        for request in server.requests[first:]:
+            assert not {"authorization", "x-amz-security-token"} & set(request.headers), words
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_messages_have_no_secret_key_or_session_token(server, tree, target, status):
+    server.fail(1, "status", every=True, status=status, code="InvalidToken")
+    secrets = {"AWS_SECRET_ACCESS_KEY": "topsecret-key", "AWS_SESSION_TOKEN": "topsecret-token"}
+    environment = clean_environment({**server.environment(), **secrets, "AWS_MAX_ATTEMPTS": "1"})
+    for words in (["versions", URL], ["pull", URL, target], ["prune", URL, "--keep", "1"], ["push", tree, URL]):
+        first = len(server.requests)
+        finished = process.run([program(), *words], codes=(1,), env=environment)
+        assert "topsecret" not in finished.out + finished.err
+        assert server.requests[first].headers["x-amz-security-token"] == secrets["AWS_SESSION_TOKEN"]
+
+
+@pytest.mark.parametrize("words", [["prune", URL], ["push", "--version", 9, URL]], ids=["prune", "push"])
+def test_objects_that_belong_to_no_version_stay(server, tree, words):
+    """Also those whose names begin as those of the versions do."""
+    for version in (1, 2):
+        write(server, tree, version)
+    objects = server.objects.buckets["tests"]
+    others = [f"{SERIES}2/1/one", f"{SERIES}-1/1/.weightfs/manifest", f"{SERIES}/notes", f"{SERIES}/10/notes",
+              f"{SERIES}/1x/one", f"{SERIES}/01/one", f"{SERIES}/-1/one", f"{SERIES}/one/.weightfs/manifest",
+              "runs/1/one", "1/one", SERIES]
+    for key in others:
+        objects[key] = objects[f"{SERIES}/1/one"]
+    weightfs(server, *words[:1], *([tree] if words[0] == "push" else []), *words[1:], "--keep", 1)
+    assert set(others) <= set(keys(server)) and not [key for key in keys(server) if key.startswith(f"{SERIES}/1/")]

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/xattr.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -38,21 +39,36 @@ Error Explained(const std::string& path, int error) {
   return {ErrorCode{error}, path + ": " + std::string(why), path};
 }
 
+// Checks the result of an ioctl: an errno, or 0. Other filesystems may answer it as they like.
+Result<void> Answered(int opened, const std::string& directory, int failed) {
+  if (failed == ENOTTY || failed == ENOSYS || (failed != ENOTCONN && !lease::IsOnMount(opened))) {
+    return Error{ErrorCode::kNotSupported, directory + ": not on a weightfs mount of this version", directory};
+  }
+  if (failed != 0) return Explained(directory, failed);
+  return {};
+}
+
 Result<UniqueFd> Open(const std::string& directory) {
   UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened) return SystemError(directory, "cannot be opened");
   return opened;
 }
 
+// The kernel checks no ioctl for read-only mounts (WEIGHTFS_CHANGE_ATTRIBUTE).
+Result<void> PermitChange(int opened, const std::string& directory) {
+  weightfs_change_key change{};
+  change.version = WEIGHTFS_IOC_VERSION;
+  RETURN_IF_ERROR(Answered(opened, directory, ioctl(opened, WEIGHTFS_IOC_CHANGE_KEY, &change) == 0 ? 0 : errno));
+  if (fsetxattr(opened, WEIGHTFS_CHANGE_ATTRIBUTE, change.key, sizeof(change.key), 0) == 0) return {};
+  return Explained(directory, errno);
+}
+
 Result<weightfs_publication> Ask(int opened, const std::string& directory, unsigned long request, uint64_t version) {
   weightfs_publication argument{};
   argument.version = WEIGHTFS_IOC_VERSION;
   argument.number = version;
-  const int failed = ioctl(opened, request, &argument) == 0 ? 0 : errno;
-  if (failed == ENOTTY || failed == ENOSYS || (failed != ENOTCONN && !lease::IsOnMount(opened))) {
-    return Error{ErrorCode::kNotSupported, directory + ": not on a weightfs mount of this version", directory};
-  }
-  if (failed != 0) return Explained(directory, failed);
+  if (request != WEIGHTFS_IOC_PUBLICATION) RETURN_IF_ERROR(PermitChange(opened, directory));
+  RETURN_IF_ERROR(Answered(opened, directory, ioctl(opened, request, &argument) == 0 ? 0 : errno));
   if (argument.error == 0) return argument;
   argument.path[sizeof(argument.path) - 1] = '\0';
   const std::string inside = argument.path;

@@ -36,13 +36,15 @@ bool IsInOurUserNamespace(pid_t thread) {
 
 }  // namespace
 
-Credentials CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread) {
-  constexpr std::string_view kGroups = "Groups:", kEffective = "CapEff:";
-  Credentials who{uid, gid};
+Caller CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread) {
+  constexpr std::string_view kProcess = "Tgid:", kGroups = "Groups:", kEffective = "CapEff:";
+  Caller who{{uid, gid}};
   if (thread <= 0) return who;
   std::ifstream status(fmt::format("/proc/{}/status", thread));
   for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(kGroups)) {
+    if (line.starts_with(kProcess)) {
+      who.process = static_cast<pid_t>(std::strtol(line.c_str() + kProcess.size(), nullptr, 10));
+    } else if (line.starts_with(kGroups)) {
       std::istringstream groups(line.substr(kGroups.size()));
       for (uint32_t group = 0; groups >> group;) who.groups.push_back(group);
     } else if (line.starts_with(kEffective)) {
@@ -53,7 +55,7 @@ Credentials CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread) {
   return who;
 }
 
-Credentials CallerOf(const Reply& reply) {
+Caller CallerOf(const Reply& reply) {
   const fuse_ctx& caller = reply.caller();
   return CredentialsOf(caller.uid, caller.gid, caller.pid);
 }

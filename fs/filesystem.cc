@@ -168,7 +168,7 @@ OpenMode Filesystem::ChooseMode(const InodePtr& inode, int flags) {
 void Filesystem::DropHandle(uint64_t number) {
   const std::shared_ptr<FileHandle> handle = files_.Remove(number);
   if (handle == nullptr) return;
-  if (leases_ != nullptr) leases_->tickets().Forget(handle.get());
+  tickets_.Forget(handle.get());
   if (!handle->writable() && handle->mode != OpenMode::kPageCache && (handle->flags & O_DIRECT) == 0) {
     read_history_.Closed(handle->inode->id, SizeOf(*handle->inode), handle->read_bytes.load(),
                          handle->mode == OpenMode::kHot);

@@ -12,6 +12,7 @@
 #include "fs/fuse_api.h"
 #include "fs/handles.h"
 #include "fs/kernel_features.h"
+#include "fs/lease_tickets.h"
 #include "fs/mount_options.h"
 #include "fs/page_cache.h"
 #include "fs/read_history.h"
@@ -130,6 +131,8 @@ class Filesystem {
   void DropEntries(InodeId directory, std::span<const DirectFile> entries, std::span<const InodeId> replaced);
   void DropAttributes(InodeId ino);
 
+  // Also with direct=off: a ticket is the key of WEIGHTFS_CHANGE_ATTRIBUTE, too.
+  LeaseTickets& tickets() { return tickets_; }
   // The direct path; null with direct=off.
   LeaseServer* leases() { return leases_.get(); }
   Result<void> StartLeases();
@@ -175,6 +178,7 @@ class Filesystem {
   std::atomic<int> spare_receivers_;                        // that may run long operations while one more stays free
   HandleRegistry<FileHandle> files_;
   HandleRegistry<DirectoryHandle> directories_;
+  LeaseTickets tickets_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;
   RequestMetrics metrics_;

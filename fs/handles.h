@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -47,8 +48,17 @@ struct DirectoryHandle : std::enable_shared_from_this<DirectoryHandle> {
   DirectoryHandle(InodePtr opened, std::atomic<uint64_t>& listing_memory)
       : inode(std::move(opened)), listing(listing_memory) {}
 
+  // Permits one change by an ioctl or a lease: the kernel has just let the program through for a change of the
+  // directory (WEIGHTFS_CHANGE_ATTRIBUTE), so its mount is not read-only.
+  void PermitChange() { change_until = Clock::now() + kChangeBegins; }
+  bool TakeChange() { return Clock::now() < change_until.exchange({}); }
+
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kChangeBegins{30};
+
   const InodePtr inode;
   DirectoryListing listing;
+  std::atomic<Clock::time_point> change_until{};
   UserLimit::Share share = {};  // of Filesystem::opens
 };
 

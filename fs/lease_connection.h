@@ -11,6 +11,7 @@
 
 #include "common/mutex.h"
 #include "common/unique_fd.h"
+#include "fs/process_identity.h"
 #include "fs/user_limit.h"
 #include "lease/channel.h"
 #include "store/file/lease.h"
@@ -27,6 +28,7 @@ struct AskedLease {
   lease::Token token{};
   uint64_t offset = 0;  // bytes
   uint64_t length = 0;  // bytes of a kRead, blocks of a kReserve
+  pid_t process = 0;    // that asked
 };
 
 // Thread-safe. Destroying the connection ends its lease. `leases` counts the leases held and must outlive it.
@@ -48,9 +50,19 @@ class LeaseConnection {
   using Time = std::chrono::steady_clock::time_point;
 
   int socket() const { return socket_.get(); }
-  uint64_t id() const { return id_; }  // lease::Identity: a random number, then that of the socket
+  uint64_t id() const { return id_; }  // lease::Identity: random
   const Credentials& peer() const { return peer_; }
-  pid_t process() const { return process_; }  // that connected
+  pid_t process() const { return process_; }  // that connected; it may have ended, so this is for statistics only
+  // Binds the connection to the process that has presented a ticket of its own.
+  void Bind(ProcessPtr holder) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    holder_ = std::move(holder);
+  }
+  // True if the connection is bound to the process with this ID, and that process has not ended.
+  bool IsBoundTo(pid_t process) const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return holder_ != nullptr && holder_->Is(process);
+  }
 
   // Begins a read or write lease; the connection must have none. A read lease keeps `devices` open.
   void Begin(SpacePin pin, BlockReservation grant, LeaseDevicesPtr devices) EXCLUDES(mutex_) {
@@ -123,6 +135,7 @@ class LeaseConnection {
   std::atomic<uint64_t>& leases_;
   const UserLimit::Share share_;
   mutable Mutex mutex_;
+  ProcessPtr holder_ GUARDED_BY(mutex_);
   bool serving_ GUARDED_BY(mutex_) = false;
   std::optional<AskedLease> asked_ GUARDED_BY(mutex_);
   Time idle_since_ GUARDED_BY(mutex_) = std::chrono::steady_clock::now();

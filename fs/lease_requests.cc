@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "common/log.h"
+#include "fs/caller.h"
 #include "fs/filesystem.h"
+#include "fs/lease_server.h"
 
 namespace weightfs {
 namespace {
@@ -49,9 +51,10 @@ Result<void> AnswerMemory::Add(BlockCount blocks) {
   return Error{ErrorCode::kAgain, "other programs are being answered with all the memory that there is for it"};
 }
 
-void LeaseRequests::Handle(const LeaseConnectionPtr& connection, lease::Kind kind, std::span<const std::byte> body) {
+void LeaseRequests::Handle(const LeaseConnectionPtr& connection, lease::Kind kind, std::span<const std::byte> body,
+                           const Sender& sender) {
   open_.Begin();
-  Request request{connection, kind};
+  Request request{connection, kind, sender};
   request.origin = {RequestKind::kLease, RequestOrigin::Clock::now(), 0, connection->process()};
   const auto handled = Dispatch(request, lease::BodyReader(body));
   if (!handled.has_value()) Fail(request, handled.error());
@@ -68,11 +71,7 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
       request.connection->TakeGrant();  // frees the blocks
       SendDone(request, {});
       return {};
-    case lease::Kind::kIdentify: {
-      const lease::Identity identity{request.connection->id()};
-      Send(request, 0, {lease::BytesOf(identity)}, nullptr);
-      return {};
-    }
+    case lease::Kind::kIdentify: return Identify(request, body);
   }
   return Error{ErrorCode::kInvalid, fmt::format("no request has the kind {}", static_cast<uint32_t>(request.kind))};
 }
@@ -154,8 +153,23 @@ void LeaseRequests::Stop() {
   readers_ = nullptr;
 }
 
+// The ticket shows the rights that the process had when it asked for the ticket. It may have lost them since.
+Result<void> LeaseRequests::CheckTrust(Request& request) {
+  if (request.sender.checked) return {};
+  const Credentials& user = request.sender.user;
+  const Caller now = CredentialsOf(user.uid, user.gid, request.sender.process);
+  if (TrustsForLeases(filesystem_.options().direct, now)) return {};
+  return Error{ErrorCode{EPERM}, "the mount's option direct= does not trust the sender"};
+}
+
+Result<LeaseDevicesPtr> LeaseRequests::WritersDevices(Request& request, uint64_t writer) {
+  RETURN_IF_ERROR(CheckTrust(request));
+  return OpenDevices(true, writer);
+}
+
 // All read leases share these descriptors.
-Result<LeaseDevicesPtr> LeaseRequests::ReadersDevices() {
+Result<LeaseDevicesPtr> LeaseRequests::ReadersDevices(Request& request) {
+  RETURN_IF_ERROR(CheckTrust(request));
   MutexLock lock(mutex_);
   if (readers_ == nullptr) {
     ASSIGN_OR_RETURN(readers_, OpenDevices(false, 0));
@@ -165,13 +179,27 @@ Result<LeaseDevicesPtr> LeaseRequests::ReadersDevices() {
 
 Result<LeaseTickets::Opened> LeaseRequests::OpenedBy(Request& request, const lease::Token& token) {
   LeaseTickets::Opened opened = tickets_.Find(token, request.connection->peer().uid);
-  if (opened.file != nullptr || opened.directory != nullptr) {
-    request.who = request.connection->peer();
-    request.who.capabilities = opened.capabilities;
-    return opened;
+  if (opened.file == nullptr && opened.directory == nullptr) {
+    request.error = EBADF;
+    return Error{ErrorCode::kInvalid, "the ticket is of nothing that this user has open"};
   }
-  request.error = EBADF;
-  return Error{ErrorCode::kInvalid, "the ticket is of nothing that this user has open"};
+  // The process has lived since it got the ticket, and the message was sent after that. So the ID of the sender was its.
+  if (opened.process == nullptr || !opened.process->Is(request.sender.process)) {
+    return Error{ErrorCode::kAccess, "the ticket is another process's"};
+  }
+  request.connection->Bind(opened.process);
+  request.who = request.connection->peer();
+  request.who.capabilities = opened.capabilities;
+  return opened;
+}
+
+Result<void> LeaseRequests::Identify(Request& request, lease::BodyReader body) {
+  lease::IdentifyRequest asked;
+  if (!body.Take(&asked) || !body.empty()) return Malformed();
+  RETURN_IF_ERROR(OpenedBy(request, asked.token));
+  const lease::Identity identity{request.connection->id()};
+  Send(request, 0, {lease::BytesOf(identity)}, nullptr);
+  return {};
 }
 
 Result<std::shared_ptr<FileHandle>> LeaseRequests::FileOf(Request& request, const lease::Token& token, bool write) {
@@ -183,9 +211,12 @@ Result<std::shared_ptr<FileHandle>> LeaseRequests::FileOf(Request& request, cons
   return Error{ErrorCode::kInvalid, fmt::format("the file is not open for {}", write ? "writing" : "reading")};
 }
 
-Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token& token) {
+Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token& token, bool change) {
   ASSIGN_OR_RETURN(const LeaseTickets::Opened opened, OpenedBy(request, token));
   if (opened.directory == nullptr) return Error{ErrorCode::kNotDirectory, "the ticket is of no directory"};
+  if (change && !opened.directory->TakeChange()) {
+    return Error{ErrorCode::kReadOnly, "the program has not shown that its mount of the directory is not read-only"};
+  }
   return opened.directory->inode;
 }
 
@@ -207,7 +238,7 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   if (!body.Take(&asked) || !body.empty()) return Malformed();
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
   ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, false));
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices(request));
   AnswerMemory memory(answers_);
   ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(file->inode, asked.offset, asked.length, &memory));
   std::vector<lease::Extent> extents;
@@ -247,10 +278,10 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   lease::ReadManyRequest asked;
   if (!body.Take(&asked) || asked.files > lease::kMaximumFiles) return Malformed();
   if (request.connection->held()) return Error{ErrorCode::kBusy, "the connection holds a lease already"};
-  ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
+  ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token, false));
   const Credentials& peer = request.who;
   RETURN_IF_ERROR(filesystem_.names().CheckAccess(directory, peer, Namespace::kMaySearch));
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices());
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices(request));
   std::vector<lease::FileAnswer> files(asked.files);
   std::vector<lease::Extent> extents;
   std::vector<uint32_t> checksums;
@@ -295,7 +326,7 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   ASSIGN_OR_RETURN(const LeaseTickets::Opened opened, OpenedBy(request, asked.token));
   InodePtr inode;
   if (opened.directory != nullptr) {
-    inode = opened.directory->inode;
+    ASSIGN_OR_RETURN(inode, DirectoryOf(request, asked.token, true));
     asked.file_offset = 0;
   } else {
     ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, true));
@@ -303,7 +334,7 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   }
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   const uint64_t writer = ++writers_;
-  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, OpenDevices(true, writer));
+  ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, WritersDevices(request, writer));
   ASSIGN_OR_RETURN(BlockReservation grant, filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize},
                                                                        BlockCount{asked.blocks}));
   const std::vector<lease::Extent> extents = ToWire(grant);
@@ -366,7 +397,7 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   }
   std::vector<uint32_t> checksums;
   if (!body.Take(blocks, &checksums) || !body.empty()) return Malformed();
-  ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token));
+  ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token, true));
   const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   size_t failed = files.size();

@@ -42,6 +42,12 @@ class AnswerMemory {
 // Thread-safe.
 class LeaseRequests {
  public:
+  // Who sent a request: as the kernel attests it for a message, or by an ioctl, which has checked the user.
+  struct Sender {
+    pid_t process = 0;
+    Credentials user;
+    bool checked = false;
+  };
   // Called once per request after its answer was sent, or with false when it could not be sent.
   using Answered = std::function<void(const LeaseConnectionPtr&, bool sent)>;
 
@@ -50,7 +56,8 @@ class LeaseRequests {
       : filesystem_(filesystem), tickets_(tickets), answered_(std::move(answered)) {}
 
   // Handles the request and answers it, now or from a thread of the store. May wait for devices.
-  void Handle(const LeaseConnectionPtr& connection, lease::Kind kind, std::span<const std::byte> body);
+  void Handle(const LeaseConnectionPtr& connection, lease::Kind kind, std::span<const std::byte> body,
+              const Sender& sender);
 
   RequestCounter& open() { return open_; }
 
@@ -62,6 +69,7 @@ class LeaseRequests {
   struct Request {
     LeaseConnectionPtr connection;
     lease::Kind kind{};
+    Sender sender;
     int error = 0;                      // an errno without an ErrorCode; overrides the error's own
     uint64_t failed = lease::kNoEntry;  // kCommitMany: index of the entry at fault
     Credentials who;                    // the peer, with the capabilities of its ticket
@@ -69,6 +77,7 @@ class LeaseRequests {
   };
 
   // Each handler answers, or returns the error to answer with.
+  Result<void> Identify(Request& request, lease::BodyReader body);
   Result<void> Read(Request& request, lease::BodyReader body);
   Result<void> ReadMany(Request& request, lease::BodyReader body);
   Result<void> Reserve(Request& request, lease::BodyReader body);
@@ -85,12 +94,15 @@ class LeaseRequests {
   void SendWhenDurable(const Request& request, const InodePtr& inode, bool durable);
 
   Result<std::shared_ptr<FileHandle>> FileOf(Request& request, const lease::Token& token, bool write);
-  Result<InodePtr> DirectoryOf(Request& request, const lease::Token& token);
+  // A directory that will be changed needs a permit of its handle (EROFS).
+  Result<InodePtr> DirectoryOf(Request& request, const lease::Token& token, bool change);
   Result<LeaseTickets::Opened> OpenedBy(Request& request, const lease::Token& token);
   Result<ReadLease> LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length, AnswerMemory* memory);
   Result<ReadLease> LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name,
                                AnswerMemory* memory);
-  Result<LeaseDevicesPtr> ReadersDevices() EXCLUDES(mutex_);
+  Result<void> CheckTrust(Request& request);
+  Result<LeaseDevicesPtr> ReadersDevices(Request& request) EXCLUDES(mutex_);
+  Result<LeaseDevicesPtr> WritersDevices(Request& request, uint64_t writer);
   Result<LeaseDevicesPtr> OpenDevices(bool write, uint64_t writer);
 
   Filesystem& filesystem_;

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "fs/caller.h"
 #include "fs/filesystem.h"
 
 namespace weightfs {
@@ -33,6 +34,8 @@ constexpr int kBacklog = 128;
 constexpr int kAcceptedAtOnce = 16;  // then existing connections get their turn
 // The first and the longest interval of checks for writers without a connection.
 constexpr std::chrono::milliseconds kFirstLook{5}, kRarestLook{1000};
+// Sources of events. Connections have larger ids.
+constexpr uint64_t kWakeSource = 0, kListenerSource = 1, kPathListenerSource = 2;
 constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLONESHOT;  // no events while a request is served
 
 Error CannotStart(const char* what) {
@@ -95,9 +98,9 @@ bool TrustsForLeases(DirectAccess direct, const Credentials& who) {
 LeaseServer::LeaseServer(Filesystem& filesystem)
     : filesystem_(filesystem),
       most_of_user_(kMostOfUser),
-      requests_(filesystem, tickets_, [this](const LeaseConnectionPtr& connection, bool sent) {
+      requests_(filesystem, filesystem.tickets(), [this](const LeaseConnectionPtr& connection, bool sent) {
         // Drop a connection that does not read its answers.
-        sent ? Expect(connection, EPOLL_CTL_MOD) : Drop(connection->socket());
+        sent ? Expect(connection, EPOLL_CTL_MOD) : Drop(connection->id());
       }) {}
 
 Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) {
@@ -132,9 +135,10 @@ Result<void> LeaseServer::Listen() {
   if (const auto listening = ListenAtPath(); !listening.has_value()) {
     spdlog::info("programs in other network namespaces have no direct path: {}", ToString(listening.error()));
   }
-  for (const UniqueFd* source : {&listener_, &path_listener_, &wake_}) {
+  for (const auto& [id, source] : {std::pair(kListenerSource, &listener_), std::pair(kPathListenerSource, &path_listener_),
+                                   std::pair(kWakeSource, &wake_)}) {
     if (!*source) continue;
-    epoll_event event{.events = EPOLLIN, .data = {.fd = source->get()}};
+    epoll_event event{.events = EPOLLIN, .data = {.u64 = id}};
     if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->get(), &event) != 0) return CannotStart("epoll_ctl");
   }
   return {};
@@ -201,8 +205,8 @@ void LeaseServer::Run() {
     }
     bool waiting = false, waiting_at_path = false;
     for (int index = 0; index < count; ++index) {
-      const int source = events[index].data.fd;
-      if (source == wake_.get()) {
+      const uint64_t source = events[index].data.u64;
+      if (source == kWakeSource) {
         if (stopping_.load()) return;
         uint64_t woken = 0;
         if (read(wake_.get(), &woken, sizeof(woken)) != sizeof(woken)) continue;
@@ -210,16 +214,16 @@ void LeaseServer::Run() {
         next_look_ = {};  // check at once, whatever the interval
         continue;
       }
-      if (source == listener_.get()) {
+      if (source == kListenerSource) {
         waiting = true;
-      } else if (source == path_listener_.get()) {
+      } else if (source == kPathListenerSource) {
         waiting_at_path = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
         // Otherwise the end of the current request expects this one again.
         if (connection->BeginRequest()) RunRequest(connection, [this, connection] { Serve(connection); });
       }
     }
-    // Accept last: it may end connections and reuse their descriptor numbers.
+    // Accept last: it may end connections that have events.
     if (waiting) AcceptSome(listener_);
     if (waiting_at_path) AcceptSome(path_listener_);
   }
@@ -262,7 +266,13 @@ void LeaseServer::AcceptSome(const UniqueFd& listener) {
 void LeaseServer::Accept(UniqueFd socket) {
   pid_t process = 0;
   const auto peer = PeerOf(socket.get(), &process);
-  if (!peer.has_value() || !MayHoldTickets(filesystem_.options().direct, peer->uid)) return;
+  const DirectAccess direct = filesystem_.options().direct;
+  // Keeps strangers out who would use up connections. It gives no rights: the process may have ended, and another one
+  // may have its ID.
+  if (!peer.has_value() || !MayHoldTickets(direct, peer->uid) ||
+      !TrustsForLeases(direct, CredentialsOf(peer->uid, peer->gid, process))) {
+    return;
+  }
   auto share = most_of_user_.Take(peer->uid);
   if (!share.has_value()) {
     EndIdle(peer->uid);
@@ -272,10 +282,8 @@ void LeaseServer::Accept(UniqueFd socket) {
     spdlog::warn("uid {}: no connection for leases: this user has {} already", peer->uid, kMostOfUser);
     return;
   }
-  uint32_t random = 0;
-  if (getrandom(&random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return;
-  const int descriptor = socket.get();
-  const uint64_t id = uint64_t{random} << 32 | static_cast<uint32_t>(descriptor);
+  uint64_t id = 0;
+  if (getrandom(&id, sizeof(id), 0) != static_cast<ssize_t>(sizeof(id)) || id <= kPathListenerSource) return;
   const auto connection =
       std::make_shared<LeaseConnection>(std::move(socket), id, *peer, process, leases_, std::move(*share));
   LeaseConnectionPtr dropped;  // destroyed after the mutex is released
@@ -286,7 +294,7 @@ void LeaseServer::Accept(UniqueFd socket) {
       spdlog::warn("uid {}: no connection for leases: there are {} already", peer->uid, kMostConnections);
       return;
     }
-    connections_.emplace(descriptor, connection);
+    connections_.emplace(id, connection);
   }
   Expect(connection, EPOLL_CTL_ADD);
 }
@@ -320,22 +328,22 @@ void LeaseServer::Expect(const LeaseConnectionPtr& connection, int operation) {
     RunRequest(connection, [this, connection, asked = *asked] { ServeAsked(connection, asked); });
     return;
   }
-  epoll_event event{.events = kEvents, .data = {.fd = connection->socket()}};
+  epoll_event event{.events = kEvents, .data = {.u64 = connection->id()}};
   if (epoll_ctl(epoll_.get(), operation, connection->socket(), &event) == 0) return;
   spdlog::error("a program's connection for leases is lost: epoll_ctl: {}", std::strerror(errno));
-  Drop(connection->socket());
+  Drop(connection->id());
 }
 
-LeaseConnectionPtr LeaseServer::Find(int socket) {
+LeaseConnectionPtr LeaseServer::Find(uint64_t id) {
   MutexLock lock(mutex_);
-  const auto found = connections_.find(socket);
+  const auto found = connections_.find(id);
   return found == connections_.end() ? nullptr : found->second;
 }
 
-void LeaseServer::Drop(int socket) {
+void LeaseServer::Drop(uint64_t id) {
   LeaseConnectionPtr connection;
   MutexLock lock(mutex_);
-  const auto node = connections_.extract(socket);
+  const auto node = connections_.extract(id);
   if (!node.empty()) connection = node.mapped();
   lock.Unlock();
   if (connection == nullptr) return;
@@ -353,8 +361,13 @@ void LeaseServer::RunRequest(const LeaseConnectionPtr& connection, std::function
 bool LeaseServer::HasReadAnswers(const LeaseConnectionPtr& connection) {
   int unread = 0;
   if (ioctl(connection->socket(), SIOCOUTQ, &unread) == 0 && unread == 0) return true;
-  Drop(connection->socket());
+  Drop(connection->id());
   return false;
+}
+
+bool LeaseServer::IsConnected(uint32_t user, pid_t process, uint64_t connection) {
+  const LeaseConnectionPtr found = Find(connection);
+  return found != nullptr && found->peer().uid == user && found->IsBoundTo(process);
 }
 
 int LeaseServer::Ask(uint32_t user, uint64_t connection, const AskedLease& asked, bool here) {
@@ -362,9 +375,9 @@ int LeaseServer::Ask(uint32_t user, uint64_t connection, const AskedLease& asked
   std::optional<CountedScope> counted;  // Stop waits for it
   {
     MutexLock lock(mutex_);
-    const auto at = connections_.find(static_cast<int>(connection));  // the number in the id
+    const auto at = connections_.find(connection);
     if (at == connections_.end() || executor_ == nullptr) return ENOTCONN;
-    if (at->second->id() != connection || at->second->peer().uid != user) return ENOTCONN;
+    if (at->second->peer().uid != user || !at->second->IsBoundTo(asked.process)) return ENOTCONN;
     found = at->second;
     counted.emplace(requests_.open());
   }
@@ -383,12 +396,13 @@ int LeaseServer::Ask(uint32_t user, uint64_t connection, const AskedLease& asked
 
 void LeaseServer::ServeAsked(const LeaseConnectionPtr& connection, const AskedLease& asked) {
   if (stopping_.load() || !HasReadAnswers(connection)) return;
+  const LeaseRequests::Sender sender{asked.process, connection->peer(), true};
   if (asked.kind == lease::Kind::kRead) {
     const lease::ReadRequest request{asked.token, asked.offset, asked.length};
-    requests_.Handle(connection, asked.kind, lease::BytesOf(request));
+    requests_.Handle(connection, asked.kind, lease::BytesOf(request), sender);
   } else {
     const lease::ReserveRequest request{asked.token, asked.offset, asked.length};
-    requests_.Handle(connection, asked.kind, lease::BytesOf(request));
+    requests_.Handle(connection, asked.kind, lease::BytesOf(request), sender);
   }
 }
 
@@ -396,13 +410,14 @@ void LeaseServer::Serve(const LeaseConnectionPtr& connection) {
   if (stopping_.load() || !HasReadAnswers(connection)) return;
   const auto message = lease::Receive(connection->socket(), {.body = lease::kMaximumBody, .descriptors = 0});
   if (message.has_value()) {
-    return requests_.Handle(connection, static_cast<lease::Kind>(message->header.kind), message->body());
+    const LeaseRequests::Sender sender{message->sender.pid, {message->sender.uid, message->sender.gid}, false};
+    return requests_.Handle(connection, static_cast<lease::Kind>(message->header.kind), message->body(), sender);
   }
   if (message.error().code == ErrorCode::kAgain) return Expect(connection, EPOLL_CTL_MOD);
   if (message.error().code != ErrorCode::kShutdown) {
     spdlog::warn("uid {}: its connection for leases is ended: {}", connection->peer().uid, ToString(message.error()));
   }
-  Drop(connection->socket());
+  Drop(connection->id());
 }
 
 }  // namespace weightfs

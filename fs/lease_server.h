@@ -4,8 +4,9 @@
 //
 // Users allowed by the direct= option may use it with a ticket for a file that they have open (WEIGHTFS_IOC_LEASE). The
 // ticket carries the capabilities of the thread that requested it. The kernel holds that thread in its ioctl during the
-// check, so its id cannot have been reused, unlike the PID of a socket's peer. A lease belongs to its connection and
-// ends with it, however its holder ends.
+// check, so its id cannot have been reused, unlike the PID of a socket's peer. The ticket is of no use to other
+// processes, so the program may send it before it knows who listens (lease::Identity). A lease belongs to its
+// connection and ends with it, however its holder ends.
 #pragma once
 
 #include <atomic>
@@ -23,7 +24,7 @@
 #include "fs/executor.h"
 #include "fs/lease_connection.h"
 #include "fs/lease_requests.h"
-#include "fs/lease_tickets.h"
+#include "fs/process_identity.h"
 #include "fs/mount_options.h"
 #include "fs/user_limit.h"
 
@@ -47,10 +48,12 @@ class LeaseServer {
 
   // The name of the socket in the abstract namespace.
   const std::string& name() const { return name_; }
-  LeaseTickets& tickets() { return tickets_; }
+  ProcessTable& processes() { return processes_; }
+  // True if the connection of that id is bound to this process of this user.
+  bool IsConnected(uint32_t user, pid_t process, uint64_t connection) EXCLUDES(mutex_);
   // Serves the request of this user through the connection of that id: on the calling thread if `here`, otherwise on a
-  // thread of the server; after the connection's current request if there is one. ENOTCONN: the user has no such
-  // connection; EBUSY: another asked request waits there.
+  // thread of the server; after the connection's current request if there is one. ENOTCONN: the asking process of the
+  // user has no such connection; EBUSY: another asked request waits there.
   int Ask(uint32_t user, uint64_t connection, const AskedLease& asked, bool here) EXCLUDES(mutex_);
   uint64_t leases() const { return leases_.load(); }  // number of leases held now
 
@@ -70,16 +73,16 @@ class LeaseServer {
   bool HasReadAnswers(const LeaseConnectionPtr& connection);
   // Waits for the connection's next request or its end.
   void Expect(const LeaseConnectionPtr& connection, int operation);
-  void Drop(int socket) EXCLUDES(mutex_);
+  void Drop(uint64_t id) EXCLUDES(mutex_);
   void EndIdle(uint32_t user) EXCLUDES(mutex_);
   LeaseConnectionPtr TakeIdleLocked(std::optional<uint32_t> user) REQUIRES(mutex_);
-  LeaseConnectionPtr Find(int socket) EXCLUDES(mutex_);
+  LeaseConnectionPtr Find(uint64_t id) EXCLUDES(mutex_);
 
   Filesystem& filesystem_;
   std::string name_;
   std::string path_;  // of the second listener; empty: none
   UniqueFd listener_, path_listener_, wake_, epoll_;
-  LeaseTickets tickets_;
+  ProcessTable processes_;
   UserLimit most_of_user_;  // connections
   std::atomic<uint64_t> leases_{0};
   std::atomic<bool> stopping_{false};
@@ -87,7 +90,7 @@ class LeaseServer {
   std::chrono::steady_clock::time_point next_look_;  // Run's thread only
   bool turned_away_ = false;                         // Run's thread only: out of descriptors, and logged
   Mutex mutex_;
-  std::unordered_map<int, LeaseConnectionPtr> connections_ GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, LeaseConnectionPtr> connections_ GUARDED_BY(mutex_);
   LeaseRequests requests_;
   std::unique_ptr<Executor> executor_ GUARDED_BY(mutex_);  // until Stop
   std::thread thread_;
@@ -98,5 +101,7 @@ bool MayHoldTickets(DirectAccess direct, uint32_t uid);
 // True when the direct= option allows a ticket for these credentials. User 0 must be able to open any file: without
 // CAP_DAC_OVERRIDE, as in many containers, it is an ordinary user.
 bool TrustsForLeases(DirectAccess direct, const Credentials& who);
+// True for root, in the same sense, and for the user that the mount runs as.
+inline bool RunsTheMount(const Credentials& who) { return TrustsForLeases(DirectAccess::kOwner, who); }
 
 }  // namespace weightfs

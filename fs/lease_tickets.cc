@@ -18,13 +18,23 @@ Result<lease::Token> LeaseTickets::Issue(const Opened& opened, uint32_t uid) {
   std::vector<lease::Token>& issued = of_handle_[handle];
   for (const lease::Token& earlier : issued) {
     const Ticket& ticket = tickets_.at(earlier);
-    if (ticket.uid == uid && ticket.capabilities == opened.capabilities) return earlier;
+    if (ticket.uid == uid && ticket.capabilities == opened.capabilities && ticket.process == opened.process) {
+      return earlier;
+    }
   }
   if (issued.size() >= kMostOfHandle) {
-    return Error{ErrorCode::kAgain, "the open file has lease tickets of too many users and sets of capabilities"};
+    std::erase_if(issued, [this](const lease::Token& earlier) REQUIRES(mutex_) {
+      const auto at = tickets_.find(earlier);
+      if (at->second.process == nullptr || !at->second.process->HasEnded()) return false;
+      tickets_.erase(at);
+      return true;
+    });
+  }
+  if (issued.size() >= kMostOfHandle) {
+    return Error{ErrorCode::kAgain, "the open file has lease tickets of too many processes and sets of capabilities"};
   }
   issued.push_back(token);
-  tickets_.emplace(token, Ticket{opened.file, opened.directory, uid, opened.capabilities});
+  tickets_.emplace(token, Ticket{opened.file, opened.directory, uid, opened.capabilities, opened.process});
   return token;
 }
 
@@ -32,7 +42,8 @@ LeaseTickets::Opened LeaseTickets::Find(const lease::Token& token, uint32_t uid)
   MutexLock lock(mutex_);
   const auto found = tickets_.find(token);
   if (found == tickets_.end() || found->second.uid != uid) return {};
-  return {found->second.file.lock(), found->second.directory.lock(), found->second.capabilities};
+  return {found->second.file.lock(), found->second.directory.lock(), found->second.capabilities,
+          found->second.process};
 }
 
 void LeaseTickets::Forget(const void* handle) {

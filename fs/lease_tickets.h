@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lease tickets: open(2) authorizes a lease of a file or directory, and a ticket carries that right to the lease
-// server. Private to fs/.
+// Lease tickets: open(2) authorizes a lease of a file or directory, and a ticket carries that right of one process to
+// the lease server. A ticket without a process gives no lease: it is only the key of a directory's
+// WEIGHTFS_CHANGE_ATTRIBUTE. Private to fs/.
 #pragma once
 
 #include <array>
@@ -12,6 +13,7 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "fs/handles.h"
+#include "fs/process_identity.h"
 #include "lease/protocol.h"
 
 namespace weightfs {
@@ -19,18 +21,21 @@ namespace weightfs {
 // Thread-safe.
 class LeaseTickets {
  public:
-  // The open file or directory of a ticket, and the capabilities of the thread that requested the ticket.
+  // The open file or directory of a ticket, and the process and the capabilities of the thread that requested the
+  // ticket.
   struct Opened {
     std::shared_ptr<FileHandle> file;
     std::shared_ptr<DirectoryHandle> directory;
     uint64_t capabilities = 0;  // as in Credentials
+    ProcessPtr process = {};
   };
 
-  // A thread may vary its capabilities, and each set of them is another ticket.
+  // Processes share a handle after fork(2), and a thread may vary its capabilities: each of them is another ticket.
   static constexpr size_t kMostOfHandle = 64;
 
-  // Returns the ticket of the user, with these capabilities, for an open handle; the same ticket on every call. Returns
-  // kIo when no random numbers are available, kAgain when the handle has kMostOfHandle others.
+  // Returns the ticket of the user and process, with these capabilities, for an open handle; the same ticket on every
+  // call. Returns kIo when no random numbers are available, kAgain when the handle has kMostOfHandle others of processes
+  // that have not ended.
   Result<lease::Token> Issue(const Opened& opened, uint32_t uid) EXCLUDES(mutex_);
 
   // Returns the handle of a ticket while it is open. Returns an empty Opened for any other user.
@@ -45,6 +50,7 @@ class LeaseTickets {
     std::weak_ptr<DirectoryHandle> directory;
     uint32_t uid = 0;
     uint64_t capabilities = 0;
+    ProcessPtr process;
   };
 
   Mutex mutex_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,6 +15,8 @@
 
 #include "fs/caller.h"
 #include "fs/operations.h"
+#include "lease/ioctl.h"
+#include "lease/protocol.h"
 #include "store/names/acl.h"
 
 namespace weightfs {
@@ -76,9 +79,31 @@ bool KeepsSetGroupId(Filesystem& filesystem, const Reply& reply, InodeId ino, st
   return caller.Has(now->gid) || caller.Can(CAP_FSETID);
 }
 
+// A program shows by this call that its mount of the directory is not read-only: the kernel has checked that. It keeps
+// the mount writable until the reply, and an attribute of this namespace needs no other right.
+void PermitChange(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view key) {
+  lease::Token token{};
+  if (key.size() != token.size()) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  std::memcpy(token.data(), key.data(), token.size());
+  const LeaseTickets::Opened opened = filesystem.tickets().Find(token, reply.caller().uid);
+  if (opened.directory == nullptr || opened.directory->inode->id != ino) {
+    reply.Errno(EBADF);
+    return;
+  }
+  opened.directory->PermitChange();
+  reply.Ok();
+}
+
 // A value waits in memory, so that a user's values together are limited.
 void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, std::string_view value,
                  int flags) {
+  if (name == WEIGHTFS_CHANGE_ATTRIBUTE) {
+    PermitChange(filesystem, std::move(reply), ino, value);
+    return;
+  }
   auto waiting = filesystem.waiting_values().Take(reply.caller().uid, value.size());
   if (!waiting.has_value()) {
     reply.Errno(ENOMEM);

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "fs/lease_server.h"
+#include "fs/filesystem.h"
 #include "fs/operations.h"
 
 namespace weightfs {
@@ -20,7 +20,7 @@ DirectoryPtr HandleOf(const fuse_file_info* file) { return HandleRegistry<Direct
 void CloseDirectory(Filesystem& filesystem, uint64_t number) {
   const DirectoryPtr handle = filesystem.directories().Remove(number);
   if (handle == nullptr) return;
-  if (filesystem.leases() != nullptr) filesystem.leases()->tickets().Forget(handle.get());
+  filesystem.tickets().Forget(handle.get());
   filesystem.names().Close(handle->inode);
 }
 

@@ -27,6 +27,7 @@ static_assert(sizeof(weightfs_lease_request) == 64);
 static_assert(sizeof(weightfs_metrics) == 9992);
 static_assert(sizeof(weightfs_top) == 14440);
 static_assert(sizeof(weightfs_scrub_damage) == 256);
+static_assert(sizeof(weightfs_change_key) == 24);
 static_assert(sizeof(weightfs_publication) == 320);
 static_assert(sizeof(weightfs_scrub) == 136 + WEIGHTFS_SCRUB_DAMAGES_MAX * sizeof(weightfs_scrub_damage));
 
@@ -100,7 +101,7 @@ void Metrics(Filesystem& filesystem, Reply reply) {
 
 // It tells of everybody's processes and files, so only those who may see them anyway may ask.
 void Top(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  if (reply.caller().uid != 0 && reply.caller().uid != geteuid()) {
+  if (!RunsTheMount(CallerOf(reply))) {
     reply.Errno(EPERM);
     return;
   }
@@ -158,7 +159,8 @@ void Scrub(Filesystem& filesystem, Reply reply) {
   out.last_completed_ns = report.state.last_completed_ns;
   out.last_found = FindingsOf(report.state.last_found);
   // The names of files may be secret from other users of the mount.
-  const bool with_paths = reply.caller().uid == geteuid() || CallerOf(reply).Can(CAP_SYS_ADMIN);
+  const Credentials caller = CallerOf(reply);
+  const bool with_paths = RunsTheMount(caller) || caller.Can(CAP_SYS_ADMIN);
   if (report.state.running()) AddDamages(report.state.found, true, with_paths, &out);
   AddDamages(report.state.last_found, false, with_paths, &out);
   reply.Ioctl(&out, sizeof(out));
@@ -199,28 +201,32 @@ void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request)
 
 // Copies the argument of a lease ioctl into `argument` and issues the ticket of its caller.
 template <typename T>
-Result<lease::Token> IssueTicket(Filesystem& filesystem, const Reply& reply, const IoctlRequest& request, T* argument) {
+Result<lease::Token> IssueTicket(Filesystem& filesystem, const Reply& reply, const IoctlRequest& request, T* argument,
+                                 pid_t* process) {
   LeaseServer* leases = filesystem.leases();
   if (leases == nullptr) return ErrorCode{EOPNOTSUPP};
   // Does not look up credentials of users who may not hold tickets.
   const bool may_ask = MayHoldTickets(filesystem.options().direct, reply.caller().uid);
-  const Credentials caller = may_ask ? CallerOf(reply) : Credentials{};
+  const Caller caller = may_ask ? CallerOf(reply) : Caller{};
   if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) return ErrorCode{EPERM};
   if (request.in.size() < sizeof(T)) return ErrorCode::kInvalid;
   std::memcpy(argument, request.in.data(), sizeof(T));
   if (argument->version != WEIGHTFS_IOC_VERSION) return ErrorCode::kInvalid;
+  *process = caller.process;
   LeaseTickets::Opened opened{nullptr, nullptr, caller.capabilities};
+  ASSIGN_OR_RETURN(opened.process, leases->processes().Of(caller.process));
   if (request.directory) {
     opened.directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
   } else {
     opened.file = HandleRegistry<FileHandle>::Get(request.file->fh);
   }
-  return leases->tickets().Issue(opened, caller.uid);
+  return filesystem.tickets().Issue(opened, caller.uid);
 }
 
 void Ticket(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_lease_ticket out{};
-  const auto token = IssueTicket(filesystem, reply, request, &out);
+  pid_t process = 0;
+  const auto token = IssueTicket(filesystem, reply, request, &out, &process);
   if (!token.has_value()) {
     reply.Fail(token.error());
     return;
@@ -234,19 +240,28 @@ void Ticket(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
 
 void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_lease_request asked{};
-  const auto token = IssueTicket(filesystem, reply, request, &asked);
+  pid_t process = 0;
+  const auto token = IssueTicket(filesystem, reply, request, &asked, &process);
   if (!token.has_value()) {
     reply.Fail(token.error());
     return;
   }
   const auto kind = static_cast<lease::Kind>(asked.kind);
-  if (kind != lease::Kind::kRead && kind != lease::Kind::kReserve) {
+  if (kind != lease::Kind::kRead && kind != lease::Kind::kReserve && kind != lease::Kind::kIdentify) {
     reply.Errno(EINVAL);
     return;
   }
-  std::memcpy(asked.token, token->data(), sizeof(asked.token));
-  const AskedLease lease{kind, *token, asked.offset, asked.length};
   const uint32_t user = reply.caller().uid;
+  std::memcpy(asked.token, token->data(), sizeof(asked.token));
+  if (kind == lease::Kind::kIdentify) {
+    if (filesystem.leases()->IsConnected(user, process, asked.connection)) {
+      reply.Ioctl(&asked, sizeof(asked));
+    } else {
+      reply.Errno(ENOTCONN);
+    }
+    return;
+  }
+  const AskedLease lease{kind, *token, asked.offset, asked.length, process};
   const auto ask = [&filesystem, asked, lease, user](Reply now, bool here) {
     const int error = filesystem.leases()->Ask(user, asked.connection, lease, here);
     if (error != 0) {
@@ -261,6 +276,27 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
     return;
   }
   filesystem.RunAside(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
+}
+
+void ChangeKey(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_change_key out{};
+  if (!request.directory || request.in.size() < sizeof(out)) {
+    reply.Errno(request.directory ? EINVAL : ENOTDIR);
+    return;
+  }
+  std::memcpy(&out, request.in.data(), sizeof(out));
+  if (out.version != WEIGHTFS_IOC_VERSION) {
+    reply.Errno(EINVAL);
+    return;
+  }
+  const auto directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
+  const auto key = filesystem.tickets().Issue({nullptr, directory}, reply.caller().uid);
+  if (!key.has_value()) {
+    reply.Fail(key.error());
+    return;
+  }
+  std::memcpy(out.key, key->data(), sizeof(out.key));
+  reply.Ioctl(&out, sizeof(out));
 }
 
 weightfs_publication ToIoctl(const PublicationRecord& publication) {
@@ -303,12 +339,21 @@ void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& reques
     reply.Ioctl(&out, sizeof(out));
     return;
   }
+  if (!HandleRegistry<DirectoryHandle>::Get(request.file->fh)->TakeChange()) {
+    reply.Errno(EROFS);
+    return;
+  }
   const bool publish = request.command == WEIGHTFS_IOC_PUBLISH;
   const Credentials who = CallerOf(reply);
   // A commit waits for pages, which the kernel may send to this thread.
   filesystem.RunElsewhere(std::move(reply), [&filesystem, publish, asked, ino = request.ino, who](Reply later) {
     std::string failed;
     weightfs_publication out{};
+    const CountedScope counted(filesystem.commits());
+    if (filesystem.read_only()) {
+      later.Errno(EROFS);
+      return;
+    }
     if (publish) {
       const auto version = asked.number == 0 ? std::nullopt : std::optional<uint64_t>(asked.number);
       const auto published = filesystem.store().PublishTree(ino, who, version, &failed);
@@ -389,6 +434,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_SCRUB: Scrub(filesystem, std::move(reply)); return;
     case WEIGHTFS_IOC_LEASE: Ticket(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_LEASE_REQUEST: RequestLease(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_CHANGE_KEY: ChangeKey(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_READ_ONLY: ReadOnly(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_PUBLISH:
     case WEIGHTFS_IOC_UNPUBLISH:

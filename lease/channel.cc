@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,6 +20,7 @@ namespace weightfs::lease {
 namespace {
 
 constexpr size_t kMaximumDescriptors = kMaximumDevices + 1;  // and the body's memfd
+constexpr size_t kControlSpace = CMSG_SPACE(kMaximumDescriptors * sizeof(int)) + CMSG_SPACE(sizeof(ucred));
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 
 Error Failed(std::string_view what, int error) {
@@ -82,11 +84,28 @@ Result<void> ReadSealed(int file, std::span<std::byte> out) {
   return {};
 }
 
-// Takes ownership of every descriptor that came with a message.
-std::vector<UniqueFd> TakeDescriptors(msghdr& message) {
+void PutControl(cmsghdr* entry, int type, std::span<const std::byte> data) {
+  entry->cmsg_level = SOL_SOCKET;
+  entry->cmsg_type = type;
+  entry->cmsg_len = CMSG_LEN(data.size());
+  std::memcpy(CMSG_DATA(entry), data.data(), data.size());
+}
+
+Result<void> SetTimeouts(int socket, std::chrono::seconds limit) {
+  const timeval time{.tv_sec = limit.count(), .tv_usec = 0};
+  for (const int option : {SO_SNDTIMEO, SO_RCVTIMEO}) {
+    if (setsockopt(socket, SOL_SOCKET, option, &time, sizeof(time)) != 0) return Failed("setsockopt", errno);
+  }
+  return {};
+}
+
+// Takes ownership of every descriptor that came with a message, and copies its sender.
+std::vector<UniqueFd> TakeControl(msghdr& message, ucred* sender) {
   std::vector<UniqueFd> descriptors;
   for (cmsghdr* entry = CMSG_FIRSTHDR(&message); entry != nullptr; entry = CMSG_NXTHDR(&message, entry)) {
-    if (entry->cmsg_level != SOL_SOCKET || entry->cmsg_type != SCM_RIGHTS) continue;
+    if (entry->cmsg_level != SOL_SOCKET) continue;
+    if (entry->cmsg_type == SCM_CREDENTIALS) std::memcpy(sender, CMSG_DATA(entry), sizeof(*sender));
+    if (entry->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (entry->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t index = 0; index < count; ++index) {
       int value = -1;
@@ -152,7 +171,8 @@ Result<UniqueFd> Listen(std::string_view name, int backlog) {
 Result<UniqueFd> Accept(int listener) {
   while (true) {
     UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket) return socket;
+    constexpr int kOn = 1;
+    if (socket && setsockopt(socket.get(), SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) == 0) return socket;
     if (errno != EINTR && errno != ECONNABORTED) return Failed("accept", errno);
   }
 }
@@ -161,11 +181,14 @@ Result<UniqueFd> Connect(std::string_view name) {
   ASSIGN_OR_RETURN(const Address address, AddressOf(name));
   UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket) return Failed("socket", errno);
+  RETURN_IF_ERROR(SetTimeouts(socket.get(), kPatience));
   while (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.size) != 0) {
     if (errno != EINTR) return Failed("connect", errno);
   }
   return socket;
 }
+
+Result<void> WaitWithoutLimit(int socket) { return SetTimeouts(socket, std::chrono::seconds(0)); }
 
 Result<void> Send(int socket, Header header, std::span<const std::span<const std::byte>> body,
                   std::span<const int> descriptors) {
@@ -190,15 +213,14 @@ Result<void> Send(int socket, Header header, std::span<const std::span<const std
   msghdr message{};
   message.msg_iov = pieces.data();
   message.msg_iovlen = pieces.size();
-  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaximumDescriptors * sizeof(int))] = {};
+  alignas(cmsghdr) std::byte control[kControlSpace] = {};
+  const ucred sender{.pid = getpid(), .uid = geteuid(), .gid = getegid()};
+  message.msg_control = control;
+  message.msg_controllen = CMSG_SPACE(sizeof(sender));
+  PutControl(CMSG_FIRSTHDR(&message), SCM_CREDENTIALS, BytesOf(sender));
   if (!passed.empty()) {
-    message.msg_control = control;
-    message.msg_controllen = CMSG_SPACE(passed.size() * sizeof(int));
-    cmsghdr* entry = CMSG_FIRSTHDR(&message);
-    entry->cmsg_level = SOL_SOCKET;
-    entry->cmsg_type = SCM_RIGHTS;
-    entry->cmsg_len = CMSG_LEN(passed.size() * sizeof(int));
-    std::memcpy(CMSG_DATA(entry), passed.data(), passed.size() * sizeof(int));
+    message.msg_controllen += CMSG_SPACE(passed.size() * sizeof(int));
+    PutControl(CMSG_NXTHDR(&message, CMSG_FIRSTHDR(&message)), SCM_RIGHTS, Bytes(passed));
   }
   while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {  // Sends all or nothing.
     if (errno != EINTR) return Failed("sending", errno);
@@ -211,7 +233,7 @@ Result<Message> Receive(int socket, const ReceiveLimits& limits) {
   std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[kInlineBody]);
   if (!memory) return Failed("memory for a message", ENOMEM);
   iovec pieces[] = {{&out.header, sizeof(out.header)}, {memory.get(), kInlineBody}};
-  alignas(cmsghdr) std::byte control[CMSG_SPACE(kMaximumDescriptors * sizeof(int))];
+  alignas(cmsghdr) std::byte control[kControlSpace];
   msghdr message{};
   message.msg_iov = pieces;
   message.msg_iovlen = 2;
@@ -222,7 +244,7 @@ Result<Message> Receive(int socket, const ReceiveLimits& limits) {
     got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   } while (got < 0 && errno == EINTR);
   if (got < 0) return Failed("receiving", errno);
-  out.descriptors = TakeDescriptors(message);
+  out.descriptors = TakeControl(message, &out.sender);
   if (got == 0) return Error{ErrorCode::kShutdown, "lease channel: the other side has ended the connection"};
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
     return Refused("a message lost descriptors on its way; is the limit of open files too low?");

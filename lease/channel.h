@@ -3,6 +3,9 @@
 // other: an incoming message is checked against limits before it is kept, and its sender cannot change it afterwards.
 #pragma once
 
+#include <sys/socket.h>
+
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -24,6 +27,9 @@ struct Message {
   Header header;
   std::unique_ptr<std::byte[]> memory;  // header.body bytes; null if there are none
   std::vector<UniqueFd> descriptors;    // without the body's memfd
+  // The process that sent the message and its user at that time, as the kernel attests them; pid 0: not visible to this
+  // process. Only sockets of Accept receive it. The process may have ended since.
+  ucred sender{.pid = 0, .uid = UINT32_MAX, .gid = UINT32_MAX};
 
   std::span<const std::byte> body() const { return {memory.get(), header.body}; }
 };
@@ -95,10 +101,14 @@ class BodyReader {
 // for messages beyond the limits.
 
 // Sockets are close-on-exec. `name` is in the abstract namespace, without its leading NUL, or an absolute path. A
-// listener, and the sockets it accepts, are non-blocking.
+// listener, and the sockets it accepts, are non-blocking. A call on a socket of Connect, and Connect itself, fails with
+// EAGAIN if it waits for longer than kPatience, because the process that listens may be a stranger, until
+// WaitWithoutLimit.
+constexpr std::chrono::seconds kPatience{10};
 Result<UniqueFd> Listen(std::string_view name, int backlog);
 Result<UniqueFd> Accept(int listener);
 Result<UniqueFd> Connect(std::string_view name);
+Result<void> WaitWithoutLimit(int socket);
 
 // The directories in which a mount's socket may also be, under its name: that of root's mounts first, then that of this
 // user's. A program in another network namespace reaches it there.

@@ -105,7 +105,7 @@ struct weightfs_top_entry {
   char name[16]; /* of the program of a process; not terminated if it has 16 bytes; empty: unknown */
 };
 
-/* For any file or directory of the mount; for root and the user who runs the mount (EPERM). What processes and files
+/* For any file or directory of the mount; for root with CAP_DAC_OVERRIDE and the user who runs the mount (EPERM). What processes and files
  * have done since an earlier call; the busiest ones. The mount counts for ten seconds after each call. */
 struct weightfs_top {
   __u32 version;          /* in */
@@ -165,18 +165,19 @@ struct weightfs_scrub {
 struct weightfs_lease_ticket {
   __u32 version;   /* in */
   __u32 protocol;  /* out: of the socket */
-  __u8 token[16];  /* out: valid while the descriptor is open */
+  __u8 token[16];  /* out: valid for this process, while the descriptor is open */
   char socket[96]; /* out: NUL-terminated name in the abstract namespace (without its leading NUL) */
 };
 
 #define WEIGHTFS_IOC_LEASE _IOWR(WEIGHTFS_IOC_MAGIC, 5, struct weightfs_lease_ticket)
 
 /* A ticket and a lease in one call: the mount serves the request as if it had come through a connection of the caller
- * to the socket, and sends its answer there. ENOTCONN: this user has no such connection. EBUSY: the connection has a
- * request waiting. Otherwise as WEIGHTFS_IOC_LEASE; refusals of the lease itself are in the answer. */
+ * to the socket, and sends its answer there. kIdentify alone asks whether the connection exists, and is not answered
+ * there. ENOTCONN: this process has no such connection. EBUSY: the connection has a request waiting. Otherwise as
+ * WEIGHTFS_IOC_LEASE; refusals of the lease itself are in the answer. */
 struct weightfs_lease_request {
   __u32 version;    /* in */
-  __u32 kind;       /* in: kRead or kReserve of lease/protocol.h */
+  __u32 kind;       /* in: kRead, kReserve or kIdentify of lease/protocol.h */
   __u64 connection; /* in: Identity::connection */
   __u64 offset;     /* in: bytes; of ReadRequest or ReserveRequest */
   __u64 length;     /* in: bytes of a ReadRequest, blocks of a ReserveRequest */
@@ -185,6 +186,21 @@ struct weightfs_lease_request {
 };
 
 #define WEIGHTFS_IOC_LEASE_REQUEST _IOWR(WEIGHTFS_IOC_MAGIC, 8, struct weightfs_lease_request)
+
+/* For a directory. The kernel checks no ioctl for read-only mounts, and does not say through which mount a directory
+ * was opened. So before each change of a directory by an ioctl or a lease, the program must make the kernel check the
+ * mount: it sets the attribute WEIGHTFS_CHANGE_ATTRIBUTE to the key of its descriptor, by
+ * fsetxattr(descriptor, WEIGHTFS_CHANGE_ATTRIBUTE, key, sizeof(key), 0), which fails with EROFS on a read-only mount.
+ * This permits one change through this descriptor, which begins within half a minute, if the caller has the rights to
+ * it. The attribute itself does not exist. A token of WEIGHTFS_IOC_LEASE is also a key. */
+struct weightfs_change_key {
+  __u32 version; /* in */
+  __u32 reserved;
+  __u8 key[16]; /* out: valid for this user, while the descriptor is open */
+};
+
+#define WEIGHTFS_CHANGE_ATTRIBUTE "system.weightfs.change"
+#define WEIGHTFS_IOC_CHANGE_KEY _IOWR(WEIGHTFS_IOC_MAGIC, 14, struct weightfs_change_key)
 
 /* A published directory: it and everything below it are immutable, and every change fails with EPERM. */
 struct weightfs_publication {
@@ -199,13 +215,13 @@ struct weightfs_publication {
   char path[248]; /* out: with an error, the inode at fault, relative to the directory; NUL-terminated, may be cut */
 };
 
-/* For a directory that the caller owns, with everything below it. Publishes it in one commit: on return it is complete,
+/* For a directory that the caller owns, with everything below it; EROFS without WEIGHTFS_CHANGE_ATTRIBUTE. Publishes it in one commit: on return it is complete,
  * durable and immutable. A directory that is published already keeps its publication, which is returned. `error`:
  * ETXTBSY: a file is open for writing. EBUSY: a part is published already. EEXIST: published with another number.
  * EMLINK: a file has another name outside. E2BIG: more than 131,072 inodes. EPERM: of another user, and the caller lacks
  * CAP_FOWNER. EINVAL: the root directory. */
 #define WEIGHTFS_IOC_PUBLISH _IOWR(WEIGHTFS_IOC_MAGIC, 11, struct weightfs_publication)
-/* Reverts it. `error` ENODATA: the directory was not published by itself. */
+/* Reverts it; EROFS as above. `error` ENODATA: the directory was not published by itself. */
 #define WEIGHTFS_IOC_UNPUBLISH _IOWR(WEIGHTFS_IOC_MAGIC, 12, struct weightfs_publication)
 /* Returns the publication of a directory. ENODATA: the directory was not published by itself. */
 #define WEIGHTFS_IOC_PUBLICATION _IOWR(WEIGHTFS_IOC_MAGIC, 13, struct weightfs_publication)

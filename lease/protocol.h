@@ -27,7 +27,8 @@ inline constexpr uint64_t kMaximumFiles = 1 << 17;  // per kReadMany or kCommitM
 inline constexpr uint64_t kToEnd = UINT64_MAX;
 inline constexpr uint64_t kNoEntry = UINT64_MAX;
 
-// Random. Valid while the descriptor that it was requested with is open, for the user who requested it.
+// Random. Valid while the descriptor that it was requested with is open, for the process that requested it. Nobody else
+// can use it: the mount compares the process with the sender of the message (SCM_CREDENTIALS).
 using Token = std::array<uint8_t, 16>;
 
 enum class Kind : uint32_t {
@@ -38,7 +39,7 @@ enum class Kind : uint32_t {
   kReadMany = 5,    // ReadManyRequest, names → ReadManyAnswer, FileAnswer[], Extent[], checksums; descriptors as for
                     // kRead
   kCommitMany = 6,  // CommitManyRequest, FileEntry[], names, checksums → CommitManyAnswer
-  kIdentify = 7,    // nothing → Identity
+  kIdentify = 7,    // IdentifyRequest → Identity
 };
 
 struct Header {
@@ -60,10 +61,19 @@ struct Extent {
 };
 static_assert(sizeof(Extent) == 32);
 
+// Binds the connection to the process of the ticket, which must be the sender.
+struct IdentifyRequest {
+  Token token{};
+};
 // What WEIGHTFS_IOC_LEASE_REQUEST calls the connection. With that ioctl a kRead or kReserve needs no ticket before it
 // and no message: its answer arrives here as if the request had been sent here.
+//
+// The ioctl accepts the number for this process alone, and nobody else learns it. So a program knows by the ioctl (of
+// kind kIdentify) that the mount itself has the other end of the connection. Any process may listen at a name that the
+// mount does not use in this network namespace, and answer as it likes; it then cannot know a number that the ioctl
+// accepts. A program believes nothing that it receives before that.
 struct Identity {
-  uint64_t connection = 0;  // partly random, never 0
+  uint64_t connection = 0;  // random, never 0
 };
 
 // Requests the current bytes, including those that others wrote and did not sync. While the lease lasts, the blocks of
@@ -85,8 +95,8 @@ struct ReadAnswer {
   uint64_t extents = 0;  // number of extents that follow
 };
 
-// Reserves space for a write by this holder alone. ENOSPC if there is not enough; EROFS; EBADF without the right to
-// write. The descriptors belong to this lease alone and are closed with it. As long as any copy of them exists, or a
+// Reserves space for a write by this holder alone. ENOSPC if there is not enough; EROFS, for a directory also without
+// WEIGHTFS_CHANGE_ATTRIBUTE (ioctl.h) set to the token just before; EBADF without the right to write. The descriptors belong to this lease alone and are closed with it. As long as any copy of them exists, or a
 // transfer on them is under way, a later mount of the store is refused. If the connection ends without a commit or a
 // release, the blocks are not reused until then.
 struct ReserveRequest {
@@ -131,7 +141,7 @@ struct FileAnswer {
   uint64_t checksums = 0;  // number of its checksums: one per block of the file
 };
 
-// Creates a file for every entry, replacing existing files of the same names. All files appear at once, to other
+// Creates a file for every entry, replacing existing files of the same names. EROFS as for a reservation. All files appear at once, to other
 // programs and after a crash. The blocks of the reservation are assigned to the entries in order, ceil(size / kBlock)
 // per entry; an empty entry has none. One CRC-32C per block follows the names.
 struct CommitManyRequest {

@@ -23,9 +23,15 @@
 namespace weightfs::client {
 namespace {
 
+constexpr lease::ReceiveLimits kSmallAnswer{.body = lease::kInlineBody, .descriptors = 0};
+
 // Converts an error of the channel to one of the library.
 Error Convert(Error error) {
   if (error.code == ErrorCode::kShutdown) return {ErrorCode{EPIPE}, "the mount went away: " + error.what};
+  if (error.code == ErrorCode::kAgain) {
+    error.what = fmt::format("the process that listens at the mount's socket has not answered for {} s: {}",
+                             lease::kPatience.count(), error.what);
+  }
   if (error.code == ErrorCode{ECONNREFUSED}) {
     error.what =
         "the mount's socket for leases cannot be reached (in another network namespace the program must see "
@@ -36,7 +42,8 @@ Error Convert(Error error) {
 }
 
 // Any process may listen at an unused name of the abstract namespace. The mount's name is unused once the mount has
-// ended, and in every other network namespace. So the kernel is asked for the user of the peer.
+// ended, and in every other network namespace. A process of another user gets no message, and nobody waits for its
+// answer. One of the same user cannot prove to be the mount (CheckIdentity).
 Result<void> CheckServer(int socket, int descriptor) {
   ASSIGN_OR_RETURN(const uid_t user, MountUser(descriptor));
   ucred peer{};
@@ -79,31 +86,25 @@ dev_t DeviceOf(int descriptor) {
   return makedev(status.stx_dev_major, status.stx_dev_minor);
 }
 
-Result<UniqueFd> ConnectTo(const std::string& name, int descriptor) {
-  auto connected = lease::Connect(name);
-  if (!connected.has_value()) return Convert(connected.error());
-  RETURN_IF_ERROR(CheckServer(connected->get(), descriptor));
-  return connected;
-}
-
-// Connects to the mount of the open file: by its name in the abstract namespace, of which each network namespace has
-// one of its own, or by a path. Returns the first error.
-Result<UniqueFd> ConnectToMount(const std::string& name, int descriptor) {
-  auto connected = ConnectTo(name, descriptor);
-  if (connected.has_value()) return connected;
-  for (const std::string& directory : lease::SocketDirectories()) {
-    auto there = ConnectTo(fmt::format("{}/{}", directory, name), descriptor);
-    if (there.has_value()) return there;
-  }
-  return connected;
-}
-
 Error RefusedTicket(int error_number) {
   const char* why = error_number == ENOTTY       ? "it is on no weightfs mount"
                     : error_number == EPERM      ? "the mount's option direct= does not trust this user"
                     : error_number == EOPNOTSUPP ? "the mount's option direct= is off"
                                                  : std::strerror(error_number);
   return {ErrorCode{error_number}, fmt::format("no lease: {}", why)};
+}
+
+// Asks the mount through the file whether the other end of the connection of this id belongs to it.
+Result<void> CheckIdentity(int descriptor, uint64_t id) {
+  weightfs_lease_request asked{};
+  asked.version = WEIGHTFS_IOC_VERSION;
+  asked.kind = static_cast<uint32_t>(lease::Kind::kIdentify);
+  asked.connection = id;
+  if (ioctl(descriptor, WEIGHTFS_IOC_LEASE_REQUEST, &asked) == 0) return {};
+  if (errno == EINVAL) return Error{ErrorCode{EPROTO}, "no lease: the mount is of an older version; mount it again"};
+  if (errno != ENOTCONN) return RefusedTicket(errno);
+  return Error{ErrorCode::kAccess, "no lease: the process that listens at the mount's socket is not the mount; "
+                                   "end that process, and mount again"};
 }
 
 }  // namespace
@@ -149,19 +150,36 @@ Result<void> Lease::Open(const LeaseTicket& ticket, int descriptor) {
     connection_ = *std::move(idle);
     return {};
   }
-  ASSIGN_OR_RETURN(connection_.socket, ConnectToMount(ticket.socket, descriptor));
-  connection_.name = ticket.socket;
-  connection_.device = DeviceOf(descriptor);
-  return Identify();
+  // By its name in the abstract namespace, of which each network namespace has one of its own, or by a path.
+  Result<void> opened = OpenAt(ticket.socket, ticket, descriptor);
+  for (const std::string& directory : lease::SocketDirectories()) {
+    if (opened.has_value()) return opened;
+    if (OpenAt(fmt::format("{}/{}", directory, ticket.socket), ticket, descriptor).has_value()) return {};
+  }
+  return opened;  // the first error
 }
 
-// A mount of an older version refuses, and leases then need tickets.
-Result<void> Lease::Identify() {
-  auto answer = Call(lease::Kind::kIdentify, {});
-  if (!connection_.socket) return std::move(answer).error();
+Result<void> Lease::OpenAt(const std::string& name, const LeaseTicket& ticket, int descriptor) {
+  connection_ = {};
+  auto connected = lease::Connect(name);
+  if (!connected.has_value()) return Convert(connected.error());
+  RETURN_IF_ERROR(CheckServer(connected->get(), descriptor));
+  connection_ = {.socket = *std::move(connected), .name = ticket.socket, .device = DeviceOf(descriptor)};
+  const Result<void> identified = Identify(ticket.token, descriptor);
+  if (!identified.has_value()) connection_ = {};
+  return identified;
+}
+
+Result<void> Lease::Identify(const lease::Token& token, int descriptor) {
+  const lease::IdentifyRequest request{token};
+  ASSIGN_OR_RETURN(const auto answer, Call(lease::Kind::kIdentify, std::array{lease::BytesOf(request)}));
   lease::Identity identity;
-  if (answer.has_value() && lease::BodyReader(answer->body()).Take(&identity)) connection_.id = identity.connection;
-  return {};
+  if (!lease::BodyReader(answer.body()).Take(&identity)) {
+    return Error{ErrorCode{EPROTO}, "no lease: the mount's socket has answered without an identity"};
+  }
+  RETURN_IF_ERROR(CheckIdentity(descriptor, identity.connection));
+  connection_.id = identity.connection;
+  return lease::WaitWithoutLimit(connection_.socket.get());
 }
 
 Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor,
@@ -169,7 +187,7 @@ Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& conne
   Begun begun;
   ASSIGN_OR_RETURN(begun.lease, Make(connections));
   const dev_t device = DeviceOf(descriptor);
-  const auto of_mount = [device](const IdleConnection& other) { return other.id != 0 && other.device == device; };
+  const auto of_mount = [device](const IdleConnection& other) { return other.device == device; };
   if (auto idle = connections->Take(of_mount)) {
     begun.lease->connection_ = *std::move(idle);
     weightfs_lease_request asked{};
@@ -231,7 +249,9 @@ Result<void> Lease::Send(lease::Kind kind, Body body) {
 }
 
 Result<lease::Message> Lease::Receive(lease::Kind kind, std::optional<uint64_t>* failed) {
-  auto answer = lease::Receive(connection_.socket.get(), {});
+  // An identity may come from a stranger.
+  const bool stranger = kind == lease::Kind::kIdentify;
+  auto answer = lease::Receive(connection_.socket.get(), stranger ? kSmallAnswer : lease::ReceiveLimits{});
   if (answer.has_value() && answer->header.kind != static_cast<uint32_t>(kind)) {
     answer = Error{ErrorCode::kInvalid, fmt::format("an answer of kind {} to a request of kind {}", answer->header.kind,
                                                     static_cast<uint32_t>(kind))};

@@ -38,7 +38,7 @@ struct IdleConnection {
   UniqueFd socket;
   std::string name;             // of the mount's socket
   dev_t device = 0;             // st_dev of the mount's files
-  uint64_t id = 0;              // lease::Identity; 0: the mount gives none
+  uint64_t id = 0;              // lease::Identity, which the mount has confirmed
   bool owes_an_answer = false;  // the answer to a kRelease has not been read
 };
 
@@ -47,7 +47,7 @@ class Lease {
  public:
   struct Begun;
   // Asks for a lease of the open file: kRead of `length` bytes from `offset` on, or kReserve of `length` blocks there.
-  // Takes one exchange with the mount, or four where the handle has no idle connection to it. Errors: those of
+  // Takes one exchange with the mount, or five where the handle has no idle connection to it. Errors: those of
   // AskForTicket, Connect and Call.
   static Result<Begun> Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor, lease::Kind kind,
                              uint64_t offset, uint64_t length);
@@ -55,7 +55,9 @@ class Lease {
   // Takes an idle connection from `connections`, or opens a new one, to the mount that the ticket and the open file
   // belong to. It carries no lease yet. Errors: ECONNREFUSED if no process listens (another network namespace, or the
   // mount is gone); EACCES if the listening process does not belong to the user who serves the mount, or if that user
-  // is unknown, and then nothing was sent; EAGAIN if the handle already has kMost leases.
+  // is unknown, and then nothing was sent, or if the mount does not confirm through the open file that it has the other
+  // end, and then only the ticket was sent, which is of use to this process alone; EAGAIN if the listening process does
+  // not answer, or if the handle already has kMost leases.
   static Result<std::unique_ptr<Lease>> Connect(const std::shared_ptr<LeaseConnections>& connections,
                                                 const LeaseTicket& ticket, int descriptor);
   ~Lease();
@@ -75,7 +77,8 @@ class Lease {
   // A lease without a connection, which Open opens. EAGAIN as for Connect.
   static Result<std::unique_ptr<Lease>> Make(const std::shared_ptr<LeaseConnections>& connections);
   Result<void> Open(const LeaseTicket& ticket, int descriptor);
-  Result<void> Identify();
+  Result<void> OpenAt(const std::string& name, const LeaseTicket& ticket, int descriptor);
+  Result<void> Identify(const lease::Token& token, int descriptor);
   Result<void> Send(lease::Kind kind, Body body);
   Result<lease::Message> Receive(lease::Kind kind, std::optional<uint64_t>* failed = nullptr);
 

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/xattr.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +17,7 @@
 #include "common/result.h"
 #include "common/umask.h"
 #include "common/units.h"
+#include "lease/ioctl.h"
 
 namespace weightfs::client {
 namespace {
@@ -70,6 +72,7 @@ Result<MemoryView> SavedFiles::Begin(std::span<const NamedMemory> files, std::un
   RETURN_IF_ERROR(CheckBody(lease::CommitManyBody(entries_.size(), names_.size(), blocks)));
   // A reservation has at least one block.
   const lease::ReserveRequest request{.token = folder_->ticket().token, .blocks = std::max<uint64_t>(blocks, 1)};
+  RETURN_IF_ERROR(folder_->PermitChange());
   auto reserved = lease_->Call(lease::Kind::kReserve, std::array{lease::BytesOf(request)});
   if (!reserved.has_value()) return NotReserved(std::move(reserved).error(), request.blocks);
   RETURN_IF_ERROR(TakeReservation(*std::move(reserved), 0, request.blocks));
@@ -100,8 +103,12 @@ Result<void> SavedFiles::Finish(bool success) {
     const auto checksums = lease::Bytes(std::span<const uint32_t>(blocks_.checksums(), blocks));
     const std::array body{lease::BytesOf(request), lease::Bytes(entries_), names, checksums};
     std::optional<uint64_t> failed;
-    auto answer = lease_->Call(lease::Kind::kCommitMany, body, &failed);
-    if (!answer.has_value()) result = Refused(std::move(answer).error(), failed);
+    result = folder_->PermitChange();
+    if (result.has_value()) {
+      const auto answer = lease_->Call(lease::Kind::kCommitMany, body, &failed);
+      if (!answer.has_value()) result = answer.error();
+    }
+    if (!result.has_value()) result = Refused(std::move(result).error(), failed);
   }
   lease_.reset();
   return result;
@@ -280,6 +287,14 @@ Result<std::shared_ptr<const LeasedFolder>> LeasedFolder::Open(const std::string
   }
   return std::shared_ptr<const LeasedFolder>(
       new LeasedFolder(path, std::move(descriptor), std::move(*ticket), std::move(connections)));
+}
+
+Result<void> LeasedFolder::PermitChange() const {
+  const auto& key = ticket_.token;
+  if (fsetxattr(descriptor_.get(), WEIGHTFS_CHANGE_ATTRIBUTE, key.data(), key.size(), 0) == 0) return {};
+  const char* why = errno == EOPNOTSUPP ? "no lease: the mount is of an older version; mount it again"
+                                        : std::strerror(errno);
+  return Error{ErrorCode{errno}, fmt::format("{}: {}", path_, why), path_};
 }
 
 Result<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files, const SaveOptions& options) const {

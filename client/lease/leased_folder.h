@@ -58,6 +58,9 @@ class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
 
   const std::string& path() const { return path_; }
   const LeaseTicket& ticket() const { return ticket_; }
+  // Lets the mount's kernel check that the directory may be changed through its descriptor, before each request of a
+  // lease that changes it. EROFS on a read-only mount.
+  Result<void> PermitChange() const;
 
  private:
   LeasedFolder(std::string path, UniqueFd descriptor, LeaseTicket ticket, std::shared_ptr<LeaseConnections> connections)

@@ -13,7 +13,7 @@ from harness.crc32c import crc32c
 
 BLOCK = 4096
 VERSION = 1
-READ, RESERVE, COMMIT, RELEASE, READ_MANY, COMMIT_MANY = range(1, 7)
+READ, RESERVE, COMMIT, RELEASE, READ_MANY, COMMIT_MANY, IDENTIFY = range(1, 8)
 TO_END = (1 << 64) - 1
 INLINE_BODY = 32 << 10
 MAXIMUM_FILES = 1 << 17
@@ -21,6 +21,9 @@ HEADER = struct.Struct("=IIiIQ")
 EXTENT = struct.Struct("=QQQII")
 TICKET = struct.Struct("=II16s96s")
 IOC_LEASE = (3 << 30) | (TICKET.size << 16) | (ord("W") << 8) | 5
+REQUEST = struct.Struct("=IIQQQ16s16x")
+IOC_LEASE_REQUEST = (3 << 30) | (REQUEST.size << 16) | (ord("W") << 8) | 8
+SCM_CREDENTIALS = 2
 F_ADD_SEALS, SEALS = 1033, 2 | 4 | 8
 
 def blocks_of(data):
@@ -42,6 +45,16 @@ def ticket(descriptor):
     version, protocol, token, name = TICKET.unpack(answer)
     assert (version, protocol) == (1, VERSION)
     return token, name.rstrip(b"\0")
+
+
+def permit(descriptor, token):
+    """Lets the kernel check that the mount of a directory is not read-only, before one change of it."""
+    os.setxattr(descriptor, "system.weightfs.change", token)
+
+
+def request(descriptor, kind, connection, offset=0, length=TO_END):
+    """Asks for a lease on a connection, by its identity."""
+    fcntl.ioctl(descriptor, IOC_LEASE_REQUEST, REQUEST.pack(1, kind, connection, offset, length, bytes(16)))
 
 
 def memory_file(data, seals=SEALS):
@@ -72,8 +85,9 @@ class Lease:
     """A connection and the descriptors it holds, which are closed at its end."""
 
     def __init__(self, name):
+        """`name`: in the abstract namespace, or a path."""
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.connect(b"\0" + name)   # Blocks until it is accepted, which a socket with a timeout would not do.
+        self.socket.connect(name if name.startswith(b"/") else b"\0" + name)   # Blocks until it is accepted, which a socket with a timeout would not do.
         self.socket.settimeout(60)
         self.devices = []
 
@@ -93,11 +107,13 @@ class Lease:
         self.devices = []
 
     def send(self, kind, body=b""):
+        # The server needs the sender's credentials. It asks for them after it has accepted the connection.
+        passed = [(socket.SOL_SOCKET, SCM_CREDENTIALS, struct.pack("=3i", os.getpid(), os.geteuid(), os.getegid()))]
         if len(body) <= INLINE_BODY:
-            self.socket.sendmsg([HEADER.pack(VERSION, kind, 0, 0, len(body)), body])
+            self.socket.sendmsg([HEADER.pack(VERSION, kind, 0, 0, len(body)), body], passed)
             return
         file = memory_file(body)
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
+        passed += [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))]
         self.socket.sendmsg([HEADER.pack(VERSION, kind, 0, 1, len(body))], passed)
         os.close(file)
 
@@ -129,6 +145,9 @@ class Lease:
     def ask(self, kind, body=b""):
         self.send(kind, body)
         return self.receive(kind)
+
+    def identify(self, token):
+        return struct.unpack("=Q", self.ask(IDENTIFY, token))[0]
 
     def read(self, token, offset=0, length=TO_END):
         """Returns the file size, the first block and number of blocks of the range, the extents and the checksums."""
@@ -240,7 +259,9 @@ def write_many(directory, files, **commit):
         token, name = ticket(descriptor)
         with Lease(name) as lease:
             data = b"".join(b"".join(blocks_of(content)) for content in files.values())
+            permit(descriptor, token)
             sums = lease.fill(lease.reserve(token, max(1, len(data) // BLOCK)), data)
+            permit(descriptor, token)
             lease.commit_many(token, [(name, len(content)) for name, content in files.items()], sums, **commit)
     finally:
         os.close(descriptor)

@@ -16,7 +16,7 @@ from harness import needs, process
 from harness.filesystems import wait_until, weightfs
 from harness.users import NOBODY, OTHER, call_as
 from lease_checks import MIB, RESERVES, Holder, comes_to, descriptors_at_rest, free, free_at_rest, pattern, refusal
-from lease_client import BLOCK, Lease, Refused, read_direct, ticket, write_direct, write_many
+from lease_client import BLOCK, Lease, Refused, permit, read_direct, ticket, write_direct, write_many
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 STORE_SIZE = "64M"
@@ -182,7 +182,9 @@ def test_a_malformed_commit_of_many_blames_no_file(work):
     directory = os.open(work, os.O_RDONLY)
     token, name = ticket(directory)
     with Lease(name) as lease:
+        permit(directory, token)
         lease.reserve(token, 1)
+        permit(directory, token)
         with pytest.raises(Refused) as caught:
             lease.commit_many(token, [(b"a", 1)], [1, 2, 3])
         assert (caught.value.errno, caught.value.failed) == (errno.EINVAL, (1 << 64) - 1)

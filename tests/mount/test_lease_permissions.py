@@ -9,6 +9,8 @@ import pytest
 
 from harness import needs, process
 from harness.users import OTHER, call_as, call_without_capabilities
+from lease_checks import refusal
+from lease_client import BLOCK, RESERVE, Lease, permit, request, ticket
 
 weightfs = pytest.importorskip("weightfs")
 pytest.importorskip("weightfs._native")
@@ -36,6 +38,60 @@ def test_a_read_only_bind_mount_takes_no_files(work, scratch, direct):
     finally:
         process.run(["umount", place])
     assert os.listdir(work) == ["a"]
+
+
+@pytest.fixture
+def read_only(work, local):
+    """A read-only bind mount of the directory."""
+    place = local / "read-only"
+    place.mkdir()
+    process.run(["mount", "--bind", work, place])
+    process.run(["mount", "-o", "remount,bind,ro", place])
+    yield place
+    process.run(["umount", place])
+
+
+def test_a_ticket_of_a_read_only_bind_mount_reads_only(work, read_only):
+    """A client of its own does not look at the mount's flags."""
+    (work / "a").write_bytes(bytes(BLOCK))
+    file, folder = os.open(read_only / "a", os.O_RDONLY), os.open(read_only, os.O_RDONLY)
+    (of_file, name), (of_folder, _) = ticket(file), ticket(folder)
+    with Lease(name) as lease:
+        assert refusal(permit, folder, of_folder) == errno.EROFS
+        assert refusal(lease.reserve, of_folder, 1) == errno.EROFS
+        assert refusal(lease.reserve, of_file, 1) == errno.EBADF
+        assert refusal(lease.commit_many, of_folder, [(b"b", 0)], []) == errno.EROFS
+        identity = lease.identify(of_folder)
+        request(folder, RESERVE, identity, length=1)
+        assert refusal(lease.receive, RESERVE) == errno.EROFS
+        assert lease.devices == []
+        assert lease.read_many(of_folder, [b"a"]) == [bytes(BLOCK)]
+        lease.release()
+    os.close(file)
+    os.close(folder)
+    assert os.listdir(work) == ["a"]
+
+
+def test_a_writable_mount_permits_one_change_through_one_descriptor(work, read_only):
+    folder, other = os.open(work, os.O_RDONLY), os.open(read_only, os.O_RDONLY)
+    (token, name), (of_other, _) = ticket(folder), ticket(other)
+    with Lease(name) as lease:
+        permit(folder, token)
+        assert refusal(lease.reserve, of_other, 1) == errno.EROFS
+        lease.reserve(token, 1)
+        assert refusal(lease.commit_many, token, [(b"a", 1)], [0]) == errno.EROFS, "another change"
+        permit(folder, token)
+        lease.reserve(token, 1)
+        lease.release()
+        (work / "file").touch()
+        assert refusal(permit, work / "file", of_other) == errno.EBADF
+        assert refusal(permit, folder, os.urandom(16)) == errno.EBADF
+        for wrong in (b"", bytes(1000)):
+            assert refusal(permit, folder, wrong) == errno.EINVAL
+        assert refusal(lease.reserve, token, 1) == errno.EROFS
+    assert os.listxattr(work) == []
+    for descriptor in (folder, other):
+        os.close(descriptor)
 
 
 def test_root_without_its_capabilities_is_a_user_like_others(work):

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 import sys
 
 import pytest
@@ -18,6 +19,8 @@ from lease_client import BLOCK, ticket, write_direct, write_many
 pytestmark = needs.root
 MOUNT_OPTIONS = "allow_other,dev,suid"
 CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_SYS_ADMIN = 1, 3, 4, 21
+TOP_SIZE = 14440
+IOC_TOP = (3 << 30) | (TOP_SIZE << 16) | (ord("W") << 8) | 10
 IOC_DROP_CACHE = (ord("W") << 8) | 4
 acls = needs.program("setfacl", "getfacl")
 
@@ -37,6 +40,16 @@ def test_root_without_the_capability_gets_no_ticket(work, weightfs_only):
         assert errno_of(call_without_capabilities, open_ticket, path) == errno.EPERM
         assert errno_of(call_without_capabilities, open_ticket, path, keep=[CAP_SYS_ADMIN]) == errno.EPERM
         assert errno_of(call_without_capabilities, open_ticket, path, keep=[CAP_DAC_OVERRIDE]) == 0
+
+
+def test_root_without_the_capability_does_not_see_what_others_do(work, weightfs_only):
+    """The processes and files of everybody: an ordinary user does not see them either."""
+    def looks():
+        fcntl.ioctl(os.open(work, os.O_RDONLY), IOC_TOP, bytearray(struct.pack("=I", 1) + bytes(TOP_SIZE - 4)))
+
+    assert errno_of(call_as, OTHER, looks) == errno.EPERM
+    assert errno_of(call_without_capabilities, looks) == errno.EPERM
+    assert errno_of(call_without_capabilities, looks, keep=[CAP_DAC_OVERRIDE]) == 0
 
 
 @needs.program("unshare")

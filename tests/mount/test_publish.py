@@ -2,6 +2,7 @@
 """weightfs publish and unpublish: directories that are complete, durable and immutable."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -10,10 +11,13 @@ import sys
 
 import pytest
 
-from harness import process
+from harness import needs, process
 from harness.filesystems import weightfs
+from harness.syscalls import errno_of
+from harness.users import NOBODY, OTHER, call_as
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
+MOUNT_OPTIONS = "allow_other"
 
 CHANGES = {
     "write": lambda d: os.close(os.open(d / "f", os.O_WRONLY)),
@@ -119,6 +123,89 @@ def test_links_in_a_published_directory_lead_to_nothing_that_is_published(direct
     (directory / "out").symlink_to(work / "elsewhere")
     publish(directory)
     (work / "elsewhere/file").write_text("new")
+
+
+PUBLISH, UNPUBLISH = ((3 << 30) | (320 << 16) | (ord("W") << 8) | number for number in (11, 12))
+ARGUMENT = (1).to_bytes(4, "little") + bytes(316)
+
+
+def permit(opened, key=None):
+    """Lets the kernel check that the mount of a directory is not read-only, before one change of it. Returns the key."""
+    key = key or fcntl.ioctl(opened, (3 << 30) | (24 << 16) | (ord("W") << 8) | 14, ARGUMENT[:24])[8:]
+    os.setxattr(opened, "system.weightfs.change", key)
+    return key
+
+
+@pytest.fixture
+def bound(directory, local):
+    """A bind mount of the directory's parent."""
+    place = local / "bound"
+    place.mkdir()
+    process.run(["mount", "--bind", directory.parent, place])
+    yield place
+    process.run(["umount", place])
+
+
+@needs.root
+def test_a_read_only_bind_mount_publishes_and_unpublishes_nothing(directory, bound):
+    process.run(["mount", "-o", "remount,bind,ro", bound])
+    assert "Read-only" in publish(bound / "step", code=1).err
+    opened = os.open(bound / "step", os.O_RDONLY)
+    assert errno_of(fcntl.ioctl, opened, PUBLISH, ARGUMENT) == errno.EROFS, "another program"
+    assert errno_of(os.setxattr, opened, "system.weightfs.change", bytes(16)) == errno.EROFS
+    (directory / "f").write_text("changed")
+    publish(directory)
+    assert errno_of(fcntl.ioctl, opened, UNPUBLISH, ARGUMENT) == errno.EROFS
+    assert "Read-only" in weightfs("unpublish", bound / "step", codes=(1,)).err
+    with pytest.raises(PermissionError):
+        (directory / "f").write_text("changed")
+    weightfs("unpublish", directory)
+    os.close(opened)
+
+
+@needs.root
+def test_a_bind_mount_that_becomes_read_only_ends_the_permission_of_its_descriptors(directory, bound):
+    opened = os.open(bound / "step", os.O_RDONLY)
+    for number in (PUBLISH, UNPUBLISH):
+        assert errno_of(fcntl.ioctl, opened, number, ARGUMENT) == errno.EROFS, "nothing has checked the mount"
+        key = permit(opened)
+        fcntl.ioctl(opened, number, ARGUMENT)
+    process.run(["mount", "-o", "remount,bind,ro", bound])
+    assert errno_of(permit, opened, key) == errno.EROFS
+    assert errno_of(fcntl.ioctl, opened, PUBLISH, ARGUMENT) == errno.EROFS
+    os.close(opened)
+    (directory / "f").write_text("changed")
+
+
+@needs.root
+def test_a_read_only_mount_publishes_and_unpublishes_nothing(factory):
+    mount = factory.mount(factory.store("64M"))
+    for name in ("published", "other"):
+        (mount.path / name).mkdir()
+    publish(mount.path / "published")
+    opened = os.open(mount.path / "other", os.O_RDONLY)
+    permit(opened)
+    weightfs("mount", mount.store.directory, mount.path, "-o", "remount,ro")
+    assert errno_of(fcntl.ioctl, opened, PUBLISH, ARGUMENT) == errno.EROFS, "the daemon refuses it by itself"
+    assert "Read-only" in publish(mount.path / "other", code=1).err
+    assert "Read-only" in weightfs("unpublish", mount.path / "published", codes=(1,)).err
+    assert errno_of(fcntl.ioctl, opened, PUBLISH, ARGUMENT) == errno.EROFS
+    os.close(opened)
+    weightfs("mount", mount.store.directory, mount.path, "-o", "remount,rw")
+    publish(mount.path / "other")
+    weightfs("unpublish", mount.path / "published")
+
+
+@needs.root
+def test_an_owner_publishes_a_directory_without_write_permission(directory, work):
+    for path in [directory, *directory.rglob("*")]:
+        os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    directory.chmod(0o555)
+    work.chmod(0o755)
+    assert "another user" in call_as(NOBODY, lambda: publish(directory, code=1).err)
+    call_as(OTHER, lambda: publish(directory))
+    assert "another user" in call_as(NOBODY, lambda: weightfs("unpublish", directory, codes=(1,)).err)
+    call_as(OTHER, lambda: weightfs("unpublish", directory))
 
 
 def test_a_save_that_has_just_ended_can_be_published(work):

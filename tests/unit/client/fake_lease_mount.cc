@@ -125,6 +125,10 @@ bool FakeLeaseMount::AskLease(int descriptor, void* request, int* result) {
   if (ticket_error != 0) return true;
   auto* in = static_cast<weightfs_lease_request*>(request);
   Require(in->version == WEIGHTFS_IOC_VERSION);
+  if (static_cast<lease::Kind>(in->kind) == lease::Kind::kIdentify) {
+    *result = in->connection >= 1 && in->connection <= connections() ? 0 : ENOTCONN;
+    return true;
+  }
   const lease::Token token = MakeTicket(NameOf(descriptor), descriptor);
   std::memcpy(in->token, token.data(), token.size());
   const Asked asked{in->connection, static_cast<lease::Kind>(in->kind), {token, in->offset, in->length}};
@@ -216,7 +220,7 @@ FakeLeaseMount::Reply FakeLeaseMount::Carry(Connection& connection, lease::Kind 
     case lease::Kind::kCommitMany: return CommitMany(connection, body);
     case lease::Kind::kIdentify: {
       Reply reply;
-      Append(reply.body, lease::BytesOf(lease::Identity{connection.id}));
+      Append(reply.body, lease::BytesOf(lease::Identity{impostor ? connection.id + 1000 : connection.id}));
       return reply;
     }
     default: return {};
@@ -399,6 +403,16 @@ Result<uid_t> MountUser(int /*descriptor*/) {
 }
 
 }  // namespace weightfs::client
+
+// On a read-only mount the kernel refuses it.
+extern "C" int fsetxattr(int descriptor, const char* name, const void* value, size_t size, int flags) noexcept {
+  auto* mount = weightfs::client::the_mount.load();
+  if (std::string_view(name) == WEIGHTFS_CHANGE_ATTRIBUTE && mount != nullptr && mount->Has(descriptor)) {
+    errno = mount->change_error;
+    return mount->change_error == 0 ? 0 : -1;
+  }
+  return static_cast<int>(syscall(SYS_fsetxattr, descriptor, name, value, size, flags));
+}
 
 extern "C" int ioctl(int descriptor, unsigned long request, ...) noexcept {
   va_list arguments;

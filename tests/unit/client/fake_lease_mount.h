@@ -32,6 +32,8 @@ class FakeLeaseMount {
   // To be set before the first request:
   uint64_t extent_blocks = 100;            // maximum length of an extent; extents are separated by gaps
   int ticket_error = 0;                    // errno that the ioctl returns
+  int change_error = 0;                    // errno of setting WEIGHTFS_CHANGE_ATTRIBUTE
+  bool impostor = false;                   // the socket belongs to a process that knows no identity of a connection
   uid_t user = geteuid();                  // the server's user, which clients read from mountinfo
   std::map<std::string, int> file_errors;  // by name: errnos that a kReadMany returns
   // Called with each request. A result other than 0 is returned as the request's errno.

@@ -194,6 +194,21 @@ TEST_F(LeaseTest, ALeaseServerOfAnotherUserThanTheMountsIsRefused) {
   EXPECT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
 }
 
+TEST_F(LeaseTest, AServerThatTheMountDoesNotConfirmIsRefused) {
+  Bytes bytes = RandomBytes(5'000'000, 7);
+  mount_.impostor = true;
+  const auto handle = Make();
+  const auto refused = handle->Write(mount_ / "file", View(bytes));
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number(), EACCES);
+  EXPECT_NE(refused.error().what.find("is not the mount"), std::string::npos) << refused.error().what;
+  EXPECT_EQ(handle->SaveMany(mount_.folder(), std::vector<NamedMemory>{{"a", View(bytes)}}).error().error_number(),
+            EACCES);
+  EXPECT_EQ(mount_.requests(Kind::kReserve), 0U) << "it gets no request";
+  mount_.impostor = false;
+  EXPECT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
+}
+
 TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirLocation) {
   WriteFile(mount_ / "file", RandomBytes(3'000'000, 1));
   int flips = 0;

@@ -65,7 +65,7 @@ class LeaseServerTest : public testing::Test {
     return handle;
   }
   lease::Token Ticket(const std::shared_ptr<FileHandle>& handle) {
-    return server().tickets().Issue({handle, nullptr}, geteuid()).value();
+    return filesystem_->tickets().Issue({handle, nullptr, 0, server().processes().Of(getpid()).value()}, geteuid()).value();
   }
   void WaitForLeases(uint64_t count) {
     while (server().leases() != count) std::this_thread::yield();
@@ -174,11 +174,12 @@ TEST_F(LeaseServerTest, ARequestByIoctlIsAnsweredOnTheConnection) {
   const lease::Token token = Ticket(file);
   Program program(server());
   program.Write(token, 'x', 100, false);
-  const lease::Message named = program.Ask(lease::Kind::kIdentify, {});
+  const lease::IdentifyRequest identify{token};
+  const lease::Message named = program.Ask(lease::Kind::kIdentify, {lease::BytesOf(identify)});
   lease::Identity identity;
   ASSERT_TRUE(lease::BodyReader(named.body()).Take(&identity));
   EXPECT_EQ(server().leases(), 0U);
-  const AskedLease read{lease::Kind::kRead, token, 0, lease::kToEnd};
+  const AskedLease read{lease::Kind::kRead, token, 0, lease::kToEnd, getpid()};
   for (const bool here : {false, true}) {
     EXPECT_EQ(server().Ask(geteuid(), identity.connection, read, here), 0);
     EXPECT_EQ(program.TextOf(program.Receive(lease::Kind::kRead)), std::string(100 * kBlockSize, 'x'));
@@ -187,16 +188,52 @@ TEST_F(LeaseServerTest, ARequestByIoctlIsAnsweredOnTheConnection) {
     program.Receive(lease::Kind::kRead);
     EXPECT_EQ(program.error, EBUSY) << "it has a lease";
     program.Ask(lease::Kind::kRelease, {});
-    EXPECT_EQ(server().Ask(geteuid(), identity.connection, {lease::Kind::kReserve, token, 0, 10}, here), 0);
+    EXPECT_EQ(server().Ask(geteuid(), identity.connection, {lease::Kind::kReserve, token, 0, 10, getpid()}, here), 0);
     program.Receive(lease::Kind::kReserve);
     EXPECT_EQ(program.error, 0);
     EXPECT_EQ(store().statistics().granted_bytes, 10 * kBlockSize);
     program.Ask(lease::Kind::kRelease, {});
     EXPECT_EQ(server().Ask(geteuid() + 1, identity.connection, read, here), ENOTCONN);
+    EXPECT_EQ(server().Ask(geteuid(), identity.connection, {lease::Kind::kRead, token, 0, 1, getppid()}, here), ENOTCONN);
     EXPECT_EQ(server().Ask(geteuid(), identity.connection + 1, read, here), ENOTCONN);
   }
   server().Stop();
   EXPECT_EQ(server().Ask(geteuid(), identity.connection, read, true), ENOTCONN);
+  store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, ATicketOfAnotherProcessIsRefused) {
+  const auto file = Open("a", O_RDWR);
+  const ProcessPtr parent = server().processes().Of(getppid()).value();
+  const lease::Token own = Ticket(file), other = filesystem_->tickets().Issue({file, nullptr, 0, parent}, geteuid()).value();
+  const lease::Token unbound = filesystem_->tickets().Issue({file, nullptr}, geteuid()).value();
+  Program program(server());
+  for (const lease::Token& token : {other, unbound}) {
+    const lease::IdentifyRequest identify{token};
+    program.Ask(lease::Kind::kIdentify, {lease::BytesOf(identify)});
+    EXPECT_EQ(program.error, EACCES);
+    program.Read(token);
+    EXPECT_EQ(program.error, EACCES);
+    program.Write(token, 'x', 1, false);
+    EXPECT_EQ(program.error, EACCES);
+    EXPECT_TRUE(program.devices.empty());
+  }
+  program.Write(own, 'x', 1, false);
+  EXPECT_EQ(program.error, 0);
+  store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, AConnectionIsConfirmedToItsProcessAlone) {
+  const auto file = Open("a", O_RDWR);
+  const lease::IdentifyRequest identify{Ticket(file)};
+  Program program(server());
+  const lease::Message named = program.Ask(lease::Kind::kIdentify, {lease::BytesOf(identify)});
+  lease::Identity identity;
+  ASSERT_TRUE(lease::BodyReader(named.body()).Take(&identity));
+  EXPECT_TRUE(server().IsConnected(geteuid(), getpid(), identity.connection));
+  EXPECT_FALSE(server().IsConnected(geteuid(), getppid(), identity.connection));
+  EXPECT_FALSE(server().IsConnected(geteuid() + 1, getpid(), identity.connection));
+  EXPECT_FALSE(server().IsConnected(geteuid(), getpid(), identity.connection + 1));
   store().CloseFile(file->inode);
 }
 

@@ -2,6 +2,10 @@
 #include "fs/lease_tickets.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
 
 namespace weightfs {
 namespace {
@@ -25,6 +29,42 @@ TEST(LeaseTickets, AreValidForTheirUserOnly) {
   const auto token = tickets.Issue({file, nullptr}, 1).value();
   EXPECT_EQ(tickets.Find(token, 0).file, nullptr);
   EXPECT_EQ(tickets.Find({}, 1).file, nullptr);
+}
+
+TEST(LeaseTickets, AreOneForEachProcess) {
+  LeaseTickets tickets;
+  ProcessTable processes;
+  const ProcessPtr own = processes.Of(getpid()).value(), parent = processes.Of(getppid()).value();
+  const auto file = std::make_shared<FileHandle>();
+  const auto first = tickets.Issue({file, nullptr, 0, own}, 0).value(),
+             second = tickets.Issue({file, nullptr, 0, parent}, 0).value();
+  EXPECT_NE(first, second);
+  EXPECT_EQ(tickets.Issue({file, nullptr, 0, processes.Of(getpid()).value()}, 0).value(), first);
+  EXPECT_EQ(tickets.Find(first, 0).process, own);
+  EXPECT_EQ(tickets.Find(second, 0).process, parent);
+}
+
+TEST(LeaseTickets, MakeRoomWhenTheirProcessesHaveEnded) {
+  LeaseTickets tickets;
+  ProcessTable processes;
+  const auto file = std::make_shared<FileHandle>();
+  for (size_t round = 0; round < 2 * LeaseTickets::kMostOfHandle; ++round) {
+    const pid_t child = fork();
+    if (child == 0) {
+      pause();
+      _exit(0);
+    }
+    const ProcessPtr process = processes.Of(child).value();
+    EXPECT_TRUE(process->Is(child));
+    EXPECT_FALSE(process->Is(getpid()));
+    ASSERT_TRUE(tickets.Issue({file, nullptr, 0, process}, 0).has_value());
+    kill(child, SIGKILL);
+    siginfo_t ended{};
+    ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT), 0);
+    EXPECT_TRUE(process->HasEnded()) << "although it still has its ID";
+    EXPECT_FALSE(process->Is(child));
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  }
 }
 
 TEST(LeaseTickets, CarryTheCapabilitiesOfTheCaller) {

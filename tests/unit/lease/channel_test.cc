@@ -9,6 +9,8 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -98,6 +100,31 @@ TEST_F(ChannelTest, AMessageArrivesWholeWithItsBodyInPieces) {
   EXPECT_EQ(got.new_size, kToEnd);
   EXPECT_EQ(sums, checksums);
   EXPECT_FALSE(reader.Take(&got)) << "nothing is left";
+}
+
+TEST_F(ChannelTest, AnAcceptedSocketKnowsTheSenderOfEachMessage) {
+  const std::string name = fmt::format("weightfs-test-{}", getpid());
+  const auto listener = Listen(name, 1);
+  ASSERT_TRUE(listener.has_value());
+  const auto client = Connect(name);
+  ASSERT_TRUE(client.has_value());
+  // Even before the connection is accepted, and from a process that has inherited the socket.
+  ASSERT_TRUE(Send(client->get(), HeaderOf(Kind::kRelease), {}, {}).has_value());
+  const pid_t child = fork();
+  if (child == 0) _exit(Send(client->get(), HeaderOf(Kind::kIdentify), {}, {}).has_value() ? 0 : 1);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  const auto server = Accept(listener->get());
+  ASSERT_TRUE(server.has_value());
+  const auto own = Receive(server->get(), {}), inherited = Receive(server->get(), {});
+  ASSERT_TRUE(own.has_value() && inherited.has_value());
+  EXPECT_EQ(own->sender.pid, getpid());
+  EXPECT_EQ(own->sender.uid, geteuid());
+  EXPECT_EQ(inherited->sender.pid, child);
+  // Nobody attests the sender of an answer.
+  ASSERT_TRUE(Send(server->get(), HeaderOf(Kind::kRelease), {}, {}).has_value());
+  const auto answer = Receive(client->get(), {});
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->sender.pid, 0);
 }
 
 TEST_F(ChannelTest, ALargeBodyTravelsInAMemfd) {

@@ -21,7 +21,7 @@ struct Arguments {
   std::string url;
   uint64_t keep = 0;
   double unfinished_after_days = 7;
-  bool dry_run = false, json = false;
+  bool all_versions = false, dry_run = false, json = false;
   S3Arguments s3;
 };
 
@@ -35,6 +35,7 @@ Result<remote::PruneReport> Prune(const Arguments& arguments, std::string* url) 
       *opened.series,
       {.keep = arguments.keep,
        .unfinished_after = std::chrono::seconds(static_cast<int64_t>(arguments.unfinished_after_days * kSecondsPerDay)),
+       .all_versions = arguments.all_versions,
        .dry_run = arguments.dry_run,
        .interrupted = [&flag = CatchInterrupts()] { return flag.load(); }});
 }
@@ -83,6 +84,7 @@ int Run(const Arguments& arguments) {
   const auto report = Prune(arguments, &url);
   if (!report.has_value()) return Fail(report.error());
   arguments.json ? PrintJson(arguments, url, *report) : PrintText(arguments, url, *report);
+  WarnOfOldVersions(url, *report);
   return kSuccess;
 }
 
@@ -102,6 +104,9 @@ void AddPrune(CLI::App& app, int* exit_code) {
       ->type_name("DAYS")
       ->capture_default_str()
       ->check(CheckDecimal("days", kMaximumDays));
+  command->add_flag("--all-versions", arguments->all_versions,
+                    "In a bucket with versioning, also delete the old versions of the objects that this call and "
+                    "earlier ones removed: otherwise no space is freed");
   command->add_flag("--dry-run", arguments->dry_run, "Print what would be removed, and remove nothing");
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   AddS3Options(*command, &arguments->s3);
@@ -110,7 +115,8 @@ void AddPrune(CLI::App& app, int* exit_code) {
       "outside s3://BUCKET/PREFIX/NAME/<version>/ are never touched.\n\n"
       "Examples:\n"
       "  weightfs prune s3://models/llama --keep 3 --dry-run\n"
-      "  weightfs prune s3://models/llama --keep 3 --unfinished-after 1");
+      "  weightfs prune s3://models/llama --keep 3 --unfinished-after 1\n"
+      "  weightfs prune s3://models/llama --keep 3 --all-versions");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
 }
 

@@ -45,7 +45,8 @@ struct Arguments {
   std::optional<uint64_t> version;
   std::string rate;  // empty: unlimited
   size_t keep = 0;   // 0: all
-  bool take_over = false, verify = false, json = false, progress = false;
+  std::string storage_class, encryption, encryption_key;
+  bool all_versions = false, take_over = false, verify = false, json = false, progress = false;
   S3Arguments s3;
 };
 
@@ -76,6 +77,7 @@ Result<uint64_t> PushOne(const Arguments& arguments, const OpenedSeries& opened,
   const remote::PushOptions options{.version = arguments.version,
                                     .take_over = arguments.take_over,
                                     .verify = arguments.verify,
+                                    .storage_class = arguments.storage_class,
                                     .progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
                                     .interrupted = [&] { return interrupted.load(); }};
   ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, source, path, options));
@@ -88,9 +90,12 @@ Result<uint64_t> PushOne(const Arguments& arguments, const OpenedSeries& opened,
 Result<void> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed,
                         const std::atomic<bool>& interrupted) {
   if (arguments.keep == 0) return {};
-  RETURN_IF_ERROR(remote::Prune(*opened.series, {.keep = arguments.keep, .up_to = pushed, .interrupted = [&] {
-                                                   return interrupted.load();
-                                                 }}));
+  const remote::PruneOptions options{.keep = arguments.keep,
+                                     .up_to = pushed,
+                                     .all_versions = arguments.all_versions,
+                                     .interrupted = [&] { return interrupted.load(); }};
+  ASSIGN_OR_RETURN(const auto report, remote::Prune(*opened.series, options));
+  WarnOfOldVersions(opened.series->url(), report);
   return {};
 }
 
@@ -238,8 +243,9 @@ int Push(const Arguments& arguments) {
   return pruned.has_value() ? kSuccess : Fail(pruned.error());
 }
 
-// With --watch the only name is the URL. Returns what is wrong with the names.
+// With --watch the only name is the URL. Returns what is wrong with the names, or with options that need others.
 std::string CheckNames(Arguments* arguments) {
+  if (arguments->all_versions && arguments->keep == 0) return "--all-versions needs --keep N";
   if (!arguments->watched) {
     return arguments->url.empty()
                ? "URL is missing; write e.g. 'weightfs push /mnt/tensors/step-1000 s3://bucket/team/run'"
@@ -274,6 +280,17 @@ void AddPush(CLI::App& app, int* exit_code) {
                    "Afterwards remove lower versions, so that N stay, up to this one (see weightfs prune)")
       ->type_name("N")
       ->check(CheckNumber(1, INT64_MAX));
+  command->add_flag("--all-versions", arguments->all_versions,
+                    "With --keep: also delete old versions of objects (see weightfs prune)");
+  command
+      ->add_option("--storage-class", arguments->storage_class, "Storage class of the files, e.g. STANDARD_IA")
+      ->type_name("CLASS");
+  command
+      ->add_option("--sse", arguments->encryption, "Encryption by the service of all new objects: AES256 or aws:kms")
+      ->type_name("KIND");
+  command
+      ->add_option("--sse-kms-key-id", arguments->encryption_key, "Key of the encryption; implies --sse aws:kms")
+      ->type_name("ID");
   command->add_flag("--verify", arguments->verify, "Read everything back and compare it before the version exists");
   command->add_flag("--take-over", arguments->take_over,
                     "Replace an unfinished push of somebody else, or of another state of the files");
@@ -302,6 +319,9 @@ void AddPush(CLI::App& app, int* exit_code) {
       *exit_code = FailUsage("push", wrong);
       return;
     }
+    const bool has_key = !arguments->encryption_key.empty();
+    arguments->s3.encryption = arguments->encryption.empty() && has_key ? "aws:kms" : arguments->encryption;
+    arguments->s3.encryption_key = arguments->encryption_key;
     if (!arguments->rate.empty()) arguments->s3.upload_rate = ParseSize(arguments->rate)->value;
     *exit_code = Push(*arguments);
   });

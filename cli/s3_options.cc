@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/s3_options.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
+#include "cli/output.h"
 #include "cli/usage.h"
 #include "common/result.h"
 #include "s3/location.h"
+#include "s3/request_url.h"
 
 namespace weightfs::cli {
 namespace {
@@ -27,11 +31,22 @@ Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& argum
   ASSIGN_OR_RETURN(s3::Settings settings, s3::LoadSettings(overrides));
   if (arguments.connections) settings.connections = *arguments.connections;
   settings.upload_rate = arguments.upload_rate;
+  settings.requester_pays = arguments.requester_pays;
+  settings.encryption = arguments.encryption;
+  settings.encryption_key = arguments.encryption_key;
   OpenedSeries opened;
   ASSIGN_OR_RETURN(opened.client, s3::Client::Create(settings));
   opened.bucket = std::make_unique<s3::Bucket>(*opened.client, location.bucket);
   opened.series = std::make_unique<remote::Series>(*opened.bucket, location.key);
   return opened;
+}
+
+void WarnIfUnprotected(const OpenedSeries& opened) {
+  const s3::Settings& settings = opened.client->settings();
+  if (!settings.sign || !s3::IsUnprotected(settings.endpoint)) return;
+  Print(stderr, fmt::format("weightfs: warning: {} is not https: others on the network can read what is sent, also a "
+                            "session token, and can change it\n",
+                            s3::PrintableOrigin(settings.endpoint)));
 }
 
 }  // namespace
@@ -65,6 +80,8 @@ void AddS3Options(CLI::App& command, S3Arguments* arguments) {
       .add_flag("--path-style", arguments->path_style,
                 "Address a bucket as https://ENDPOINT/BUCKET; default for every service but AWS")
       ->group(kGroup);
+  command.add_flag("--requester-pays", arguments->requester_pays, "Pay for the requests, which some buckets demand")
+      ->group(kGroup);
   command.add_option("--connections", arguments->connections, "Maximum number of concurrent requests; default: 16")
       ->type_name("N")
       ->check(CheckNumber(1, kMaximumConnections))
@@ -73,7 +90,9 @@ void AddS3Options(CLI::App& command, S3Arguments* arguments) {
 
 Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments) {
   ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
-  return Open(location, arguments);
+  ASSIGN_OR_RETURN(OpenedSeries opened, Open(location, arguments));
+  WarnIfUnprotected(opened);
+  return opened;
 }
 
 Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
@@ -86,6 +105,7 @@ Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arg
   if (version != 0) {
     OpenedVersion named;
     ASSIGN_OR_RETURN(named.opened, Open({location.bucket, location.key.substr(0, slash)}, arguments));
+    WarnIfUnprotected(named.opened);
     auto manifest = named.opened.series->Load(version, interrupted);
     if (manifest) {
       named.version = std::move(*manifest);
@@ -95,7 +115,15 @@ Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arg
   }
   OpenedVersion series;
   ASSIGN_OR_RETURN(series.opened, Open(location, arguments));
+  if (version == 0) WarnIfUnprotected(series.opened);
   return series;
+}
+
+void WarnOfOldVersions(const std::string& url, const remote::PruneReport& report) {
+  if (!report.leaves_old_versions) return;
+  Print(stderr, fmt::format("weightfs: warning: {0}: its bucket keeps old versions of deleted objects, so no space was "
+                            "freed; 'weightfs prune {0} --keep N --all-versions' deletes them, too\n",
+                            url));
 }
 
 }  // namespace weightfs::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of all commands that use an S3 service, and the versions that a URL names.
+// The options and warnings of all commands that use an S3 service, and the versions that a URL names.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/error.h"
+#include "remote/prune.h"
 #include "remote/series.h"
 #include "s3/bucket.h"
 #include "s3/client.h"
@@ -19,14 +20,16 @@ struct S3Arguments {
   s3::SettingsOverrides overrides = {};
   std::optional<unsigned> connections = {};
   uint64_t upload_rate = 0;  // bytes per second of all uploads; 0: unlimited. The caller sets it
+  std::string encryption = {}, encryption_key = {};  // of new objects; see s3::Settings. The caller sets them
 
   // The values of the flags.
   bool no_sign_request = false;
   bool path_style = false;
+  bool requester_pays = false;
 };
 
-// Adds --endpoint-url, --region, --profile, --ca-bundle, --no-sign-request, --path-style and --connections. `arguments`
-// must live as long as the command.
+// Adds --endpoint-url, --region, --profile, --ca-bundle, --no-sign-request, --path-style, --requester-pays and
+// --connections. `arguments` must live as long as the command.
 void AddS3Options(CLI::App& command, S3Arguments* arguments);
 
 // A series with everything it needs. Movable: the parts keep their addresses.
@@ -36,8 +39,9 @@ struct OpenedSeries {
   std::unique_ptr<remote::Series> series;
 };
 
-// Opens s3://BUCKET/PREFIX/NAME. Makes no request. Errors are one full line: those of s3::ParseLocation,
-// s3::LoadSettings and s3::Client::Create, and kInvalid for a URL without a name.
+// Opens s3://BUCKET/PREFIX/NAME. Makes no request. Prints a warning if others on the network can read what is sent.
+// Errors are one full line: those of s3::ParseLocation, s3::LoadSettings and s3::Client::Create, and kInvalid for a URL
+// without a name.
 Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments);
 
 // A series, and the version of it that the URL names: s3://BUCKET/PREFIX/NAME/N.
@@ -50,5 +54,8 @@ struct OpenedVersion {
 // version has a manifest, and otherwise a series with this name. Makes a request only for such a URL.
 Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
                                   const s3::Interrupted& interrupted);
+
+// Prints a warning if a prune has freed no space.
+void WarnOfOldVersions(const std::string& url, const remote::PruneReport& report);
 
 }  // namespace weightfs::cli

@@ -19,6 +19,9 @@ struct PruneOptions {
   uint64_t up_to = UINT64_MAX;  // greater versions are kept and not counted
   // A version without a manifest is removed if nothing has changed in it for so long: its push is not running any more.
   std::chrono::seconds unfinished_after = std::chrono::hours(7 * 24);
+  // Also delete the old versions of objects that a bucket with versioning keeps, of what this call and earlier ones
+  // removed. Without it, such a bucket frees no space.
+  bool all_versions = false;
   bool dry_run = false;  // report what would be removed
   s3::Interrupted interrupted = {};
 };
@@ -26,7 +29,7 @@ struct PruneOptions {
 struct PrunedVersion {
   uint64_t version = 0;
   bool unfinished = false;
-  uint64_t objects = 0;  // those of weightfs included
+  uint64_t objects = 0;  // those of weightfs included; with `all_versions` their old versions, too
   uint64_t bytes = 0;    // of these objects
   uint64_t uploads = 0;  // unfinished multipart uploads
 };
@@ -36,6 +39,7 @@ struct PruneReport {
   std::vector<uint64_t> kept;          // complete, the greatest first
   std::vector<uint64_t> damaged;       // with a manifest that no reader accepts: kept, and not counted
   std::vector<uint64_t> unfinished;    // without a manifest, and too young to be removed
+  bool leaves_old_versions = false;    // the bucket has kept what was deleted, and has freed no space
   std::vector<uint64_t> foreign;       // with objects, but neither a manifest nor a claim: not made by weightfs, kept
 };
 

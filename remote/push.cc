@@ -192,7 +192,8 @@ Result<void> Pusher::TakeOver(const std::string& other) {
   RETURN_IF_ERROR(series_.bucket().PutObject(claim, OurClaim(/*taken_over=*/true).Encode(), {}, options_.interrupted));
   trusts_objects_ = false;
   RETURN_IF_ERROR(CheckClaim());
-  return series_.bucket().DeleteObject(manifest_key, options_.interrupted);
+  RETURN_IF_ERROR(series_.bucket().DeleteObject(manifest_key, options_.interrupted));
+  return {};
 }
 
 Result<Leftovers> Pusher::FindLeftovers() {
@@ -219,6 +220,7 @@ Result<void> Pusher::SendAndVerify() {
     Uploader::Options options;
     if (options_.progress) options.progress = [&](uint64_t done) { options_.progress(done, report_.bytes); };
     options.interrupted = options_.interrupted;
+    options.storage_class = options_.storage_class;
     {
       Uploader uploader(series_, manifest().version, tree_, std::move(leftovers), options);
       auto slices = uploader.Run();

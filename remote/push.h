@@ -16,6 +16,7 @@ struct PushOptions {
   std::optional<uint64_t> version = std::nullopt;  // default: that of the publication, or the time of the latest change
   bool take_over = false;                          // replace an unfinished push that is not of this source
   bool verify = false;                             // read everything back before the version exists
+  std::string storage_class = {};                  // of the files; empty: the bucket's
   // Called with bytes sent (or found in the bucket) and the total, on the calling thread.
   std::function<void(uint64_t done, uint64_t total)> progress = {};
   s3::Interrupted interrupted = {};  // returning true ends the push with kCancelled; must be thread-safe

@@ -24,13 +24,23 @@ uint64_t ParseVersion(std::string_view text) {
 std::string Series::url() const { return s3::ToString({bucket_.name(), prefix_}); }
 
 Result<std::vector<uint64_t>> Series::Numbers(const s3::Interrupted& interrupted) const {
-  const std::string above = prefix_ + "/";
-  ASSIGN_OR_RETURN(const auto listing, bucket_.ListObjects({.prefix = above, .delimiter = "/"}, interrupted));
+  ASSIGN_OR_RETURN(const auto listing,
+                   bucket_.ListObjects({.prefix = prefix_ + "/", .delimiter = "/"}, interrupted));
+  return NumbersIn(listing.prefixes);
+}
+
+Result<std::vector<uint64_t>> Series::NumbersWithDeleted(const s3::Interrupted& interrupted) const {
+  ASSIGN_OR_RETURN(const auto listing,
+                   bucket_.ListVersions({.prefix = prefix_ + "/", .delimiter = "/"}, interrupted));
+  return NumbersIn(listing.prefixes);
+}
+
+std::vector<uint64_t> Series::NumbersIn(const std::vector<std::string>& prefixes) const {
+  const size_t above = prefix_.size() + 1;
   std::vector<uint64_t> numbers;
-  for (const std::string& prefix : listing.prefixes) {
-    if (prefix.size() <= above.size()) continue;
-    const uint64_t version =
-        ParseVersion(std::string_view(prefix).substr(above.size(), prefix.size() - above.size() - 1));
+  for (const std::string& prefix : prefixes) {
+    if (prefix.size() <= above) continue;
+    const uint64_t version = ParseVersion(std::string_view(prefix).substr(above, prefix.size() - above - 1));
     if (version != 0) numbers.push_back(version);
   }
   std::sort(numbers.begin(), numbers.end(), std::greater<>());

@@ -36,6 +36,8 @@ class Series {
 
   // The numbers of all versions that have objects, the greatest first. Some may have no manifest.
   Result<std::vector<uint64_t>> Numbers(const s3::Interrupted& interrupted = {}) const;
+  // The same, with those whose objects were deleted, but are kept by the bucket as old versions of objects.
+  Result<std::vector<uint64_t>> NumbersWithDeleted(const s3::Interrupted& interrupted) const;
   // Returns the manifest of a version; kNotFound if it has none, because it was not pushed completely.
   Result<Manifest> Load(uint64_t version, const s3::Interrupted& interrupted = {}) const;
   // Returns the manifest of the greatest version that has one. kNotFound: there is none.
@@ -44,6 +46,7 @@ class Series {
   Result<Claim> LoadClaim(uint64_t version, const s3::Interrupted& interrupted = {}) const;
 
  private:
+  std::vector<uint64_t> NumbersIn(const std::vector<std::string>& prefixes) const;
   const s3::Bucket& bucket_;
   const std::string prefix_;
 };

@@ -180,7 +180,8 @@ Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) 
   }
   const uint64_t request = BeginRequest();
   NoteId(request, series_.bucket().StartPut(
-                      key, data, {}, [this, request, buffer, size = file.size](Result<std::string> result) mutable {
+                      key, data, {.storage_class = options_.storage_class},
+                      [this, request, buffer, size = file.size](Result<std::string> result) mutable {
                         if (result) done_bytes_ += size, sent_bytes_ += size;
                         buffer.reset();
                         EndRequest(request, result);
@@ -201,9 +202,10 @@ Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const st
     if (!parts && parts.error().code == ErrorCode::kNotFound) continue;
     if (!parts) return parts.error();
     std::string worse = id;
-    if (upload->info.upload_id.empty() || parts->size() > sent.size()) {
+    if (upload->info.upload_id.empty() || parts->parts.size() > sent.size()) {
       std::swap(worse, upload->info.upload_id);
-      sent = std::move(*parts);
+      sent = std::move(parts->parts);
+      upload->info.crc32c = parts->crc32c;
     }
     if (worse.empty()) continue;
     const auto aborted = series_.bucket().AbortMultipartUpload({.key = key, .upload_id = worse}, options_.interrupted);
@@ -214,10 +216,12 @@ Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const st
   for (const s3::PartInfo& part : sent) {
     if (part.number == 0 || part.number > upload->parts.size()) continue;
     const uint64_t begin = (part.number - 1) * part_size;
-    if (part.size == std::min(part_size, file.size - begin)) upload->parts[part.number - 1] = part;
+    const bool complete = part.size == std::min(part_size, file.size - begin);
+    if (complete && part.crc32c.empty() != upload->info.crc32c) upload->parts[part.number - 1] = part;
   }
   if (upload->info.upload_id.empty()) {
-    ASSIGN_OR_RETURN(upload->info.upload_id, series_.bucket().CreateMultipartUpload(key, options_.interrupted));
+    ASSIGN_OR_RETURN(upload->info, series_.bucket().CreateMultipartUpload(
+                                       key, {.storage_class = options_.storage_class}, options_.interrupted));
   }
   return upload;
 }
@@ -246,9 +250,9 @@ Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) 
     const uint64_t request = BeginRequest();
     NoteId(request, series_.bucket().StartUploadPart(
                         upload->info, number, data,
-                        [this, request, upload, number, size, buffer](Result<std::string> result) mutable {
+                        [this, request, upload, number, size, buffer](Result<s3::PartInfo> result) mutable {
                           if (result) {
-                            upload->parts[number - 1] = {.number = number, .size = size, .etag = *result};
+                            upload->parts[number - 1] = *result;
                             done_bytes_ += size;
                             sent_bytes_ += size;
                             if (--upload->missing == 0) Complete(upload);
@@ -323,7 +327,8 @@ void Uploader::NoteId(uint64_t request, s3::RequestId id) {
   if (const auto found = requests_.find(request); found != requests_.end()) found->second = id;
 }
 
-void Uploader::EndRequest(uint64_t request, const Result<std::string>& result) {
+template <typename T>
+void Uploader::EndRequest(uint64_t request, const Result<T>& result) {
   MutexLock lock(mutex_);
   if (!result && !failure_) failure_ = result.error();
   requests_.erase(request);

@@ -42,6 +42,7 @@ class Uploader {
   struct Options {
     std::function<void(uint64_t done)> progress;
     s3::Interrupted interrupted;
+    std::string storage_class = {};  // of the files; empty: the bucket's
   };
   Uploader(const Series& series, uint64_t version, const LocalTree& tree, Leftovers leftovers, Options options);
   // Waits for the requests in progress.
@@ -73,7 +74,8 @@ class Uploader {
   // Counts a request. Returns its number, which is not that of the client.
   uint64_t BeginRequest();
   void NoteId(uint64_t request, s3::RequestId id);
-  void EndRequest(uint64_t request, const Result<std::string>& result);
+  template <typename T>
+  void EndRequest(uint64_t request, const Result<T>& result);
   Result<void> CheckFailure();
   void Complete(UploadPtr upload);
   void CompleteUploads();

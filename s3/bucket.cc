@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
+#include "common/checksum.h"
 #include "common/printable.h"
 #include "common/result.h"
 #include "s3/base64.h"
@@ -20,15 +22,18 @@ namespace {
 
 // Bytes of a page of a list. 1,000 entries with the longest keys have half of it; parsed, it takes 16 times as many.
 constexpr size_t kMaxPage = size_t{8} << 20;
+constexpr const char* kCrc32cHeader = "x-amz-checksum-crc32c";
+constexpr std::string_view kCrc32c = "CRC32C";
 
 std::span<const std::byte> AsBytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
-Result<std::string> Md5Header(std::string_view body) {
+// None if OpenSSL has no MD5 (perhaps in FIPS mode).
+std::optional<std::string> Md5Text(std::span<const std::byte> body) {
   std::string digest(EVP_MAX_MD_SIZE, '\0');
   unsigned size = 0;
   if (EVP_Digest(body.data(), body.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_md5(),
                  nullptr) != 1) {
-    return Error{ErrorCode::kNotSupported, "OpenSSL on this machine has no MD5 (perhaps in FIPS mode)"};
+    return std::nullopt;
   }
   digest.resize(size);
   return EncodeBase64(digest);
@@ -38,6 +43,11 @@ Error ResponseError(const Request& request, std::string_view what) {
   return {ErrorCode::kIo, fmt::format("{} {}: {}", request.method, ToString(request.object), what)};
 }
 
+// A machine without MD5 sends none.
+void AddMd5(Request* request) {
+  if (auto md5 = Md5Text(request->body)) request->headers.emplace_back("content-md5", std::move(*md5));
+}
+
 // Adds what was requested to an error of the parser.
 template <typename T>
 Result<T> Named(Result<T> result, const Location& object) {
@@ -45,7 +55,8 @@ Result<T> Named(Result<T> result, const Location& object) {
   return result;
 }
 
-// Ends a list that a faulty service never ends, or that takes all memory. Pages without entries may occur: a service skips what was deleted.
+// Ends a list that a faulty service never ends, or that takes all memory. Pages without entries may occur: a service
+// skips what was deleted.
 class ListProgress {
  public:
   // `bytes`: of the texts of the entries.
@@ -57,8 +68,9 @@ class ListProgress {
                    fmt::format("{}: there are more than {} entries; give a longer prefix", ToString(listed), limit)};
     }
     if (bytes_ > kMaxListedBytes) {
-      return Error{ErrorCode::kTooLarge, fmt::format("{}: the names of its entries have more than {} MiB; give a longer prefix",
-                                                     ToString(listed), kMaxListedBytes >> 20)};
+      return Error{ErrorCode::kTooLarge,
+                   fmt::format("{}: the names of its entries have more than {} MiB; give a longer prefix",
+                               ToString(listed), kMaxListedBytes >> 20)};
     }
     if (entries > 0 || ++empty_pages_ <= kMaxEmptyPages) return {};
     return Error{ErrorCode::kIo, fmt::format("{}: the service returned {} pages of a list without entries",
@@ -71,10 +83,18 @@ class ListProgress {
   unsigned empty_pages_ = 0;
 };
 
-Request PutRequest(Location object, std::span<const std::byte> body, const PutOptions& options) {
-  Request request{.method = "PUT", .object = std::move(object), .body = body};
-  if (options.if_none_match) request.headers.emplace_back("if-none-match", "*");
-  return request;
+std::string Crc32cText(std::span<const std::byte> body) {
+  const uint32_t crc = Crc32c(body);
+  std::string bytes;
+  for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(crc >> shift);
+  return EncodeBase64(bytes);
+}
+
+size_t BytesOf(const VersionListing& listing) {
+  size_t bytes = 0;
+  for (const auto& version : listing.versions) bytes += version.key.size() + version.version_id.size();
+  for (const auto& prefix : listing.prefixes) bytes += prefix.size();
+  return bytes;
 }
 
 // A service that does not know ranges returns the whole object, from its start.
@@ -125,9 +145,34 @@ Result<ObjectInfo> Bucket::HeadObject(const std::string& key, const Interrupted&
   return info;
 }
 
+Fields Bucket::NewObjectHeaders(const PutOptions& options) const {
+  const Settings& settings = client_.settings();
+  Fields headers;
+  if (options.if_none_match) headers.emplace_back("if-none-match", "*");
+  if (!options.storage_class.empty()) headers.emplace_back("x-amz-storage-class", options.storage_class);
+  if (!settings.encryption.empty()) headers.emplace_back("x-amz-server-side-encryption", settings.encryption);
+  if (!settings.encryption_key.empty()) {
+    headers.emplace_back("x-amz-server-side-encryption-aws-kms-key-id", settings.encryption_key);
+  }
+  return headers;
+}
+
+Request Bucket::MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const {
+  Request request{.method = "PUT", .object = {name_, key}, .headers = NewObjectHeaders(options), .body = body};
+  const bool crc32c = client_.settings().send_crc32c;
+  if (crc32c) request.headers.emplace_back(kCrc32cHeader, Crc32cText(body));
+  if (!crc32c || !crc32c_confirmed_.load()) AddMd5(&request);
+  return request;
+}
+
+void Bucket::NoteConfirmation(const Response& response) const {
+  if (!response.header(kCrc32cHeader).empty()) crc32c_confirmed_ = true;
+}
+
 Result<std::string> Bucket::PutObject(const std::string& key, std::span<const std::byte> body,
                                       const PutOptions& options, const Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(const auto response, client_.Send(PutRequest({name_, key}, body, options), interrupted));
+  ASSIGN_OR_RETURN(const auto response, client_.Send(MakePut(key, body, options), interrupted));
+  NoteConfirmation(response);
   return std::string(response.header("etag"));
 }
 
@@ -138,36 +183,53 @@ Result<std::string> Bucket::PutObject(const std::string& key, std::string_view b
 
 RequestId Bucket::StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
                            std::function<void(Result<std::string>)> done) const {
-  return client_.Start(PutRequest({name_, key}, body, options), [done = std::move(done)](Result<Response> response) {
+  return client_.Start(MakePut(key, body, options), [this, done = std::move(done)](Result<Response> response) {
     if (!response) return done(std::move(response).error());
+    NoteConfirmation(*response);
     done(std::string(response->header("etag")));
   });
 }
 
-Result<std::string> Bucket::CreateMultipartUpload(const std::string& key, const Interrupted& interrupted) const {
-  const Request request{.method = "POST",
-                        .object = {name_, key},
-                        .query = {{"uploads", ""}},
-                        .xml_root = "InitiateMultipartUploadResult"};
+Result<UploadInfo> Bucket::CreateMultipartUpload(const std::string& key, const PutOptions& options,
+                                                 const Interrupted& interrupted) const {
+  Request request{.method = "POST",
+                  .object = {name_, key},
+                  .query = {{"uploads", ""}},
+                  .headers = NewObjectHeaders(options),
+                  .xml_root = "InitiateMultipartUploadResult"};
+  if (client_.settings().send_crc32c) request.headers.emplace_back("x-amz-checksum-algorithm", std::string(kCrc32c));
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
-  return Named(ParseUploadId(response.body), request.object);
+  UploadInfo upload{.key = key};
+  upload.crc32c = response.header("x-amz-checksum-algorithm") == kCrc32c;
+  ASSIGN_OR_RETURN(upload.upload_id, Named(ParseUploadId(response.body), request.object));
+  return upload;
 }
 
 RequestId Bucket::StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
-                                  std::function<void(Result<std::string>)> done) const {
-  auto request = PutRequest({name_, upload.key}, body, {});
+                                  std::function<void(Result<PartInfo>)> done) const {
+  Request request{.method = "PUT", .object = {name_, upload.key}, .body = body};
   request.query = {{"partNumber", std::to_string(number)}, {"uploadId", upload.upload_id}};
-  return client_.Start(std::move(request), [object = Location{name_, upload.key}, number,
-                                            done = std::move(done)](Result<Response> response) {
+  PartInfo part{.number = number, .size = body.size()};
+  if (upload.crc32c) {
+    part.crc32c = Crc32cText(body);
+    request.headers.emplace_back(kCrc32cHeader, part.crc32c);
+  } else {
+    AddMd5(&request);
+  }
+  const Location object = request.object;
+  return client_.Start(std::move(request), [object, part, done = std::move(done)](Result<Response> response) {
     if (!response) return done(std::move(response).error());
-    const auto etag = response->header("etag");
-    if (!etag.empty()) return done(std::string(etag));
-    done(Error{ErrorCode::kIo, fmt::format("PUT {}: the response for part {} has no ETag", ToString(object), number)});
+    PartInfo sent = part;
+    sent.etag = response->header("etag");
+    if (!sent.etag.empty()) return done(std::move(sent));
+    done(Error{ErrorCode::kIo,
+               fmt::format("PUT {}: the response for part {} has no ETag", ToString(object), sent.number)});
   });
 }
 
-Result<std::vector<PartInfo>> Bucket::ListParts(const UploadInfo& upload, const Interrupted& interrupted) const {
-  std::vector<PartInfo> parts;
+Result<UploadedParts> Bucket::ListParts(const UploadInfo& upload, const Interrupted& interrupted) const {
+  UploadedParts found;
+  std::vector<PartInfo>& parts = found.parts;
   std::string marker;
   do {
     Request request{.object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}, {"max-parts", "1000"}}};
@@ -178,11 +240,12 @@ Result<std::vector<PartInfo>> Bucket::ListParts(const UploadInfo& upload, const 
     ASSIGN_OR_RETURN(auto page, Named(ParseParts(response.body), request.object));
     if (!page.next.empty() && page.parts.empty()) return ResponseError(request, "a page without parts is not the last");
     parts.insert(parts.end(), page.parts.begin(), page.parts.end());
+    found.crc32c = page.checksum_algorithm == kCrc32c;
     if (parts.size() > kMaxParts) return ResponseError(request, "the upload has too many parts");
     marker = page.next;
   } while (!marker.empty());
   std::ranges::sort(parts, {}, &PartInfo::number);
-  return parts;
+  return found;
 }
 
 Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& prefix,
@@ -256,44 +319,89 @@ Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupte
   return listing;
 }
 
-Result<void> Bucket::DeleteObject(const std::string& key, const Interrupted& interrupted) const {
+Result<VersionListing> Bucket::ListVersions(const ListOptions& options, const Interrupted& interrupted) const {
+  VersionListing listing;
+  std::string key, version;
+  ListProgress progress;
+  do {
+    Request request{.object = {name_, ""}, .query = {{"versions", ""}, {"encoding-type", "url"}}};
+    request.xml_root = "ListVersionsResult";
+    request.body_limit = kMaxPage;
+    if (!options.prefix.empty()) request.query.emplace_back("prefix", options.prefix);
+    if (!options.delimiter.empty()) request.query.emplace_back("delimiter", options.delimiter);
+    if (!key.empty()) request.query.emplace_back("key-marker", key);
+    if (!version.empty()) request.query.emplace_back("version-id-marker", version);
+    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+    ASSIGN_OR_RETURN(auto page, Named(ParseVersions(response.body), request.object));
+    const bool repeats = !page.next_key.empty() && page.next_key == key && page.next_version == version;
+    if (repeats) return ResponseError(request, "the service repeats a page of the list");
+    const size_t added = page.listing.versions.size() + page.listing.prefixes.size();
+    RETURN_IF_ERROR(progress.Add({name_, options.prefix}, added, BytesOf(page.listing), options.limit));
+    key = page.next_key;
+    version = page.next_version;
+    std::ranges::move(page.listing.versions, std::back_inserter(listing.versions));
+    std::ranges::move(page.listing.prefixes, std::back_inserter(listing.prefixes));
+  } while (!key.empty());
+  return listing;
+}
+
+Result<bool> Bucket::DeleteObject(const std::string& key, const Interrupted& interrupted) const {
   // This request would delete the bucket.
   if (key.empty()) {
     return Error{ErrorCode::kInvalid,
                  fmt::format("DELETE s3://{}/: an object without a name cannot be deleted", name_)};
   }
-  RETURN_IF_ERROR(client_.Send({.method = "DELETE", .object = {name_, key}}, interrupted));
-  return {};
+  ASSIGN_OR_RETURN(const auto response, client_.Send({.method = "DELETE", .object = {name_, key}}, interrupted));
+  return response.header("x-amz-delete-marker") == "true";
 }
 
 Result<void> Bucket::DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted) const {
-  std::vector<std::string> batch;
-  const auto flush = [&]() -> Result<void> {
-    if (batch.empty()) return {};
-    const auto document = DeleteDocument(batch);
-    Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
-    ASSIGN_OR_RETURN(auto md5, Named(Md5Header(document), request.object));
-    request.headers = {{"content-type", "application/xml"}, {"content-md5", std::move(md5)}};
-    request.body = AsBytes(document);
-    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
-    ASSIGN_OR_RETURN(const auto failures, Named(ParseDeleteFailures(response.body), request.object));
-    batch.clear();
-    if (failures.empty()) return {};
-    const auto& first = failures.front();
-    const auto code = first.error.code == "AccessDenied" ? ErrorCode::kAccess : ErrorCode::kIo;
-    return Error{code, fmt::format("DELETE {}: {}: {} ({} objects of this request are not deleted)",
-                                   ToString({name_, first.key}), Printable(first.error.code),
-                                   Printable(first.error.message), failures.size())};
-  };
+  std::vector<ObjectVersion> batch;
   for (const auto& key : keys) {
-    if (!CanBeInXml(key)) {
-      RETURN_IF_ERROR(DeleteObject(key, interrupted));
+    batch.push_back({.key = key});
+    if (batch.size() < kMaxDeletedKeys) continue;
+    RETURN_IF_ERROR(DeleteVersions(batch, interrupted));
+    batch.clear();
+  }
+  return DeleteVersions(batch, interrupted);
+}
+
+Result<void> Bucket::DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted) const {
+  std::vector<ObjectVersion> batch;
+  for (const auto& version : versions) {
+    if (!CanBeInXml(version.key)) {
+      Request request{.method = "DELETE", .object = {name_, version.key}};
+      if (!version.version_id.empty()) request.query.emplace_back("versionId", version.version_id);
+      RETURN_IF_ERROR(client_.Send(request, interrupted));
       continue;
     }
-    batch.push_back(key);
-    if (batch.size() == kMaxDeletedKeys) RETURN_IF_ERROR(flush());
+    batch.push_back(version);
+    if (batch.size() < kMaxDeletedKeys) continue;
+    RETURN_IF_ERROR(DeleteBatch(batch, interrupted));
+    batch.clear();
   }
-  return flush();
+  return DeleteBatch(batch, interrupted);
+}
+
+Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> versions, const Interrupted& interrupted) const {
+  if (versions.empty()) return {};
+  const auto document = DeleteDocument(versions);
+  Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
+  const auto md5 = Md5Text(AsBytes(document));
+  if (!md5) {
+    return Error{ErrorCode::kNotSupported,
+                 ToString(request.object) + ": OpenSSL on this machine has no MD5 (perhaps in FIPS mode)"};
+  }
+  request.headers = {{"content-type", "application/xml"}, {"content-md5", *md5}};
+  request.body = AsBytes(document);
+  ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+  ASSIGN_OR_RETURN(const auto failures, Named(ParseDeleteFailures(response.body), request.object));
+  if (failures.empty()) return {};
+  const auto& first = failures.front();
+  const auto code = first.error.code == "AccessDenied" ? ErrorCode::kAccess : ErrorCode::kIo;
+  return Error{code, fmt::format("DELETE {}: {}: {} ({} objects of this request are not deleted)",
+                                 ToString({name_, first.key}), Printable(first.error.code),
+                                 Printable(first.error.message), failures.size())};
 }
 
 }  // namespace weightfs::s3

@@ -2,6 +2,7 @@
 // The operations on the objects of one bucket.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +33,8 @@ struct ObjectInfo {
 };
 
 struct PutOptions {
-  bool if_none_match = false;  // fail with kExists if the object exists
+  bool if_none_match = false;     // fail with kExists if the object exists
+  std::string storage_class = {};  // such as STANDARD_IA; empty: the bucket's
 };
 
 struct ObjectRange {
@@ -51,12 +53,33 @@ struct PartInfo {
   unsigned number = 0;
   uint64_t size = 0;  // 0 if unknown; CompleteMultipartUpload does not need it
   std::string etag;
+  std::string crc32c = {};  // in Base64; empty if its upload has none
 };
 
 struct UploadInfo {
   std::string key;
   std::string upload_id;
   std::chrono::system_clock::time_point started = {};
+  bool crc32c = false;  // the service verifies the CRC-32C of each part, and demands it
+};
+
+// The parts of an upload, ordered by number.
+struct UploadedParts {
+  std::vector<PartInfo> parts;
+  bool crc32c = false;  // as UploadInfo::crc32c
+};
+
+// A version of an object in a bucket that keeps them. A delete marker is a version without content.
+struct ObjectVersion {
+  std::string key;
+  std::string version_id;
+  uint64_t size = 0;
+  bool is_marker = false;
+};
+
+struct VersionListing {
+  std::vector<ObjectVersion> versions;
+  std::vector<std::string> prefixes;  // as in Listing
 };
 
 struct ListOptions {
@@ -71,7 +94,12 @@ struct Listing {
 };
 
 // Typed requests; see Client for retries, errors and threads. The client must outlive the Bucket, and the callbacks
-// have the contract of ResponseCallback. Immutable, so thread-safe.
+// have the contract of ResponseCallback. The Bucket must outlive its requests. Thread-safe.
+//
+// Every body has a checksum that the service compares, so that a body which is changed on its way is not stored, and
+// buckets with Object Lock accept it. A CRC-32C costs almost nothing; but only a service that knows it confirms it. The
+// Content-MD5, which every service knows, costs a core for 0.8 GB/s, and is sent until a CRC-32C has been confirmed,
+// and for parts of uploads for which the service did not confirm the algorithm (if OpenSSL has it: not in FIPS mode).
 class Bucket {
  public:
   Bucket(Client& client, std::string name) : client_(client), name_(std::move(name)) {}
@@ -96,14 +124,15 @@ class Bucket {
   RequestId StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
                      std::function<void(Result<std::string>)> done) const;
 
-  // Returns the id of the upload. If a response was lost, the service may have one more upload of this key, without
+  // Returns the upload. If a response was lost, the service may have one more upload of this key, without
   // parts.
-  Result<std::string> CreateMultipartUpload(const std::string& key, const Interrupted& interrupted = {}) const;
-  // Passes the ETag. A part with the same number is replaced. The memory must stay valid until the callback.
+  Result<UploadInfo> CreateMultipartUpload(const std::string& key, const PutOptions& options = {},
+                                           const Interrupted& interrupted = {}) const;
+  // Passes the part. A part with the same number is replaced. The memory must stay valid until the callback.
   RequestId StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
-                            std::function<void(Result<std::string>)> done) const;
-  // Returns all parts, ordered by number. kNotFound: there is no such upload.
-  Result<std::vector<PartInfo>> ListParts(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
+                            std::function<void(Result<PartInfo>)> done) const;
+  // kNotFound: there is no such upload.
+  Result<UploadedParts> ListParts(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
   // Returns all unfinished uploads whose keys begin with `prefix`. Fails with kTooLarge if there are more than
   // kMaxListed.
   Result<std::vector<UploadInfo>> ListMultipartUploads(const std::string& prefix,
@@ -118,15 +147,27 @@ class Bucket {
   // Returns all pages. Keys may hold any character.
   Result<Listing> ListObjects(const ListOptions& options, const Interrupted& interrupted = {}) const;
 
-  // Deleting an object that does not exist succeeds. kInvalid: the key is empty.
-  Result<void> DeleteObject(const std::string& key, const Interrupted& interrupted = {}) const;
+  // Returns all versions of objects, the youngest version of a key first. Keys may hold any character.
+  Result<VersionListing> ListVersions(const ListOptions& options, const Interrupted& interrupted = {}) const;
+
+  // Deleting an object that does not exist succeeds. Returns true if the bucket keeps the object as an old version.
+  // kInvalid: the key is empty.
+  Result<bool> DeleteObject(const std::string& key, const Interrupted& interrupted = {}) const;
   // Deletes any number of objects, 1,000 in a request. On failure some are deleted; the error names the first that is
   // not.
   Result<void> DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted = {}) const;
+  // The same for versions of objects; only their keys and ids matter.
+  Result<void> DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted = {}) const;
 
  private:
+  Request MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const;
+  Fields NewObjectHeaders(const PutOptions& options) const;
+  void NoteConfirmation(const Response& response) const;
+  Result<void> DeleteBatch(std::span<const ObjectVersion> versions, const Interrupted& interrupted) const;
+
   Client& client_;
   const std::string name_;
+  mutable std::atomic<bool> crc32c_confirmed_ = false;  // by an answer to a PUT
 };
 
 }  // namespace weightfs::s3

@@ -219,6 +219,7 @@ Result<Fields> ClientLoop::SignedHeaders(const Job& job, const RequestUrl& url) 
     return Error{code, fmt::format("{} {}: {}", request.method, ToString(request.object), why)};
   };
   auto headers = request.headers;
+  if (settings_.requester_pays) headers.emplace_back("x-amz-request-payer", "requester");
   if (settings_.sign) {
     const auto hash =
         request.body.size() <= kSignedBody ? Sha256Hex(AsText(request.body)) : std::string(kUnsignedPayload);

@@ -177,6 +177,11 @@ Failure FailureOfStatus(const Request& request, const Attempt& attempt, const Er
     failure.code = known->error;
     failure.advice = known->advice;
   }
+  // Services that are not AWS's may refuse headers that they do not know.
+  const bool refuses = attempt.status == 400 || attempt.status == 501;
+  if (refuses && document.message.find("x-amz-checksum") != std::string::npos) {
+    failure.advice = "if the service does not know checksums, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required";
+  }
   // A HEAD has no body that would say so.
   if (request.method == "HEAD" && attempt.status == 400 && document.empty()) failure.remedy = Remedy::kRenewCredentials;
   if (auto region = OtherRegion(attempt, document); !region.empty()) {

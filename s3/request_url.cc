@@ -74,6 +74,14 @@ Result<void> CheckEndpoint(std::string_view endpoint) {
   return {};
 }
 
+bool IsUnprotected(std::string_view endpoint) {
+  if (!endpoint.starts_with(kHttp)) return false;
+  const std::string_view host = Split(endpoint).host;
+  const std::string_view name = host.substr(0, host.starts_with('[') ? host.find(']') + 1 : host.find(':'));
+  return name != "localhost" && name != "[::1]" && !(name.starts_with("127.") && std::ranges::count(name, '.') == 3 &&
+                                                     name.find_first_not_of("0123456789.") == name.npos);
+}
+
 std::string PrintableOrigin(std::string_view url) {
   const auto colon = url.find("://");
   const auto scheme = url.find_first_of("/?#@") == colon + 1 ? url.substr(0, colon + 3) : std::string_view();

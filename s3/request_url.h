@@ -26,4 +26,7 @@ std::string PrintableOrigin(std::string_view url);
 // Returns the URL of the bucket or object in `region`. The settings must have passed CheckEndpoint.
 RequestUrl MakeRequestUrl(const Settings& settings, std::string_view region, const Location& object);
 
+// True for an http URL of another machine: others on the network can read and change what is sent.
+bool IsUnprotected(std::string_view endpoint);
+
 }  // namespace weightfs::s3

@@ -106,9 +106,11 @@ Result<PartsPage> ParseParts(std::string_view body) {
   pugi::xml_document document;
   ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListPartsResult"));
   PartsPage page;
+  ASSIGN_OR_RETURN(page.checksum_algorithm, ShortTextOf(root, "ChecksumAlgorithm"));
   for (const auto part : root.children("Part")) {
     PartInfo info;
     ASSIGN_OR_RETURN(info.etag, ShortTextOf(part, "ETag"));
+    ASSIGN_OR_RETURN(info.crc32c, ShortTextOf(part, "ChecksumCRC32C"));
     ASSIGN_OR_RETURN(const auto number, NumberOf(part, "PartNumber"));
     ASSIGN_OR_RETURN(info.size, NumberOf(part, "Size"));
     if (number == 0 || number > kMaxParts) return BadDocument("PartNumber");
@@ -138,6 +140,34 @@ Result<UploadsPage> ParseUploads(std::string_view body) {
   if (IsTruncated(root)) {
     ASSIGN_OR_RETURN(page.next_key, KeyOf(encoded, root, "NextKeyMarker"));
     page.next_upload_id = TextOf(root, "NextUploadIdMarker");
+  }
+  return page;
+}
+
+Result<VersionsPage> ParseVersions(std::string_view body) {
+  pugi::xml_document document;
+  ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListVersionsResult"));
+  const bool encoded = HasEncodedKeys(root);
+  VersionsPage page;
+  for (const auto node : root.children()) {
+    const std::string_view kind = node.name();
+    if (kind == "CommonPrefixes") {
+      ASSIGN_OR_RETURN(auto name, KeyOf(encoded, node, "Prefix"));
+      page.listing.prefixes.push_back(std::move(name));
+    }
+    if (kind != "Version" && kind != "DeleteMarker") continue;
+    ObjectVersion version{.is_marker = kind == "DeleteMarker"};
+    ASSIGN_OR_RETURN(version.key, KeyOf(encoded, node, "Key"));
+    ASSIGN_OR_RETURN(version.version_id, ShortTextOf(node, "VersionId"));
+    if (version.version_id.empty()) return BadDocument("VersionId");
+    if (!version.is_marker) {
+      ASSIGN_OR_RETURN(version.size, NumberOf(node, "Size"));
+    }
+    page.listing.versions.push_back(std::move(version));
+  }
+  if (IsTruncated(root)) {
+    ASSIGN_OR_RETURN(page.next_key, KeyOf(encoded, root, "NextKeyMarker"));
+    ASSIGN_OR_RETURN(page.next_version, ShortTextOf(root, "NextVersionIdMarker"));
   }
   return page;
 }
@@ -189,15 +219,20 @@ std::string CompleteDocument(const std::vector<PartInfo>& parts) {
     auto node = root.append_child("Part");
     AppendText(node, "PartNumber", std::to_string(part.number));
     AppendText(node, "ETag", part.etag);
+    if (!part.crc32c.empty()) AppendText(node, "ChecksumCRC32C", part.crc32c);
   }
   return Serialize(document);
 }
 
-std::string DeleteDocument(std::span<const std::string> keys) {
+std::string DeleteDocument(std::span<const ObjectVersion> versions) {
   pugi::xml_document document;
   auto root = document.append_child("Delete");
   AppendText(root, "Quiet", "true");
-  for (const auto& key : keys) AppendText(root.append_child("Object"), "Key", key);
+  for (const auto& version : versions) {
+    auto node = root.append_child("Object");
+    AppendText(node, "Key", version.key);
+    if (!version.version_id.empty()) AppendText(node, "VersionId", version.version_id);
+  }
   return Serialize(document);
 }
 

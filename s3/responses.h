@@ -32,16 +32,23 @@ struct ListingPage {
 struct PartsPage {
   std::vector<PartInfo> parts;
   std::string next;
+  std::string checksum_algorithm = {};  // of the upload; empty: none
 };
 struct UploadsPage {
   std::vector<UploadInfo> uploads;
   std::string next_key, next_upload_id;
 };
 
+struct VersionsPage {
+  VersionListing listing;
+  std::string next_key, next_version;
+};
+
 // Fail with kIo and a text that says what the document lacks.
 Result<ListingPage> ParseListing(std::string_view body);
 Result<PartsPage> ParseParts(std::string_view body);
 Result<UploadsPage> ParseUploads(std::string_view body);
+Result<VersionsPage> ParseVersions(std::string_view body);
 Result<std::string> ParseUploadId(std::string_view body);
 Result<std::string> ParseCompletedEtag(std::string_view body);  // may be empty
 
@@ -60,7 +67,7 @@ std::optional<Credentials> ParseAssumedRole(std::string_view body);
 
 std::string CompleteDocument(const std::vector<PartInfo>& parts);
 // Keys with characters that XML 1.0 cannot have are not allowed: see CanBeInXml.
-std::string DeleteDocument(std::span<const std::string> keys);
+std::string DeleteDocument(std::span<const ObjectVersion> versions);
 // False for text with control characters or bytes that are not UTF-8.
 bool CanBeInXml(std::string_view text);
 

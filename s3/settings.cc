@@ -12,6 +12,7 @@
 #include "common/result.h"
 #include "s3/config_file.h"
 #include "s3/request_url.h"
+#include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
@@ -99,6 +100,9 @@ Result<Settings> LoadSettings(const SettingsOverrides& overrides, const Environm
     ASSIGN_OR_RETURN(settings.addressing, ParseAddressing(*style, settings.config_file));
   }
   settings.sign = overrides.sign.value_or(settings.sign);
+  const auto checksums = FirstOf(
+      {environment("AWS_REQUEST_CHECKSUM_CALCULATION"), ValueOf(profile, "request_checksum_calculation")});
+  settings.send_crc32c = LowerCase(checksums.value_or("")) != "when_required";
   return settings;
 }
 

@@ -34,6 +34,12 @@ struct Settings {
   // answer for so long after its last byte was sent.
   unsigned stall_timeout_s = 30;
   uint64_t upload_rate = 0;  // maximum bytes per second of all uploads together; 0: unlimited
+  // Bodies have a CRC-32C; false: an MD5 alone, for services that refuse headers that they do not know.
+  bool send_crc32c = true;
+  bool requester_pays = false;  // of buckets whose owner does not pay for requests
+  // Of new objects: "AES256", "aws:kms" or another value of the header; empty: what the bucket says.
+  std::string encryption = {};
+  std::string encryption_key = {};  // id of the key for "aws:kms"; empty: the bucket's
 
   // The shared files; the caller need not change them.
   std::string config_file = {};       // ~/.aws/config
@@ -62,6 +68,8 @@ Environment ProcessEnvironment();
 //   ca_bundle   override, AWS_CA_BUNDLE, the profile's `ca_bundle`, SSL_CERT_FILE
 //   addressing  override, the profile's `s3` section's `addressing_style` (auto, path, virtual)
 //   profile     override, AWS_PROFILE, AWS_DEFAULT_PROFILE, default
+//   send_crc32c false if AWS_REQUEST_CHECKSUM_CALCULATION or the profile's `request_checksum_calculation` is
+//               when_required, else true
 //   files       AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE, ~/.aws/config, ~/.aws/credentials
 // The fields that are not mentioned here have their defaults; the caller changes them afterwards. Fails with kInvalid
 // and one full line if an endpoint is no http or https URL, if a file has a line that cannot be parsed (with its

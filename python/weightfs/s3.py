@@ -12,7 +12,8 @@ Each call runs the program `weightfs` as a process of its own, so a transfer doe
 caller. The program is named by the argument `program` or by the variable WEIGHTFS_PROGRAM, or is found in PATH.
 
 Every function accepts these options of the connection: endpoint_url, region, profile, ca_bundle, no_sign_request,
-path_style, connections. `weightfs push --help` explains them. Credentials are found as by AWS's programs.
+path_style, requester_pays, connections. `weightfs push --help` explains them. Credentials are found as by AWS's
+programs.
 
 When the interpreter exits, it ends the transfers that are under way; the same push later continues. If the interpreter
 is killed, the kernel ends them, on systems whose `setpriv` has the option --pdeathsig (util-linux 2.33)."""
@@ -143,8 +144,8 @@ class Pruned(typing.NamedTuple):
     damaged: typing.List[int]
 
 
-def push(path, url, *, version=None, verify=False, take_over=False, keep=None, progress=None, program=None,
-         **connection):
+def push(path, url, *, version=None, verify=False, take_over=False, keep=None, all_versions=False, storage_class=None,
+         sse=None, sse_kms_key_id=None, progress=None, program=None, **connection):
     """Copies a directory or a file into a bucket, as a version that exists completely or not at all. After an
     interruption, the same call continues.
 
@@ -156,6 +157,10 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, p
         take_over: replace an unfinished push of somebody else, or of another state of the files.
         keep: afterwards remove lower versions, so that so many stay, up to this one. Greater ones stay, too. None:
             remove none.
+        all_versions: with keep, as in prune().
+        storage_class: that of the files, such as "STANDARD_IA". None: the bucket's.
+        sse: encryption of all new objects by the service, "AES256" or "aws:kms". None: the bucket's.
+        sse_kms_key_id: the key of the encryption; implies "aws:kms".
         progress: progress(done, total) is called with numbers of bytes, at most ten times a second. An exception that
             it raises ends the transfer, and push() raises it.
         program: the program to run.
@@ -168,13 +173,17 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, p
         S3Error: the program failed. No version exists that did not exist before, unless the message says that old
             versions could not be removed.
         FileNotFoundError: there is no program."""
-    return _push(path, url, version, verify, take_over, keep, progress, program, connection).run()
+    options = {"version": version, "verify": verify, "take_over": take_over, "keep": keep, "all_versions": all_versions,
+               "storage_class": storage_class, "sse": sse, "sse_kms_key_id": sse_kms_key_id, **connection}
+    return _push(path, url, progress, program, options).run()
 
 
-def push_async(path, url, *, version=None, verify=False, take_over=False, keep=None, progress=None, program=None,
-               **connection):
+def push_async(path, url, *, version=None, verify=False, take_over=False, keep=None, all_versions=False,
+               storage_class=None, sse=None, sse_kms_key_id=None, progress=None, program=None, **connection):
     """Starts push(), and returns its Transfer. `progress` is called on another thread."""
-    return _push(path, url, version, verify, take_over, keep, progress, program, connection).start()
+    options = {"version": version, "verify": verify, "take_over": take_over, "keep": keep, "all_versions": all_versions,
+               "storage_class": storage_class, "sse": sse, "sse_kms_key_id": sse_kms_key_id, **connection}
+    return _push(path, url, progress, program, options).start()
 
 
 def pull(url, directory, *, version=None, files=None, slices=None, publish=False, progress=None, program=None,
@@ -220,19 +229,22 @@ def versions(url, *, unfinished=False, program=None, **connection):
     return Transfer(_command(program, words, url), _versions).run()
 
 
-def prune(url, keep, *, unfinished_after_days=7.0, dry_run=False, program=None, **connection):
+def prune(url, keep, *, unfinished_after_days=7.0, all_versions=False, dry_run=False, program=None, **connection):
     """Removes all but the greatest versions, and abandoned pushes.
 
     Args:
         url: s3://BUCKET/PREFIX/NAME.
         keep: how many complete versions stay.
         unfinished_after_days: also remove unfinished pushes in which nothing has changed for so many days.
+        all_versions: in a bucket with versioning, also delete the old versions of objects that this call and earlier
+            ones removed. Without it, such a bucket frees no space, and a warning says so.
         dry_run: remove nothing.
 
     Returns:
         a Pruned."""
     words = ["prune", *_values(keep=whole("keep", keep, 1, _MOST_VERSION)),
-             f"--unfinished-after={float(unfinished_after_days)}", *_switches(dry_run=("dry_run", dry_run)),
+             f"--unfinished-after={float(unfinished_after_days)}",
+             *_switches(all_versions=("all_versions", all_versions), dry_run=("dry_run", dry_run)),
              *_connection(**connection)]
     return Transfer(_command(program, words, url), _pruned).run()
 
@@ -370,11 +382,14 @@ class Transfer(concurrent.futures.Future):
 # --- Commands ---
 
 
-def push_words(*, version=None, verify=False, take_over=False, keep=None, **connection):
+def push_words(*, version=None, verify=False, take_over=False, keep=None, all_versions=False, storage_class=None,
+               sse=None, sse_kms_key_id=None, **connection):
     """The options of a push on the command line. TypeError and ValueError for wrong ones."""
     return [*_values(version=None if version is None else whole("version", version, 1, _MOST_VERSION),
-                     keep=None if keep is None else whole("keep", keep, 1, _MOST_VERSION)),
-            *_switches(verify=("verify", verify), take_over=("take_over", take_over)), *_connection(**connection)]
+                     keep=None if keep is None else whole("keep", keep, 1, _MOST_VERSION),
+                     storage_class=storage_class, sse=sse, sse_kms_key_id=sse_kms_key_id),
+            *_switches(verify=("verify", verify), take_over=("take_over", take_over),
+                       all_versions=("all_versions", all_versions)), *_connection(**connection)]
 
 
 def find_program(program=None):
@@ -387,9 +402,8 @@ def find_program(program=None):
     return os.path.abspath(found)
 
 
-def _push(path, url, version, verify, take_over, keep, progress, program, connection):
-    words = ["push", "--progress",
-             *push_words(version=version, verify=verify, take_over=take_over, keep=keep, **connection)]
+def _push(path, url, progress, program, options):
+    words = ["push", "--progress", *push_words(**options)]
     return Transfer(_command(program, words, os.path.abspath(os.fsencode(path)), url), lambda made: Pushed(**made),
                     progress)
 
@@ -413,11 +427,12 @@ def _command(program, words, *names):
 
 
 def _connection(*, endpoint_url=None, region=None, profile=None, ca_bundle=None, no_sign_request=False,
-                path_style=False, connections=None):
+                path_style=False, requester_pays=False, connections=None):
     most = None if connections is None else whole("connections", connections, 1, _MOST_CONNECTIONS)
     bundle = None if ca_bundle is None else os.fsdecode(ca_bundle)
     return [*_values(endpoint_url=endpoint_url, region=region, profile=profile, ca_bundle=bundle, connections=most),
-            *_switches(no_sign_request=("no_sign_request", no_sign_request), path_style=("path_style", path_style))]
+            *_switches(no_sign_request=("no_sign_request", no_sign_request), path_style=("path_style", path_style),
+                       requester_pays=("requester_pays", requester_pays))]
 
 
 def _values(**values):

@@ -52,6 +52,7 @@ FAULTS = {
     "silence": "the request is read, and nothing is answered, until the server ends",
     "flip": "one bit of the response body is different",
     "flip_request": "one bit of the request body is different when it arrives",
+    "rot": "one bit of the request body is different when it is stored, after its checksums were compared",
     "slow": "the response body is sent at `rate` bytes per second",
     "error200": "a response with status 200 and an error in its body: code",
 }
@@ -222,9 +223,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         headers = {"x-amz-bucket-region": region} if region else {}
         self.send(failure.status, self.error_body(failure.code, failure.message, region), headers)
 
-    def send_xml(self, text, status=200):
+    def send_xml(self, text, headers=None):
         body = f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
-        self.send(status, body, {"Content-Type": "application/xml"})
+        self.send(200, body, {"Content-Type": "application/xml", **(headers or {})})
 
     def send(self, status, body=b"", headers=None):
         if self.fault_kind == "lost":
@@ -274,11 +275,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def dispatch(self, body):
         kind = "bucket" if not self.key else "object"
-        marks = [mark for mark in ("uploads", "uploadId", "delete", "partNumber") if mark in self.query]
+        marks = [mark for mark in ("uploads", "uploadId", "delete", "partNumber", "versions") if mark in self.query]
         name = "_".join([self.command.lower(), kind, *marks])
         operation = getattr(self, name, None)
         if operation is None or not self.bucket:
             raise Failure(501, "NotImplemented", name)
+        if self.bucket in self.server.owner.requester_pays and self.lower.get("x-amz-request-payer") != "requester":
+            raise Failure(403, "AccessDenied", "Access Denied")
         operation(body)
 
     @property
@@ -315,40 +318,52 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.get_object(body, with_body=False)
 
     def put_object(self, body):
-        self.send(200, headers={"ETag": self.objects.put(self.bucket, self.key, body, self.lower).etag})
+        self.send_stored(self.objects.put(self.bucket, self.key, body, self.lower))
+
+    def send_stored(self, made):
+        if self.fault_kind == "rot" and made.body:
+            middle = len(made.body) // 2
+            made.body = made.body[:middle] + bytes([made.body[middle] ^ 1]) + made.body[middle + 1:]
+        self.send(200, headers={"ETag": made.etag, **({"x-amz-checksum-crc32c": made.crc32c} if made.crc32c else {})})
 
     def delete_object(self, _):
-        self.objects.delete(self.bucket, self.key)
-        self.send(204)
+        marks = self.objects.delete(self.bucket, self.key, self.query.get("versionId"))
+        self.send(204, headers={"x-amz-delete-marker": "true"} if marks else {})
 
     def post_object_uploads(self, _):
         name = self.objects.create_upload(self.bucket, self.key, self.lower)
+        algorithm = self.objects.upload(self.bucket, self.key, name).algorithm
         self.send_xml(f"<InitiateMultipartUploadResult {XMLNS}><Bucket>{self.bucket}</Bucket>"
-                      f"<Key>{escape(self.key)}</Key><UploadId>{escape(name)}</UploadId></InitiateMultipartUploadResult>")
+                      f"<Key>{escape(self.key)}</Key><UploadId>{escape(name)}</UploadId>"
+                      "</InitiateMultipartUploadResult>",
+                      {"x-amz-checksum-algorithm": algorithm} if algorithm else {})
 
     def put_object_uploadId_partNumber(self, body):
         number = int(self.query["partNumber"])
-        part = self.objects.put_part(self.bucket, self.key, self.query["uploadId"], number, body, self.lower)
-        self.send(200, headers={"ETag": part.etag})
+        self.send_stored(self.objects.put_part(self.bucket, self.key, self.query["uploadId"], number, body, self.lower))
 
     def get_object_uploadId(self, _):
         with self.objects.mutex:
-            parts = dict(self.objects.upload(self.bucket, self.key, self.query["uploadId"]).parts)
+            upload = self.objects.upload(self.bucket, self.key, self.query["uploadId"])
+            parts = dict(upload.parts)
         limit = min(int(self.query.get("max-parts", 1000)), self.server.owner.page_size)
         after = int(self.query.get("part-number-marker", 0))
         left = [number for number in sorted(parts) if number > after]
         shown = left[:limit]
         listed = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(parts[number].etag)}</ETag>"
-                         f"<Size>{len(parts[number].body)}</Size></Part>" for number in shown)
+                         f"<Size>{len(parts[number].body)}</Size>" + crc32c_element(parts[number].crc32c) + "</Part>"
+                         for number in shown)
+        algorithm = f"<ChecksumAlgorithm>{upload.algorithm}</ChecksumAlgorithm>" if upload.algorithm else ""
         more = len(left) > len(shown)
         marker = f"<NextPartNumberMarker>{shown[-1]}</NextPartNumberMarker>" if more else ""
-        self.send_xml(f"<ListPartsResult {XMLNS}>{marker}<IsTruncated>{str(more).lower()}</IsTruncated>{listed}"
-                      "</ListPartsResult>")
+        self.send_xml(f"<ListPartsResult {XMLNS}>{algorithm}{marker}<IsTruncated>{str(more).lower()}</IsTruncated>"
+                      f"{listed}</ListPartsResult>")
 
     def post_object_uploadId(self, body):
         parts = []
         for part in xml_root(body).iter("Part"):
-            parts.append((int(part.findtext("PartNumber")), part.findtext("ETag")))
+            parts.append((int(part.findtext("PartNumber")), part.findtext("ETag"),
+                          part.findtext("ChecksumCRC32C") or ""))
         if self.fault_kind == "error200":
             return self.send(200)
         etag = self.objects.complete(self.bucket, self.key, self.query["uploadId"], parts, self.lower)
@@ -399,16 +414,45 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def post_bucket_delete(self, body):
         if "content-md5" not in self.lower:
             raise Failure(400, "InvalidRequest", "Missing required header for this request: Content-MD5")
-        keys = [node.findtext("Key") for node in xml_root(body).iter("Object")]
+        named = [(node.findtext("Key"), node.findtext("VersionId")) for node in xml_root(body).iter("Object")]
+        keys = [key for key, _ in named]
         if len(keys) > 1000:
             raise Failure(400, "MalformedXML", "too many keys")
         refused = [key for key in keys if key in self.server.owner.undeletable]
-        for key in keys:
+        for key, version in named:
             if key not in refused:
-                self.objects.delete(self.bucket, key)
+                self.objects.delete(self.bucket, key, version)
         errors = "".join(f"<Error><Key>{escape(key)}</Key><Code>AccessDenied</Code><Message>Access Denied</Message>"
                          "</Error>" for key in refused)
         self.send_xml(f"<DeleteResult {XMLNS}>{errors}</DeleteResult>")
+
+
+    def get_bucket_versions(self, _):
+        prefixes, entries = self.objects.list_versions(self.bucket, self.query.get("prefix", ""),
+                                                       self.query.get("delimiter", ""))
+        names = [(name, "", None, False) for name in prefixes] + entries
+        names.sort(key=lambda entry: entry[0].encode())   # stable: the youngest version of a key stays the first
+        after = self.query.get("key-marker", ""), self.query.get("version-id-marker", "")
+        begin = next((at + 1 for at, entry in enumerate(names) if entry[:2] == after), 0)
+        shown = names[begin:begin + self.server.owner.page_size]
+        more = begin + len(shown) < len(names)
+        listed = []
+        for name, version, made, current in shown:
+            if not version:
+                listed.append(f"<CommonPrefixes><Prefix>{self.shown_key(name)}</Prefix></CommonPrefixes>")
+                continue
+            kind = "Version" if made else "DeleteMarker"
+            size = f"<Size>{len(made.body)}</Size>" if made else ""
+            listed.append(f"<{kind}><Key>{self.shown_key(name)}</Key><VersionId>{version}</VersionId>"
+                          f"<IsLatest>{str(current).lower()}</IsLatest>{size}</{kind}>")
+        marker = (f"<NextKeyMarker>{self.shown_key(shown[-1][0])}</NextKeyMarker>"
+                  f"<NextVersionIdMarker>{shown[-1][1]}</NextVersionIdMarker>") if more else ""
+        self.send_xml(f"<ListVersionsResult {XMLNS}>{self.encoding()}{marker}"
+                      f"<IsTruncated>{str(more).lower()}</IsTruncated>{''.join(listed)}</ListVersionsResult>")
+
+
+def crc32c_element(value):
+    return f"<ChecksumCRC32C>{value}</ChecksumCRC32C>" if value else ""
 
 
 def xml_root(body):
@@ -458,6 +502,7 @@ class S3Server:
         self.clock_error = datetime.timedelta()     # of the service's clock
         self.page_size = 1000                       # of lists
         self.undeletable = set()                    # keys that DeleteObjects refuses
+        self.requester_pays = set()                 # buckets whose requests must say that the requester pays
         self.domain = "localhost"                   # of host-style requests
         self.requests = []
         self.connections = 0                        # since the start

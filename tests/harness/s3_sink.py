@@ -26,16 +26,18 @@ class Service:
     def answer(self, method, key, query, headers, body):
         """Returns status line, headers and body of the response. `body` is None if it was discarded."""
         with self.mutex:
+            checked = {name: value for name, value in headers.items() if name.startswith("x-amz-checksum-")}
             if method == "PUT" and "partNumber" in query:
-                return "200 OK", {"ETag": '"part"'}, b""
+                return "200 OK", {"ETag": '"part"', **checked}, b""
             if method == "PUT" and "if-none-match" in headers and key in self.objects:
                 return self.error("412 Precondition Failed", "PreconditionFailed")
             if method == "PUT":
                 self.objects[key] = body
-                return "200 OK", {"ETag": tag(body)}, b""
+                return "200 OK", {"ETag": tag(body), **checked}, b""
             if method == "POST" and "uploads" in query:
                 self.uploads += 1
-                return self.xml("InitiateMultipartUploadResult", f"<UploadId>{self.uploads}</UploadId>")
+                status, _, body = self.xml("InitiateMultipartUploadResult", f"<UploadId>{self.uploads}</UploadId>")
+                return status, checked, body
             if method == "POST" and "uploadId" in query:
                 self.objects[key] = None
                 return self.xml("CompleteMultipartUploadResult", f"<Key>{escape(key)}</Key>")

@@ -92,20 +92,20 @@ def test_a_fault_at_any_request_is_survived(server, tree, target, kind, request)
         assert not differences(comparable(tree), comparable(target.with_name(f"at-{at}")))
 
 
-def test_damage_on_the_way_to_the_bucket_is_noticed_with_verify(server, tree, target):
-    server.fail(1, "flip_request", method="PUT", key="/deep/er/")
-    server.fail(2, "flip_request", method="PUT", key="/large$")
+def test_damage_in_the_bucket_is_noticed_with_verify(server, tree, target):
+    server.fail(1, "rot", method="PUT", key="/deep/er/")
+    server.fail(2, "rot", method="PUT", key="/large$")
     push(server, tree, "--version", 5, "--verify")
     pull(server, target)
     assert not differences(comparable(tree), comparable(target))
 
 
 def test_damage_of_any_request_leaves_no_damaged_version(server, local, target):
-    """Small bodies are signed with their hash. A manifest of 64 KiB is not: it is read back and written again."""
+    """A manifest is read back, and written again."""
     tree = make_tree(local / "source", large=MIB)
     for number in range(600):
         (tree / f"file-with-a-long-name-so-that-the-manifest-is-large-{number}").write_bytes(b"")
-    server.fail(1, "flip_request", key="/manifest$", method="PUT")
+    server.fail(1, "rot", key="/manifest$", method="PUT")
     push(server, tree, "--version", 5, "--verify")
     assert comparable_pull(server, target, tree)
     tree = make_tree(local / "small", large=MIB)

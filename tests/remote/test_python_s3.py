@@ -48,6 +48,24 @@ def test_a_part_is_pulled(service, tree, target):
         s3.pull(URL, target, files="one")
 
 
+def test_options_reach_the_service(service, tree, target, caplog):
+    service.objects.versioned.add("tests")
+    service.requester_pays.add("tests")
+    for version in (1, 2):
+        s3.push(tree, URL, version=version, storage_class="STANDARD_IA", sse="aws:kms", sse_kms_key_id="key",
+                requester_pays=True)
+    made = [record for record in service.requests if record.method == "PUT" and record.key.endswith("/one")]
+    assert made[0].headers["x-amz-storage-class"] == "STANDARD_IA"
+    assert made[0].headers["x-amz-server-side-encryption-aws-kms-key-id"] == "key"
+    assert s3.prune(URL, 1, requester_pays=True).kept == [2]
+    assert "no space was freed" in caplog.text
+    assert [one.version for one in s3.prune(URL, 1, all_versions=True, requester_pays=True).removed] == [1]
+    s3.push(tree, URL, version=3, keep=1, all_versions=True, requester_pays=True)
+    assert {key.split("/")[2] for _, key in service.objects.history} == {"3"}
+    with pytest.raises(TypeError, match="all_versions"):
+        s3.prune(URL, 1, all_versions="yes", requester_pays=True)
+
+
 def test_progress_reaches_the_total(service, tree, target):
     calls = []
     pushed = s3.push(tree, URL, version=5, progress=lambda *numbers: calls.append(numbers))

@@ -171,3 +171,71 @@ def test_objects_that_belong_to_no_version_stay(server, tree, words):
         objects[key] = objects[f"{SERIES}/1/one"]
     weightfs(server, *words[:1], *([tree] if words[0] == "push" else []), *words[1:], "--keep", 1)
     assert set(others) <= set(keys(server)) and not [key for key in keys(server) if key.startswith(f"{SERIES}/1/")]
+
+
+# Buckets that keep old versions of objects.
+
+def history(server, version):
+    return sorted(key for bucket, key in server.objects.history if key.startswith(f"{SERIES}/{version}/"))
+
+
+def test_a_prune_that_frees_nothing_says_so(server, tree):
+    for version in (1, 2):
+        write(server, tree, version)
+    assert weightfs(server, "prune", URL, "--keep", 1).err == ""
+    server.objects.versioned.add("tests")
+    write(server, tree, 3)
+    finished = weightfs(server, "prune", URL, "--keep", 1)
+    assert f"{URL}: its bucket keeps old versions of deleted objects, so no space was freed" in finished.err
+    assert f"'weightfs prune {URL} --keep N --all-versions'" in finished.err
+    assert not keys(server, f"{SERIES}/2/") and history(server, 2)
+
+
+def test_all_versions_of_objects_are_deleted_on_request(server, tree, target):
+    server.objects.versioned.add("tests")
+    server.page_size = 3
+    for version in (1, 2, 3, 4):
+        write(server, tree, version)
+    put(server)(f"{SERIES}/3/one", b"damaged")       # an object with two versions
+    put(server)(f"{SERIES}/3/one", (tree / "one").read_bytes())
+    put(server)(f"{SERIES}/9/notes", b"not of weightfs")
+    server.objects.delete("tests", f"{SERIES}/9/notes")
+    prune(server, "--keep", 3)                       # an earlier call, which left the versions of 1
+    expected = prune(server, "--keep", 1, "--all-versions", "--dry-run")
+    assert history(server, 1) and keys(server, f"{SERIES}/3/")
+    report = prune(server, "--keep", 1, "--all-versions")
+    assert {**report, "dry_run": True} == expected
+    assert [removed["version"] for removed in report["removed"]] == [3, 2, 1] and report["foreign"] == []
+    objects = len(keys(server, f"{SERIES}/4/"))
+    assert [removed["objects"] for removed in report["removed"]] == [objects + 2, objects, objects]
+    for version in (1, 2, 3):
+        assert not history(server, version) and not keys(server, f"{SERIES}/{version}/")
+    assert history(server, 9) and len(history(server, 4)) == objects
+    pull(server, target)
+    assert prune(server, "--keep", 1, "--all-versions")["removed"] == []
+
+
+@pytest.mark.parametrize("at", range(1, 19))
+def test_an_interrupted_removal_of_all_versions_is_continued(server, tree, at):
+    """No state in between has a manifest, which would be a version again."""
+    server.objects.versioned.add("tests")
+    for version in (1, 2):
+        write(server, tree, version)
+    server.fail(at, "status", status=403, code="AccessDenied")
+    weightfs(server, "prune", URL, "--keep", 1, "--all-versions", codes=(0, 1))
+    server.heal()
+    assert [one["version"] for one in listed(server)] in ([2], [2, 1])
+    has_manifest = f"{SERIES}/1/.weightfs/manifest" in keys(server)
+    deletes = [record for record in server.requests if record.method in ("DELETE", "POST") and record.status < 300]
+    assert not (has_manifest and deletes)
+    prune(server, "--keep", 1, "--all-versions", "--unfinished-after", 0)
+    assert not history(server, 1) and len(history(server, 2)) == len(keys(server, f"{SERIES}/2/"))
+
+
+def test_push_keep_deletes_all_versions_on_request(server, tree):
+    server.objects.versioned.add("tests")
+    weightfs(server, "push", tree, URL, "--version", 1)
+    assert "no space was freed" in weightfs(server, "push", tree, URL, "--version", 2, "--keep", 1).err
+    assert weightfs(server, "push", tree, URL, "--version", 3, "--keep", 1, "--all-versions").err == ""
+    assert not history(server, 1) and not history(server, 2) and history(server, 3)
+    assert "--all-versions needs --keep" in weightfs(server, "push", tree, URL, "--all-versions", codes=(2,)).err

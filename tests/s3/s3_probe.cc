@@ -176,7 +176,10 @@ class Probe {
     cost_ = Cost();
     UploadInfo upload{arguments_.key, arguments_.upload_id};
     if (upload.upload_id.empty()) {
-      ASSIGN_OR_RETURN(upload.upload_id, bucket_.CreateMultipartUpload(upload.key));
+      ASSIGN_OR_RETURN(upload, bucket_.CreateMultipartUpload(upload.key));
+    } else {
+      ASSIGN_OR_RETURN(const auto found, bucket_.ListParts(upload));
+      upload.crc32c = found.crc32c;
     }
     const auto parts = static_cast<unsigned>((body.size() + arguments_.part_size - 1) / arguments_.part_size);
     std::vector<PartInfo> done(parts);
@@ -185,9 +188,9 @@ class Probe {
       const auto start = i * arguments_.part_size;
       const auto part = std::span(body).subspan(start, std::min(arguments_.part_size, body.size() - start));
       bucket_.StartUploadPart(upload, i + 1, part,
-                              [&countdown, &slot = done[i], number = i + 1](const Result<std::string>& etag) {
-                                if (etag) slot = {number, 0, *etag};
-                                countdown.Done(ErrorOf(etag));
+                              [&countdown, &slot = done[i]](const Result<PartInfo>& sent) {
+                                if (sent) slot = *sent;
+                                countdown.Done(ErrorOf(sent));
                               });
     }
     RETURN_IF_ERROR(countdown.Wait());
@@ -197,8 +200,8 @@ class Probe {
   }
   // Completes an upload with the parts that it has.
   Result<json> Complete() {
-    ASSIGN_OR_RETURN(const auto parts, bucket_.ListParts(GivenUpload()));
-    ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(GivenUpload(), parts));
+    ASSIGN_OR_RETURN(const auto found, bucket_.ListParts(GivenUpload()));
+    ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(GivenUpload(), found.parts));
     return json{{"etag", etag}};
   }
   Result<json> Download() {
@@ -231,9 +234,9 @@ class Probe {
     return json{{"objects", objects}, {"prefixes", listing.prefixes}};
   }
   Result<json> Parts() {
-    ASSIGN_OR_RETURN(const auto parts, bucket_.ListParts(GivenUpload()));
+    ASSIGN_OR_RETURN(const auto found, bucket_.ListParts(GivenUpload()));
     json listed = json::array();
-    for (const auto& part : parts) listed.push_back({part.number, part.size, part.etag});
+    for (const auto& part : found.parts) listed.push_back({part.number, part.size, part.etag});
     return json{{"parts", listed}};
   }
   Result<json> Uploads() {

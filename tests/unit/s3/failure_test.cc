@@ -43,6 +43,14 @@ TEST(Failure, TheStatusDecidesTheCodeOfTheError) {
   }
 }
 
+TEST(Failure, ARefusedChecksumSaysHowToOmitIt) {
+  Attempt attempt{.status = 400};
+  attempt.body =
+      "<Error><Code>InvalidArgument</Code><Message>Unsupported header 'x-amz-checksum-crc32c'</Message></Error>";
+  EXPECT_NE(Find("PUT", attempt).advice.find("AWS_REQUEST_CHECKSUM_CALCULATION=when_required"), std::string::npos);
+  EXPECT_EQ(Find("PUT", Answer(400, "InvalidArgument")).advice, "");
+}
+
 TEST(Failure, TheCodeOfS3PrecedesTheStatus) {
   EXPECT_EQ(Find("PUT", Answer(400, "RequestTimeout")).remedy, Remedy::kRetry);
   EXPECT_EQ(Find("PUT", Answer(403, "QuotaExceeded")).code, ErrorCode::kNoSpace);

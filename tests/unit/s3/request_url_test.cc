@@ -39,6 +39,17 @@ TEST(RequestUrl, TheHostHasNoDefaultPort) {
   EXPECT_EQ(MakeRequestUrl({.endpoint = "https://h:80"}, "r", {"b"}).host, "h:80");
 }
 
+TEST(RequestUrl, HttpToAnotherMachineIsUnprotected) {
+  for (const auto* url : {"http://gateway:7480", "http://10.0.0.1", "http://localhost.example", "http://127.example.com",
+                          "http://[fd00::1]:80/s3", "http://0.0.0.0:9000", "http://127.0.0.1.example:80"}) {
+    EXPECT_TRUE(IsUnprotected(url)) << url;
+  }
+  for (const auto* url : {"https://gateway", "http://localhost:7480", "http://127.0.0.1/s3", "http://127.1.2.3:80",
+                          "http://[::1]:7480", ""}) {
+    EXPECT_FALSE(IsUnprotected(url)) << url;
+  }
+}
+
 TEST(RequestUrl, ErrorsShowOnlyTheServerOfAUrl) {
   EXPECT_EQ(PrintableOrigin("http://h:80/path?token=secret"), "http://h:80");
   EXPECT_EQ(PrintableOrigin("https://h?token=secret"), "https://h");

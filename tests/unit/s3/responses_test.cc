@@ -113,15 +113,35 @@ TEST(Responses, NestedDocumentsAreNoLists) {
   EXPECT_EQ(ParseErrorDocument(nested).code, "");
 }
 
+TEST(Responses, VersionsAndDeleteMarkersAreListed) {
+  const auto page = ParseVersions(
+      "<ListVersionsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker>"
+      "<NextVersionIdMarker>1</NextVersionIdMarker><DeleteMarker><Key>k</Key><VersionId>2</VersionId></DeleteMarker>"
+      "<Version><Key>k</Key><VersionId>1</VersionId><Size>7</Size></Version><CommonPrefixes><Prefix>p/</Prefix>"
+      "</CommonPrefixes></ListVersionsResult>");
+  ASSERT_TRUE(page);
+  ASSERT_EQ(page->listing.versions.size(), 2U);
+  EXPECT_TRUE(page->listing.versions[0].is_marker);
+  EXPECT_EQ(page->listing.versions[1].version_id, "1");
+  EXPECT_EQ(page->listing.versions[1].size, 7U);
+  EXPECT_EQ(page->listing.prefixes, std::vector<std::string>{"p/"});
+  EXPECT_EQ(page->next_key, "k");
+  EXPECT_EQ(page->next_version, "1");
+  EXPECT_FALSE(ParseVersions("<ListVersionsResult><Version><Key>k</Key><Size>7</Size></Version></ListVersionsResult>"));
+}
+
 TEST(Responses, DocumentsOfRequestsAreEscaped) {
   EXPECT_EQ(
       CompleteDocument({{1, 0, "\"a\""}, {2, 0, "b<"}}),
       "<?xml version=\"1.0\"?><CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>\"a\"</ETag></Part><Part>"
       "<PartNumber>2</PartNumber><ETag>b&lt;</ETag></Part></CompleteMultipartUpload>");
-  const std::vector<std::string> keys = {"a&b", " c "};
-  EXPECT_EQ(DeleteDocument(keys),
+  EXPECT_EQ(CompleteDocument({{1, 0, "a", "4waSgw=="}}),
+            "<?xml version=\"1.0\"?><CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>a</ETag>"
+            "<ChecksumCRC32C>4waSgw==</ChecksumCRC32C></Part></CompleteMultipartUpload>");
+  const std::vector<ObjectVersion> versions = {{.key = "a&b"}, {.key = " c ", .version_id = "v"}};
+  EXPECT_EQ(DeleteDocument(versions),
             "<?xml version=\"1.0\"?><Delete><Quiet>true</Quiet><Object><Key>a&amp;b</Key></Object><Object><Key> c "
-            "</Key></Object></Delete>");
+            "</Key><VersionId>v</VersionId></Object></Delete>");
 }
 
 TEST(Responses, OnlyCharactersOfXmlCanBeInIt) {

@@ -69,6 +69,14 @@ TEST_F(SettingsTest, TheProfileSelectsItsSectionsInTheFile) {
   EXPECT_EQ(Load().endpoint, "");
 }
 
+TEST_F(SettingsTest, ChecksumsCanBeRestricted) {
+  EXPECT_TRUE(Load().send_crc32c);
+  files_.Write(".aws/config", "[default]\nrequest_checksum_calculation = WHEN_REQUIRED\n");
+  EXPECT_FALSE(Load().send_crc32c);
+  files_.variables["AWS_REQUEST_CHECKSUM_CALCULATION"] = "when_supported";
+  EXPECT_TRUE(Load().send_crc32c);
+}
+
 TEST_F(SettingsTest, AProfileOfTheCredentialsFileAloneIsEnough) {
   files_.Write(".aws/credentials", "[work]\naws_access_key_id = a\naws_secret_access_key = b\n");
   EXPECT_EQ(Load({.profile = "work"}).profile, "work");

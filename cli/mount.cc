@@ -27,6 +27,7 @@
 #include "cli/signal_thread.h"
 #include "cli/store_wait.h"
 #include "common/log.h"
+#include "common/mutex.h"
 #include "common/printable.h"
 #include "common/shell_quote.h"
 #include "fs/mount.h"
@@ -137,9 +138,9 @@ Result<std::unique_ptr<ServiceNotifier>> ConnectToManager(const Plan& plan) {
   return ServiceNotifier::Connect(address == nullptr ? "" : address);
 }
 
-void LeaveCaller(const Plan& plan, const DaemonLog& log, StartReport& report) {
+void LeaveCaller(const Plan& plan, int log, StartReport& report) {
   if (!plan.foreground) LimitStderr(spdlog::level::off);
-  report.Ready(log.descriptor());
+  report.Ready(log);
 }
 
 // A mount in the foreground of a terminal ends with it. All others outlive terminals, so for them SIGHUP is free to
@@ -157,13 +158,54 @@ void LogStart(const Plan& plan, const Mount& mount) {
   spdlog::info("direct path: {}", DirectAccessName(plan.mount.direct));
 }
 
-Result<std::unique_ptr<SignalThread>> WatchSignals(bool hangup_ends, const DaemonLog& log, Mount& mount) {
-  return SignalThread::Start([hangup_ends, &log, &mount](int signal) {
-    if (signal == SIGHUP && !hangup_ends) return log.Reopen();
-    spdlog::info("{}: unmounting", strsignal(signal));
-    mount.Stop();
-  });
+// Ends the process, as if it did not catch the signal.
+[[noreturn]] void EndBy(int number) {
+  signal(number, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, number);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  raise(number);
+  std::_Exit(kFailure);
 }
+
+// What a signal ends: the process while it opens the store, which is as safe as a crash and may take long, and from
+// then on the mount. Thread-safe.
+class SignalTarget {
+ public:
+  explicit SignalTarget(bool hangup_ends) : hangup_ends_(hangup_ends) {}
+  void OnSignal(int signal) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (signal == SIGHUP && !hangup_ends_) return log_.Reopen();
+    if (!mounting_) EndBy(signal);
+    spdlog::info("{}: unmounting", strsignal(signal));
+    ended_ = true;
+    if (mount_ != nullptr) mount_->Stop();
+  }
+  // Call this before there is a mount.
+  void BeginMount(DaemonLog log) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    log_ = std::move(log);
+    mounting_ = true;
+  }
+  void Watch(Mount& mount) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    mount_ = &mount;
+    if (ended_) mount_->Stop();
+  }
+  int log_descriptor() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return log_.descriptor();
+  }
+
+ private:
+  const bool hangup_ends_;
+  Mutex mutex_;
+  DaemonLog log_ GUARDED_BY(mutex_);
+  bool mounting_ GUARDED_BY(mutex_) = false;
+  bool ended_ GUARDED_BY(mutex_) = false;
+  Mount* mount_ GUARDED_BY(mutex_) = nullptr;
+};
 
 // Serves the store until the mount ends. Mount's contract requires the order Run, close the store, ~Mount, ~Store.
 Result<void> Serve(Plan plan, StartReport& report) {
@@ -171,17 +213,20 @@ Result<void> Serve(Plan plan, StartReport& report) {
   RaiseDescriptorLimit();
   RETURN_IF_ERROR(WaitUntilReleased(plan.store));
   const bool hangup_ends = EndsOnHangup(plan);
+  SignalTarget target(hangup_ends);
   BlockEndSignals(hangup_ends);  // called this late, because the wait takes up to a minute and must be interruptible
+  ASSIGN_OR_RETURN(auto signals, SignalThread::Start([&target](int signal) { target.OnSignal(signal); }));
   ASSIGN_OR_RETURN(const auto manager, ConnectToManager(plan));
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   // Called this late, because a store that cannot be opened must be left unchanged.
-  ASSIGN_OR_RETURN(const DaemonLog log, StartLog(plan));
+  ASSIGN_OR_RETURN(DaemonLog log, StartLog(plan));
+  target.BeginMount(std::move(log));
   if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store);
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
   plan.mount.store_id = session->description().id;
   plan.mount.store_format = session->description().format;
-  plan.mount.ready = [&plan, &log, &report, &manager] {
-    LeaveCaller(plan, log, report);
+  plan.mount.ready = [&plan, &target, &report, &manager] {
+    LeaveCaller(plan, target.log_descriptor(), report);
     manager->Ready(fmt::format("Serves {} on {}", Printable(plan.store), Printable(plan.mount.mountpoint)));
   };
   plan.mount.ended = [&session, &manager] {
@@ -191,11 +236,9 @@ Result<void> Serve(Plan plan, StartReport& report) {
   ASSIGN_OR_RETURN(auto mount, Mount::Create(session->store(), plan.mount));
   session->NoteServing(mount->device(), plan.mount.mountpoint);
   LogStart(plan, *mount);
-  Result<void> served;
-  {
-    ASSIGN_OR_RETURN(const auto signals, WatchSignals(hangup_ends, log, *mount));
-    served = mount->Run();
-  }
+  target.Watch(*mount);
+  const auto served = mount->Run();
+  signals.reset();
   auto closed = session->Close();
   if (closed.has_value()) spdlog::info("unmounted; everything is on the device");
   RETURN_IF_ERROR(served);

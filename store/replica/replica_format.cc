@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "common/assert.h"
 #include "common/bytes.h"
@@ -89,7 +90,7 @@ void AppendStream(std::string& out, const Stream& stream) {
   }
 }
 
-// False when a segment is impossible.
+// False when a segment is impossible by itself.
 bool TakeStream(Decoder& decoder, Stream* stream) {
   stream->id = decoder.Little<uint64_t>();
   const auto count = decoder.Little<uint32_t>();
@@ -102,10 +103,25 @@ bool TakeStream(Decoder& decoder, Stream* stream) {
     segment.first_frame = decoder.Little<uint64_t>();
     segment.begun = decoder.Little<uint64_t>();
     const auto& [start, blocks] = segment.run.run;
-    if (blocks.value == 0 || start.value > kLargestBlock - blocks.value) return false;
+    if (blocks.value == 0 || blocks > kLargestSegment) return false;
+    if (start.value < kDataOffset / kBlockSize || start.value > kLargestBlock - blocks.value) return false;
     stream->segments.push_back(segment);
   }
   return decoder.ok();
+}
+
+// Readers visit each segment, so segments that share blocks would make them read those again and again.
+bool AreDisjoint(const Root& root) {
+  std::vector<DeviceRun> runs;
+  for (const Stream* stream : {&root.checkpoint_stream, &root.log}) {
+    for (const Segment& segment : stream->segments) runs.push_back(segment.run);
+  }
+  const auto position = [](const DeviceRun& run) { return std::pair(run.device.value, run.run.start.value); };
+  std::sort(runs.begin(), runs.end(), [&](const auto& a, const auto& b) { return position(a) < position(b); });
+  const auto overlap = [](const DeviceRun& a, const DeviceRun& b) {
+    return a.device == b.device && b.run.start < a.run.end();
+  };
+  return std::adjacent_find(runs.begin(), runs.end(), overlap) == runs.end();
 }
 
 }  // namespace
@@ -186,15 +202,9 @@ size_t FrameSize(std::span<const std::byte> block) {
   return RoundUp(kFrameHeaderSize + payload, kBlockSize);
 }
 
-std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame) {
-  if (frame.empty() || FrameSize(frame) != frame.size()) return std::nullopt;
-  uint32_t stored = 0;
-  std::memcpy(&stored, frame.data() + kChecksumOffset, sizeof(stored));
-  const std::array<std::byte, sizeof(uint32_t)> zeros{};
-  uint32_t checksum = Crc32cExtend(Crc32c(frame.first(kChecksumOffset)), zeros);
-  checksum = Crc32cExtend(checksum, frame.subspan(kFrameHeaderSize));
-  if (stored != checksum) return std::nullopt;
-  Decoder decoder(TextOf(frame));
+std::optional<FrameHeader> PeekFrame(std::span<const std::byte> block) {
+  if (FrameSize(block) == 0) return std::nullopt;
+  Decoder decoder(TextOf(block));
   decoder.Little<uint64_t>();
   FrameHeader header;
   const std::string_view id = decoder.Bytes(header.store_id.size());
@@ -204,7 +214,19 @@ std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame) {
   header.time_ns = decoder.Little<int64_t>();
   header.first_entry = decoder.Little<uint32_t>();
   header.payload_size = decoder.Little<uint32_t>();
-  if (header.first_entry != kNoEntry && header.first_entry >= header.payload_size) return std::nullopt;
+  return header;
+}
+
+std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame) {
+  if (frame.empty() || FrameSize(frame) != frame.size()) return std::nullopt;
+  uint32_t stored = 0;
+  std::memcpy(&stored, frame.data() + kChecksumOffset, sizeof(stored));
+  const std::array<std::byte, sizeof(uint32_t)> zeros{};
+  uint32_t checksum = Crc32cExtend(Crc32c(frame.first(kChecksumOffset)), zeros);
+  checksum = Crc32cExtend(checksum, frame.subspan(kFrameHeaderSize));
+  if (stored != checksum) return std::nullopt;
+  const auto header = PeekFrame(frame);
+  if (header->first_entry != kNoEntry && header->first_entry >= header->payload_size) return std::nullopt;
   return header;
 }
 
@@ -269,7 +291,7 @@ std::optional<Root> DecodeRoot(std::string_view bytes) {
   if (!TakeStream(decoder, &root.checkpoint_stream) || !TakeStream(decoder, &root.log)) return std::nullopt;
   const auto description = decoder.Little<uint32_t>();
   root.description = decoder.Bytes(description);
-  if (!decoder.Done() || root.checkpoint.sequence > kLargestSequence) return std::nullopt;
+  if (!decoder.Done() || root.checkpoint.sequence > kLargestSequence || !AreDisjoint(root)) return std::nullopt;
   return root;
 }
 

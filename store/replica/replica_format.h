@@ -65,11 +65,14 @@ struct FrameHeader {
 size_t SealFrame(const FrameHeader& header, std::span<std::byte> frame);
 // The size in bytes of the frame that begins with this block, from its unverified header; 0 when it is none.
 size_t FrameSize(std::span<const std::byte> block);
+// The header of the frame that begins with this block, unverified. nullopt when FrameSize is 0.
+std::optional<FrameHeader> PeekFrame(std::span<const std::byte> block);
 // Verifies a whole frame. nullopt when its checksum or a field is wrong.
 std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame);
 
 // A run of blocks that holds frames of one stream, in order.
 inline constexpr uint64_t kUnknownFrame = UINT64_MAX;
+inline constexpr BlockCount kLargestSegment{8 * kMiB / kBlockSize};
 struct Segment {
   DeviceRun run;
   uint64_t first_frame = 0;  // the number of the frame at its first block, or kUnknownFrame
@@ -100,6 +103,8 @@ inline constexpr uint64_t kRootCapacity = 384 * kKiB;
 std::string EncodeRoot(const Root& root);
 // The size of the root that begins with this block, from its unverified header; 0 when it is none.
 size_t RootSize(std::string_view block);
+// nullopt when the bytes are not a root, or its segments are impossible: outside the data area of every device, too
+// large, or not disjoint.
 std::optional<Root> DecodeRoot(std::string_view bytes);
 
 }  // namespace weightfs::replica

@@ -75,14 +75,58 @@ Result<std::optional<FrameReader::Frame>> FrameReader::Next() {
   return frame;
 }
 
+// Looks at the next blocks of the segment, many at a time.
+void FrameReader::LookAhead() {
+  const DeviceRun& run = stream_.segments[position_.segment].run;
+  BlockDevice& device = *devices_[run.device.value];
+  const BlockCount some = std::min(run.run.count - seen_, BlockCount{kLargestFrame / kBlockSize});
+  const ByteOffset offset = ToBytes(run.run.start + seen_);
+  const std::span<std::byte> memory(memory_.data(), ToBytes(some).value);
+  const bool readable = device.Read(offset, memory).has_value();
+  for (uint64_t at = 0; at < memory.size(); at += kBlockSize) {
+    const auto block = memory.subspan(at, kBlockSize);
+    // The other blocks can be read although one cannot.
+    if (!readable && !device.Read(offset + ByteCount{at}, block)) continue;
+    const auto header = PeekFrame(block);
+    if (header && header->store_id == store_id_ && header->stream == stream_.id) {
+      headers_.push_back(seen_ + BlockCount{at / kBlockSize});
+    }
+  }
+  seen_ += some;
+}
+
+// Moves on to the next block of the segment that looks like the first one of a frame. At the end of the segment there is
+// none, and it returns false.
+bool FrameReader::SkipToHeader() {
+  const Segment& segment = stream_.segments[position_.segment];
+  if (std::exchange(seen_segment_, position_.segment) != position_.segment) {
+    headers_.clear();
+    seen_ = {};
+  }
+  seen_ = Exists(devices_, segment) ? std::max(seen_, position_.block) : segment.run.run.count;
+  while (true) {
+    while (!headers_.empty() && headers_.front() < position_.block) headers_.pop_front();
+    if (!headers_.empty() || seen_ >= segment.run.run.count) break;
+    LookAhead();
+  }
+  position_.block = headers_.empty() ? segment.run.run.count : headers_.front();
+  return !headers_.empty();
+}
+
 Result<bool> FrameReader::SkipDamage() {
+  // Damage is followed by a frame that is intact. Blocks that somebody made to look like frames inside frames would
+  // each take as long as a frame.
+  constexpr uint64_t kMostRejected = 64 * kMiB;
   for (EnterNextSegment(); position_.segment < stream_.segments.size(); EnterNextSegment()) {
+    if (!SkipToHeader()) continue;
     const auto frame = ReadFrame();
     if (frame && *frame && (*frame)->header.number >= position_.frame) {
       position_.frame = (*frame)->header.number;
       return true;
     }
-    position_.block += BlockCount{1};
+    const uint64_t size = std::max(FrameSize({memory_.data(), kBlockSize}), kBlockSize);
+    rejected_ += size;
+    position_.block += rejected_ > kMostRejected ? BlocksFor(ByteCount{size}) : BlockCount{1};
   }
   return false;
 }
@@ -138,9 +182,15 @@ Result<Tail> FindTail(Devices devices, const Root& root) {
   tail.version = root.checkpoint;
   tail.time_ns = root.time_ns;
   const auto& segments = root.log.segments;
+  const auto known = [](const Segment& segment) { return segment.first_frame != kUnknownFrame; };
+  const auto earliest = static_cast<size_t>(std::find_if(segments.begin(), segments.end(), known) - segments.begin());
   bool positioned = false;
+  BlockCount blocks, least;
+  // Each pass reads at least twice as much as the one before, so together they read little more than the log.
   for (size_t first = segments.size(); first-- > 0;) {
-    if (segments[first].first_frame == kUnknownFrame) continue;
+    blocks += segments[first].run.run.count;
+    if (!known(segments[first]) || (blocks < least && first != earliest)) continue;
+    least = blocks + blocks;
     ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.log, first));
     EntryReader entries(std::move(frames));
     bool found = false;

@@ -2,6 +2,8 @@
 // Reads the replica of the catalog from the devices of a store.
 #pragma once
 
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <span>
@@ -37,7 +39,8 @@ class FrameReader {
   // Returns the next frame; nullopt when the next block does not begin it: at the end of the stream, or at damage, also
   // at a block that cannot be read.
   Result<std::optional<Frame>> Next();
-  // Moves on to the next intact frame of the stream behind a damaged one. Returns false when there is none.
+  // Moves on to the next intact frame of the stream behind a damaged one. Returns false when there is none. Reads each
+  // block of the segments once, and not many more bytes of what only looks like frames.
   Result<bool> SkipDamage();
   const Position& position() const { return position_; }
 
@@ -47,12 +50,20 @@ class FrameReader {
   // Reads the frame at the position. nullopt when there is no intact frame of this stream.
   Result<std::optional<Frame>> ReadFrame();
   void EnterNextSegment();
+  bool SkipToHeader();
+  void LookAhead();
 
   Devices devices_;
   Uuid store_id_;
   const Stream& stream_;
   HugePageMemory memory_;
   Position position_;
+  // For SkipDamage: up to where the blocks of a segment have been looked at, those of them that look like the first
+  // block of a frame, and the bytes of frames that were damaged or out of order.
+  size_t seen_segment_ = SIZE_MAX;
+  BlockCount seen_;
+  std::deque<BlockCount> headers_;
+  uint64_t rejected_ = 0;
 };
 
 // Reads the entries of a stream in order. Not thread-safe.

@@ -17,7 +17,7 @@ constexpr size_t kPartSize = 256 * kKiB;  // of a checkpoint
 // them.
 constexpr uint64_t kWriteNow = 256 * kKiB;  // pending bytes that are written at once
 constexpr uint64_t kSyncPending = 16 * kMiB, kPendingLimit = 64 * kMiB;
-constexpr uint64_t kLeastSegment = 32 * kKiB, kLargestSegment = 8 * kMiB;
+constexpr uint64_t kLeastSegment = 32 * kKiB;
 constexpr uint64_t kSegmentsOfSpace = 4096;  // a segment is this part of the space
 constexpr uint64_t kLeastLogSegments = 2;    // before a checkpoint is due
 // A small catalog needs an old checkpoint, a log and a new checkpoint at most. They are reserved.
@@ -42,8 +42,8 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
       space_(space),
       flush_(std::move(flush)),
       options_(std::move(options)),
-      segment_size_(BlocksFor(
-          ByteCount{std::clamp(ToBytes(space.total()).value / kSegmentsOfSpace, kLeastSegment, kLargestSegment)})) {
+      segment_size_(BlocksFor(ByteCount{std::clamp(ToBytes(space.total()).value / kSegmentsOfSpace, kLeastSegment,
+                                                   ToBytes(kLargestSegment).value)})) {
   if (auto memory = HugePageMemory::Map(kLargestFrame)) memory_ = std::move(*memory);
   root_ = options_.root;
   root_sequence_ = options_.root_sequence;

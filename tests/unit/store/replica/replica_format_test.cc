@@ -143,6 +143,26 @@ TEST(ReplicaFormat, ASegmentBeyondEveryOffsetIsRejected) {
   EXPECT_FALSE(DecodeRoot(EncodeRoot(root)).has_value());
 }
 
+TEST(ReplicaFormat, ImpossibleSegmentsAreRejected) {
+  const Root root = ARoot();
+  const auto decodes_with = [&](DeviceId device, uint64_t start, uint64_t count) {
+    Root other = root;
+    other.log.segments[1].run = {device, {DeviceBlock{start}, BlockCount{count}}};
+    return DecodeRoot(EncodeRoot(other)).has_value();
+  };
+  EXPECT_TRUE(decodes_with(DeviceId{0}, 1000, kLargestSegment.value));
+  EXPECT_FALSE(decodes_with(DeviceId{0}, 1000, kLargestSegment.value + 1));
+  EXPECT_FALSE(decodes_with(DeviceId{0}, 1000, UINT32_MAX));
+  EXPECT_FALSE(decodes_with(DeviceId{0}, 1000, 0));
+  EXPECT_FALSE(decodes_with(DeviceId{0}, kDataOffset / kBlockSize - 1, 1)) << "the superblocks and roots";
+  // The other segments are [512, 528) of device 0 and [600, 616) of device 1.
+  EXPECT_TRUE(decodes_with(DeviceId{0}, 528, 8));
+  EXPECT_FALSE(decodes_with(DeviceId{0}, 527, 8)) << "overlaps the checkpoint";
+  EXPECT_TRUE(decodes_with(DeviceId{1}, 592, 8));
+  EXPECT_FALSE(decodes_with(DeviceId{1}, 593, 8)) << "overlaps the log";
+  EXPECT_FALSE(decodes_with(DeviceId{1}, 600, 16)) << "the same segment twice";
+}
+
 TEST(ReplicaFormat, ARootWithTooManySegmentsIsNotEncoded) {
   Root root = ARoot();
   root.log.segments.resize(kRootCapacity / 30, root.log.segments[0]);

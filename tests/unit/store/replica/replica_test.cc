@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
@@ -358,6 +359,57 @@ TEST(Replica, ADamagedFrameOfTheCheckpointCostsOnlyItsRecords) {
   EXPECT_GE(restored->damaged_frames, 1U);
   EXPECT_GE(catalog.content().size(), 1000U);
   EXPECT_LT(catalog.content().size(), image.kv.size());
+}
+
+// A log that fills a device from its data area on, without an entry. Every segment has a known first frame, so the
+// search for the last entry may begin at each.
+replica::Root LongLog(ByteCount device, BlockCount segment) {
+  replica::Root root;
+  root.log.id = 1;
+  DeviceBlock at{kDataOffset / kBlockSize};
+  for (; ToBytes(at + segment).value <= device.value; at += segment) {
+    root.log.segments.push_back({.run = {DeviceId{0}, {at, segment}}, .first_frame = root.log.segments.size()});
+  }
+  return root;
+}
+
+TEST(Replica, ALogWithoutEntriesIsReadAFewTimes) {
+  constexpr ByteCount kSize{64 * kMiB};
+  FaultDevice device(std::make_shared<Journal>(), kSize);
+  BlockDevice* const devices[] = {&device};
+  const auto tail = replica::FindTail(devices, LongLog(kSize, BlockCount{4}));
+  ASSERT_TRUE(tail.has_value());
+  EXPECT_FALSE(tail->damaged);
+  EXPECT_LE(device.counts().read.value, 8 * kSize.value);
+}
+
+TEST(Replica, ASegmentOutsideItsDeviceIsNotRead) {
+  constexpr ByteCount kSize{64 * kMiB};
+  FaultDevice device(std::make_shared<Journal>(), ByteCount{4 * kMiB});
+  BlockDevice* const devices[] = {&device};
+  ASSERT_TRUE(replica::FindTail(devices, LongLog(kSize, replica::kLargestSegment)).has_value());
+  EXPECT_EQ(device.counts().reads, 0U);
+}
+
+TEST(Replica, BlocksThatLookLikeFramesAreReadAFewTimes) {
+  constexpr ByteCount kSize{34 * kMiB};
+  FaultDevice device(std::make_shared<Journal>(), kSize);
+  // Each block is the header of a frame of the largest size, whose checksum is wrong.
+  AlignedMemory memory(replica::kLargestFrame);
+  const replica::FrameHeader header{
+      .stream = 1, .first_entry = 0, .payload_size = replica::kLargestFrame - replica::kFrameHeaderSize};
+  replica::SealFrame(header, memory.bytes());
+  for (uint64_t at = kBlockSize; at < memory.size(); at += kBlockSize) {
+    std::memcpy(memory.data() + at, memory.data(), kBlockSize);
+  }
+  for (uint64_t at = kDataOffset; at < kSize.value; at += memory.size()) {
+    ASSERT_OK(device.Write(ByteOffset{at}, memory.bytes()));
+  }
+  BlockDevice* const devices[] = {&device};
+  const auto tail = replica::FindTail(devices, LongLog(kSize, replica::kLargestSegment));
+  ASSERT_TRUE(tail.has_value());
+  EXPECT_FALSE(tail->damaged);
+  EXPECT_LE(device.counts().read.value, 32 * kSize.value);
 }
 
 }  // namespace

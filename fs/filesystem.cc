@@ -17,8 +17,8 @@
 namespace weightfs {
 namespace {
 
-// One thread of the executor is left to others by every user.
-constexpr unsigned kExecutorThreads = 5, kKeptFree = 1, kPageThreads = 2;
+// Of each user.
+constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr uint64_t kMostOpens = 65536;              // of a user
 constexpr uint64_t kMostWaitingValues = 16 * kMiB;  // of a user
 // The deletion of a larger file takes longer than a receiver may be busy.
@@ -47,7 +47,7 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
       opens_(kMostOpens),
       waiting_values_(kMostWaitingValues),
       spare_receivers_(static_cast<int>(options.threads) - 1),
-      executor_(kExecutorThreads, kKeptFree),
+      executor_(kExecutorThreads),
       page_executor_(kPageThreads),
       deleter_(1) {
   names().OnOrphan([this](const InodePtr& inode) { DeleteUnused(inode); });
@@ -261,6 +261,7 @@ void Filesystem::EndLeases() {
 }
 
 void Filesystem::Finish() {
+  ending_.store(true);
   EndLeases();
   store_.OnReverted(nullptr);
   requests_.WaitForNone();

@@ -69,6 +69,17 @@ class Filesystem {
     executor_.Run(user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
 
+  // Same for an operation that waits for other programs: it gives its thread back and is called again after a pause.
+  // Without a pause once ending().
+  template <typename Operation>
+  void RunAfter(std::chrono::milliseconds pause, Reply reply, Operation operation) {
+    const uint32_t user = reply.caller().uid;
+    auto kept = std::make_shared<Reply>(std::move(reply));
+    executor_.RunAfter(pause, user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+  }
+  // True when the mount ends: nobody is waited for any more.
+  bool ending() const { return ending_.load(); }
+
   // Same for operations that are usually quick, but may take long: they scan or change the catalog. Runs them on the
   // calling receiver if another one stays free for look-ups, because handing over costs as much as a quick operation.
   template <typename Operation>
@@ -185,7 +196,7 @@ class Filesystem {
   Activity activity_;
   RequestCounter requests_, ends_, dropping_, commits_;
   std::atomic<bool> remounted_read_only_{false};
-  std::atomic<bool> ending_{false};                                       // no more pages are dropped
+  std::atomic<bool> ending_{false};                                       // no page is dropped, no program waited for
   std::atomic<std::chrono::steady_clock::time_point> slow_deletion_{{}};  // last deletion that took long
   std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};   // last timeout of WaitForOrphans
   Executor executor_;                                                     // its threads use the members above

@@ -30,7 +30,7 @@ class Gate {
 TEST(Executor, RunsEverythingBeforeItEnds) {
   std::atomic<int> done{0};
   {
-    Executor executor(3, 1);
+    Executor executor(3);
     for (uint32_t i = 0; i < 1000; ++i) executor.Run(i % 5, [&done] { ++done; });
   }
   EXPECT_EQ(done, 1000);
@@ -47,38 +47,75 @@ TEST(Executor, NeverRunsATaskOnTheCaller) {
   EXPECT_NE(ran_on.get_future().get(), std::this_thread::get_id());
 }
 
-TEST(Executor, UsersTakeTurns) {
-  std::vector<uint32_t> order;
-  Gate gate;
+TEST(Executor, TheTasksOfAUserRunInTheirOrder) {
+  std::vector<int> order, expected;
   {
     Executor executor(1);
-    executor.Run(1, gate.Task());
-    gate.WaitForStart();
-    for (int i = 0; i < 100; ++i) executor.Run(1, [&order] { order.push_back(1); });
-    for (int i = 0; i < 2; ++i) executor.Run(2, [&order] { order.push_back(2); });
-    executor.Run(3, [&order] { order.push_back(3); });
-    gate.Open();
+    for (int i = 0; i < 100; ++i) {
+      expected.push_back(i);
+      executor.Run(1, [&order, i] { order.push_back(i); });
+    }
   }
-  ASSERT_EQ(order.size(), 103U);
-  // The running task was the first turn of user 1.
-  EXPECT_EQ(std::vector<uint32_t>(order.begin(), order.begin() + 6), (std::vector<uint32_t>{2, 3, 1, 2, 1, 1}));
+  EXPECT_EQ(order, expected);
 }
 
-TEST(Executor, OneUserLeavesAThreadToOthers) {
+TEST(Executor, AUserOccupiesAFewThreadsAndNoneOfOthers) {
   Gate first, second, third;
-  std::promise<void> ran;
-  Executor executor(3, 1);
-  executor.Run(1, first.Task());
-  executor.Run(1, second.Task());
-  executor.Run(1, third.Task());
-  first.WaitForStart();
-  second.WaitForStart();
-  executor.Run(2, [&ran] { ran.set_value(); });
-  ran.get_future().wait();  // beside the two tasks of user 1
-  first.Open();
-  third.WaitForStart();
-  second.Open();
-  third.Open();
+  constexpr uint32_t kOthers = 20;
+  std::vector<Gate> others(kOthers);
+  std::atomic<bool> ran_third{false};
+  {
+    Executor executor(2);
+    executor.Run(1, first.Task());
+    executor.Run(1, second.Task());
+    first.WaitForStart();
+    second.WaitForStart();
+    executor.Run(1, [&ran_third] { ran_third = true; });
+    for (uint32_t user = 2; user < 2 + kOthers; ++user) {
+      executor.Run(user, others[user - 2].Task());
+      others[user - 2].WaitForStart();  // beside the tasks of all others
+    }
+    EXPECT_FALSE(ran_third);
+    for (Gate& gate : others) gate.Open();
+    first.Open();
+    second.Open();
+  }
+  EXPECT_TRUE(ran_third);
+}
+
+TEST(Executor, APausedTaskOccupiesNoThread) {
+  Gate busy;
+  std::promise<void> ran, later;
+  Executor executor(1);
+  executor.RunAfter(std::chrono::milliseconds(20), 1, [&later] { later.set_value(); });
+  executor.Run(1, [&ran] { ran.set_value(); });
+  ran.get_future().wait();
+  executor.Run(2, busy.Task());
+  busy.WaitForStart();
+  later.get_future().wait();  // although the thread is busy
+  busy.Open();
+}
+
+TEST(Executor, PausedTasksRunInTheOrderOfTheirEnds) {
+  std::vector<int> order;
+  std::promise<void> done;
+  Executor executor(1);
+  executor.RunAfter(std::chrono::milliseconds(40), 1, [&] {
+    order.push_back(2);
+    done.set_value();
+  });
+  executor.RunAfter(std::chrono::milliseconds(2), 1, [&order] { order.push_back(1); });
+  done.get_future().wait();
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+}
+
+TEST(Executor, PausesEndWithIt) {
+  std::atomic<int> done{0};
+  {
+    Executor executor(1);
+    executor.RunAfter(std::chrono::hours(1), 1, [&done] { ++done; });
+  }
+  EXPECT_EQ(done, 1);
 }
 
 }  // namespace

@@ -470,13 +470,7 @@ ScrubReport Store::Scrub() const { return p_->scrubber->report(); }
 Scrubber& Store::scrubber() { return *p_->scrubber; }
 
 SpaceStatistics Store::Space() const {
-  // Repeat if a file was deleted between the two reads, because it would count twice.
-  SpaceStatistics statistics;
-  BlockCount leaving;
-  do {
-    leaving = p_->names->LeavingBlocks();
-    statistics = p_->space->Statistics(leaving);
-  } while (p_->names->LeavingBlocks() != leaving);
+  SpaceStatistics statistics = p_->space->Statistics();
   statistics.inodes = p_->names->inode_count();
   const auto catalog = p_->catalog->FreeSpace();
   statistics.free_inodes = catalog ? *catalog / kBytesOfInode : statistics.available.value;

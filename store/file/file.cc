@@ -19,6 +19,11 @@ constexpr FileBlock kNoLimit{UINT64_MAX / kBlockSize};
 
 void File::InvalidateCache(uint64_t offset, uint64_t end) { services_.cache.Invalidate(id_, offset, end); }
 
+void File::CountLeaving() {
+  const uint64_t before = std::exchange(counted_leaving_, leaving_ ? attributes_.blocks + reserved().value : 0);
+  services_.space.AddLeaving(static_cast<int64_t>(counted_leaving_) - static_cast<int64_t>(before));
+}
+
 void File::Load(ExtentMap extents) {
   WEIGHTFS_ASSERT(!loaded_ && dirty_.ranges().empty());
   InvalidateCache(0, UINT64_MAX);
@@ -148,9 +153,11 @@ void File::Revert(uint64_t committed_size, uint64_t committed_blocks) {
   attributes_.size = committed_size;
   attributes_.blocks = committed_blocks;
   services_.space.AddUsed(static_cast<int64_t>(committed_blocks));
+  CountLeaving();
 }
 
 std::vector<DeviceRun> File::Drop(std::vector<DeviceRun> committed) {
+  SetLeaving(false);
   if (loaded_) {
     WEIGHTFS_ASSERT(committed.empty());
     extents_.ForEachPiece(FileBlock{0}, kNoLimit, [&](const ExtentMap::Piece& piece) {

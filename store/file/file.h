@@ -63,6 +63,12 @@ class File {
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
+  // While `leaving`, the space statistics count the file's blocks as free.
+  void SetLeaving(bool leaving) {
+    leaving_ = leaving;
+    CountLeaving();
+  }
+
   // --- Loading
 
   // False until the extents are read from the catalog, and again after Revert. While it is false, only the commit
@@ -169,6 +175,7 @@ class File {
     std::span<const std::byte> data;  // whole blocks; nobody changes them
   };
 
+  void CountLeaving();
   bool HasContent(FileBlock block) const;
   BlockCount BlocksWithoutSpace(FileBlock first, FileBlock end) const;
   void PlanSpace(FileBlock first, FileBlock end, WritePlan* plan) const;
@@ -185,6 +192,8 @@ class File {
   InodeRecord& attributes_;
   const FileServices services_;
 
+  bool leaving_ = false;
+  uint64_t counted_leaving_ = 0;  // blocks
   bool loaded_ = false;
   ExtentMap extents_;
   ChecksumTable checksums_;

@@ -16,6 +16,10 @@ Inode::Inode(InodeId ino, InodeRecord record, const FileServices& services)
 
 Inode::~Inode() = default;
 
+void Inode::NoteUse() {
+  if (file) file->SetLeaving(attributes.links == 0 && open_handles == 0 && !deleted);
+}
+
 InodeRecord Inode::CatalogRecord() const {
   InodeRecord record = attributes;
   if (S_ISREG(record.mode)) {

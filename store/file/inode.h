@@ -65,6 +65,10 @@ class Inode {
   // The data of a regular file; null for other types. The mutex also protects the File itself.
   std::unique_ptr<File> file GUARDED_BY(mutex);
 
+  // Call this after a change of the links or the open handles. A file without both is deleted when the kernel forgets
+  // it, some time after the unlink; its blocks count as free until then.
+  void NoteUse() REQUIRES(mutex);
+
   bool IsDirectory() const REQUIRES(mutex) { return S_ISDIR(attributes.mode); }
   bool IsRegular() const REQUIRES(mutex) { return S_ISREG(attributes.mode); }
   bool IsImmutable() const REQUIRES(mutex) { return publishing || (attributes.flags & kInodePublished) != 0; }

@@ -12,8 +12,10 @@ class File::MappingUpdate {
   explicit MappingUpdate(File& file) : file_(file), before_(file.extents_.mapped()) {}
   ~MappingUpdate() {
     const BlockCount after = file_.extents_.mapped();
-    file_.services_.space.AddUsed(static_cast<int64_t>(after.value) - static_cast<int64_t>(before_.value));
     file_.attributes_.blocks = after.value;
+    if (after < before_) file_.CountLeaving();  // no block counts as free twice
+    file_.services_.space.AddUsed(static_cast<int64_t>(after.value) - static_cast<int64_t>(before_.value));
+    file_.CountLeaving();
   }
   MappingUpdate(const MappingUpdate&) = delete;
   MappingUpdate& operator=(const MappingUpdate&) = delete;

@@ -111,6 +111,7 @@ Result<void> InodeTransaction::CommitPublication() {
   for (Member& member : members_) {
     if (!written) std::swap(member.inode->attributes, member.record);
     ++member.inode->changes;
+    member.inode->NoteUse();
     if (written) member.inode->attribute_sizes = member.attribute_sizes;
     if (!written || member.deletes_from == nullptr) continue;
     member.inode->deleted = true;

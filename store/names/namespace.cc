@@ -223,6 +223,7 @@ Result<InodePtr> Namespace::Open(InodeId ino, bool writes) {
   if (writes && inode->IsImmutable()) return ErrorCode::kPermission;
   ++inode->open_handles;
   if (writes) ++inode->open_writers;
+  inode->NoteUse();
   return inode;
 }
 
@@ -231,6 +232,7 @@ void Namespace::Close(const InodePtr& inode, bool writes) {
     MutexLock lock(inode->mutex);
     if (writes) --inode->open_writers;
     if (--inode->open_handles > 0 || inode->attributes.links > 0) return;
+    inode->NoteUse();
   }
   OrphanUnused(inode);
 }
@@ -254,17 +256,6 @@ void Namespace::OrphanUnused(const InodePtr& inode) {
   } else {
     DeleteOrphan(inode);
   }
-}
-
-BlockCount Namespace::LeavingBlocks() {
-  BlockCount blocks;
-  MutexLock lock(mutex_);
-  for (const auto& [ino, inode] : orphans_) {
-    MutexLock inode_lock(inode->mutex);
-    if (inode->open_handles > 0 || inode->deleted || !inode->file) continue;
-    blocks += BlockCount{inode->attributes.blocks} + inode->file->reserved();
-  }
-  return blocks;
 }
 
 bool Namespace::HasOrphans() {

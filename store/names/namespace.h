@@ -128,9 +128,6 @@ class Namespace {
   void DeleteOrphan(const InodePtr& inode) EXCLUDES(mutex_);
   // Same for many, a few at a time.
   void DeleteOrphans(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
-  // The blocks of unlinked files that are not open. Such a file is deleted when the kernel forgets it, some time after
-  // the unlink. Space reports these blocks as free.
-  BlockCount LeavingBlocks() EXCLUDES(mutex_);
   // True while an unlinked inode still holds blocks, because it is open or not forgotten.
   bool HasOrphans() EXCLUDES(mutex_);
 

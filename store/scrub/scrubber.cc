@@ -163,7 +163,7 @@ bool Scrubber::Step() {
 
 // Begins a scrub, or continues the one of an earlier mount.
 void Scrubber::Begin() {
-  const SpaceStatistics space = parts_.space.Statistics({});
+  const SpaceStatistics space = parts_.space.Statistics();
   const uint64_t used = ToBytes(space.total - std::min(space.total, space.free)).value;
   uint64_t catalog = 0;
   for (const char kind : {keys::kInode, keys::kEntry, keys::kExtent, keys::kChecksums, keys::kAttribute}) {

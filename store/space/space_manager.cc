@@ -341,15 +341,18 @@ std::vector<DeviceRun> BlockReservation::Take(BlockCount count) {
   return taken;
 }
 
-SpaceStatistics SpaceManager::Statistics(BlockCount leaving) const {
-  const int64_t used = std::max<int64_t>(0, used_.load());
+SpaceStatistics SpaceManager::Statistics() const {
+  // Repeat if a file was deleted between the reads, because it would count twice.
+  int64_t leaving, used;
   uint64_t reserved;
-  {
+  do {
+    leaving = leaving_.load();
+    used = std::max<int64_t>(0, used_.load());
     MutexLock lock(mutex_);
     reserved = reserved_;
-  }
+  } while (leaving_.load() != leaving);
   uint64_t taken = static_cast<uint64_t>(used) + reserved;
-  taken -= std::min(taken, leaving.value);
+  taken -= std::min(taken, static_cast<uint64_t>(std::max<int64_t>(0, leaving)));
   SpaceStatistics statistics;
   statistics.total = total_;
   statistics.free = {total_.value > taken ? total_.value - taken : 0};

@@ -152,8 +152,9 @@ class SpaceManager {
   // Adjusts the used blocks that df shows: blocks that files map, and blocks of leases that no file has. Statistics
   // adds the reserved blocks.
   void AddUsed(int64_t blocks) { used_ += blocks; }
-  // `leaving`: blocks still mapped or reserved that count as free already.
-  SpaceStatistics Statistics(BlockCount leaving) const;
+  // Adjusts how many of these blocks count as free already: those of files that are about to be deleted.
+  void AddLeaving(int64_t blocks) { leaving_ += blocks; }
+  SpaceStatistics Statistics() const;
   BlockCount total() const { return total_; }
 
  private:
@@ -186,7 +187,7 @@ class SpaceManager {
 
   std::vector<std::unique_ptr<ExtentAllocator>> allocators_;
   BlockCount total_, held_back_;
-  std::atomic<int64_t> used_{0};
+  std::atomic<int64_t> used_{0}, leaving_{0};
   std::atomic<uint64_t> granted_{0};
   mutable Mutex mutex_;
   uint64_t free_ GUARDED_BY(mutex_) = 0;  // blocks in the allocators, excluding blocks that Free has not returned yet

@@ -2,6 +2,10 @@
 // The pool's space on the data path: reservations of writes, errors of a full pool, and freed space.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include "tests/support/result_asserts.h"
@@ -43,6 +47,72 @@ TEST(FileSpace, AFullPoolFailsTheWriteAndDeletingFreesTheSpace) {
   ASSERT_OK(store.WriteAt(again, 0, Pattern(9, 30 * kMiB)));
   ASSERT_OK(store->Sync(again));
   EXPECT_TRUE(Must(store.ReadAll(again)) == Pattern(9, 30 * kMiB));
+}
+
+TEST(FileSpace, AnUnlinkedFileCountsAsFreeWhileItIsNotOpen) {
+  TestStore store;
+  const uint64_t fresh = store->Space().free.value;
+  constexpr uint64_t kBlocks = kMiB / kBlockSize;
+  const auto used = [&] { return fresh - store->Space().free.value; };
+  InodePtr file = store.Create("a").value();
+  const InodeId ino = file->id;
+  store->inodes().AddLookups(ino, 1);  // the kernel has not forgotten it
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(1, kMiB)));
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store.WriteAt(file, kMiB, Pattern(2, kMiB)));  // still in memory
+  EXPECT_EQ(used(), 2 * kBlocks);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  EXPECT_EQ(used(), 2 * kBlocks);
+  store->CloseFile(file);
+  EXPECT_EQ(used(), 0U);
+  ASSERT_OK(store->SyncAll());
+  EXPECT_EQ(used(), 0U);
+  for (const uint64_t size : {kMiB, kMiB / 2, 2 * kMiB}) {  // as /proc/self/fd opens it again
+    file = store->OpenFile(ino, false).value();
+    ASSERT_OK(store->Truncate(file, std::min(size, kMiB)));
+    EXPECT_GE(used(), std::min(size, kMiB / 2) / kBlockSize);
+    store->CloseFile(file);
+    EXPECT_EQ(used(), 0U);
+  }
+  store->names().Forget(ino, 1);
+  EXPECT_EQ(used(), 0U);
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(used(), 0U);
+}
+
+TEST(FileSpace, AnUnnamedFileThatGetsANameCountsAsUsed) {
+  TestStore store;
+  const uint64_t fresh = store->Space().free.value;
+  const InodeId ino = store->names().CreateUnnamed(kRootInode, {.mode = S_IFREG | 0644}).value().ino;
+  store->inodes().AddLookups(ino, 1);
+  const InodePtr file = store->OpenFile(ino, false).value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(1, kMiB)));
+  store->CloseFile(file);
+  EXPECT_EQ(store->Space().free.value, fresh);
+  ASSERT_OK(store->names().Link(ino, kRootInode, "a"));
+  EXPECT_EQ(store->Space().free.value, fresh - kMiB / kBlockSize);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  EXPECT_EQ(store->Space().free.value, fresh);
+  store->names().Forget(ino, 1);
+  EXPECT_EQ(store->Space().free.value, fresh);
+}
+
+// A user may keep many unlinked files and ask all the time.
+TEST(FileSpace, StatisticsWaitForNoChangeOfNames) {
+  TestStore store;
+  std::promise<void> reached, go;
+  store.kv().AfterGet([&] {
+    reached.set_value();
+    go.get_future().wait();
+  });
+  std::thread maker([&] {
+    EXPECT_TRUE(store->names().Create(kRootInode, "d", {.mode = S_IFDIR | 0755}));  // reads under the mutex of names
+  });
+  reached.get_future().wait();
+  auto space = std::async(std::launch::async, [&] { return store->Space(); });
+  EXPECT_EQ(space.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  go.set_value();
+  maker.join();
 }
 
 TEST(FileSpace, AnAllocationWithoutSpaceWaitsForClosesUnderWay) {

@@ -81,9 +81,9 @@ TEST_F(FileTest, BlocksOverUnwrittenExtentsNeedNoSpace) {
 }
 
 TEST_F(FileTest, WritebackTakesTheWholeBufferAndReservedSpace) {
-  const BlockCount free = rig_.space().Statistics({}).free;
+  const BlockCount free = rig_.space().Statistics().free;
   rig_.Write(inode_, 0, Pattern(1, 8 * kBlockSize));
-  EXPECT_EQ((free - rig_.space().Statistics({}).free).value, 8U);
+  EXPECT_EQ((free - rig_.space().Statistics().free).value, 8U);
   PendingWrites writes;
   {
     MutexLock lock(inode_->mutex);
@@ -94,7 +94,7 @@ TEST_F(FileTest, WritebackTakesTheWholeBufferAndReservedSpace) {
     EXPECT_EQ(inode_->file->extents().mapped().value, 8U);
     EXPECT_EQ(inode_->attributes.blocks, 8U);
   }
-  EXPECT_EQ((free - rig_.space().Statistics({}).free).value, 8U);
+  EXPECT_EQ((free - rig_.space().Statistics().free).value, 8U);
   rig_.write_back().Submit(&writes);
 }
 

@@ -340,6 +340,26 @@ Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
   return {};
 }
 
+// A truncation deletes all committed extents beyond the new end. A batch of many deletions delays the batches of others,
+// so one range deletes them. Extents that were added there since follow it.
+void Committer::AppendExtents(InodeId ino, const SealedFile& content, KvBatch* batch) {
+  constexpr auto kSingleDeletes = 4096;
+  const FileBlock end = content.shrunk_to == UINT64_MAX ? FileBlock{UINT64_MAX} : BlockEnd(content.shrunk_to);
+  const auto beyond = [end](const ExtentMap::Change& change) { return !change.record && change.key >= end; };
+  const bool range = std::count_if(content.changes.begin(), content.changes.end(), beyond) > kSingleDeletes;
+  if (range) batch->DeleteRange(keys::Extent(ino, end), keys::PrefixEnd(keys::ExtentPrefix(ino)));
+  for (const auto& change : content.changes) {
+    if (range && beyond(change)) continue;
+    std::string key = keys::Extent(ino, change.key);
+    if (change.record) {
+      std::string value = change.record->Encode(key);
+      batch->Put(std::move(key), std::move(value));
+    } else {
+      batch->Delete(std::move(key));
+    }
+  }
+}
+
 // Builds everything except the inode's record. Returns false when checksums must be loaded first.
 Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
                                    KvBatch* batch) {
@@ -348,15 +368,7 @@ Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loade
   // Delete segments beyond the smallest size since the last commit first; rewritten ones follow.
   const uint64_t first = content.shrunk_to == UINT64_MAX ? UINT64_MAX : keys::SegmentsOf(content.shrunk_to);
   DeleteChecksums(inode.id, first, keys::SegmentsOf(inode.committed_size), batch);
-  for (const auto& change : content.changes) {
-    std::string key = keys::Extent(inode.id, change.key);
-    if (change.record) {
-      std::string value = change.record->Encode(key);
-      batch->Put(std::move(key), std::move(value));
-    } else {
-      batch->Delete(std::move(key));
-    }
-  }
+  AppendExtents(inode.id, content, batch);
   return inode.file->AppendChecksums(first, loaded, missing, batch);
 }
 

@@ -88,6 +88,7 @@ class Committer final : public CommitQueue {
   void ForgetReported() EXCLUDES(mutex_);
   void WriteCatalog(Cycle* cycle);
   Result<void> WriteOne(Cycle* cycle, Sealed* sealed);
+  static void AppendExtents(InodeId ino, const SealedFile& content, KvBatch* batch);
   Result<void> WriteBatch(Sealed* sealed, KvBatch batch) REQUIRES(sealed->inode->mutex);
   Result<bool> BuildBatch(const Sealed& sealed, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
                           KvBatch* batch) REQUIRES(sealed.inode->mutex);

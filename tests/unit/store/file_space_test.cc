@@ -49,6 +49,36 @@ TEST(FileSpace, AFullPoolFailsTheWriteAndDeletingFreesTheSpace) {
   EXPECT_TRUE(Must(store.ReadAll(again)) == Pattern(9, 30 * kMiB));
 }
 
+// A batch of many deletions delays the batches of others.
+TEST(FileSpace, ATruncationOfManyExtentsIsAFewChangesOfTheCatalog) {
+  constexpr uint64_t kExtents = 5000, kStep = 2 * kBlockSize, kKept = 100, kAgain = 10;
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const auto write = [&](uint64_t count, uint64_t seed) {
+    for (uint64_t i = 0; i < count; ++i) ASSERT_OK(store.WriteAt(file, i * kStep, Pattern(seed + i, kBlockSize)));
+  };
+  write(kExtents, 1);
+  ASSERT_OK(store->Sync(file));
+  ASSERT_OK(store->Truncate(file, kKept * kStep));
+  const size_t begin = store.journal().size();
+  ASSERT_OK(store.WriteAt(file, (kExtents + 7) * kStep, Pattern(2, kBlockSize)));  // beyond the shortest end
+  ASSERT_OK(store->Sync(file));
+  size_t changes = 0;
+  const auto events = store.journal().events();
+  for (size_t i = begin; i < events.size(); ++i) {
+    if (events[i].batch != nullptr) changes += events[i].batch->changes().size();
+  }
+  EXPECT_LT(changes, 100U);
+  ASSERT_OK(store.Remount());
+  const InodePtr again = store.OpenPath("a").value();
+  for (uint64_t i = 0; i < kKept; ++i) {
+    ASSERT_TRUE(Must(store.ReadAt(again, i * kStep, kBlockSize)) == Pattern(1 + i, kBlockSize)) << i;
+  }
+  EXPECT_TRUE(Must(store.ReadAt(again, kKept * kStep, kAgain * kStep)) == std::string(kAgain * kStep, '\0'));
+  EXPECT_TRUE(Must(store.ReadAt(again, (kExtents + 7) * kStep, kBlockSize)) == Pattern(2, kBlockSize));
+  EXPECT_EQ(store->Extents(again, FileBlock{0}, kExtents).value().size(), kKept + 1);
+}
+
 TEST(FileSpace, AnUnlinkedFileCountsAsFreeWhileItIsNotOpen) {
   TestStore store;
   const uint64_t fresh = store->Space().free.value;

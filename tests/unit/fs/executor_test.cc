@@ -6,6 +6,7 @@
 #include <atomic>
 #include <future>
 #include <memory>
+#include <vector>
 
 namespace weightfs {
 namespace {

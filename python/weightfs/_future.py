@@ -1,131 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The future of one read or write."""
+"""The future of everything that goes on in the background."""
 
 import asyncio
 import concurrent.futures
+import contextlib
 import math
+import threading
+from concurrent.futures import _base
 
 from weightfs import _native, _process
 from weightfs._process import check_process
 
 
-class Future:
-    """One asynchronous operation. It has the methods of concurrent.futures.Future, and supports `await`. It is not an
-    instance of that class: concurrent.futures.wait() does not accept it.
+class Future(concurrent.futures.Future):
+    """One operation in the background: a read or write of a handle or reader, a push or pull, a save of a checkpoint. A
+    concurrent.futures.Future, which can also be awaited: wait(), as_completed() and asyncio.wrap_future() accept it. Any
+    thread may use it, but not a forked child.
 
-    The memory of the tensor stays alive until the operation is done, even if the tensor is given other memory (`data`,
-    set_()). The tensor must not be resized until then (resize_()). Changes made to it during a write may or may not be
-    in the file. A GPU tensor that is not contiguous is filled by the first call of done(), wait() or result() that
-    finds the operation done, on the stream that is current in that call. Callbacks run on an I/O thread (or, if the
-    operation is already done, on the thread that adds the callback). They must be quick, may start operations, and must
-    not wait for one."""
+    The operation has begun, so cancel() only asks it to end, and returns False if it cannot. done() turns true when it
+    has ended, and cancelled() says whether it was canceled. A read or write whose cancel() returned True never succeeds;
+    a push or pull may have been complete.
 
-    __slots__ = ("_started", "_memory", "_let_go", "_outcome", "_process", "_nbytes", "__weakref__")
+    Of a read or write, the memory of the tensor stays alive until the operation is done, even if the tensor is given
+    other memory (`data`, set_()). The tensor must not be resized until then (resize_()). Changes made to it during a
+    write may or may not be in the file. A GPU tensor that is not contiguous is filled by the first call of done(),
+    wait() or result() that finds the operation done, on the stream that is current in that call; if it has callbacks or
+    is waited for by other functions, before these see it done.
 
-    def __init__(self, operation, memory, let_go):
-        """let_go() makes the handle forget operations that are done."""
-        self._started, self._memory, self._let_go = operation, memory, let_go
-        self._outcome, self._process = None, _process.pid
-        self._nbytes = memory.nbytes
+    Callbacks run on an I/O thread, or on one that finds the operation done. They must be quick, may start operations,
+    and must not wait for one."""
 
-    @property
-    def _operation(self):
-        check_process(self._process)
-        return self._started
+    def __init__(self, operation=None, memory=None, let_go=None, *, stop=None):
+        """Of a native operation, or of one whose thread calls set_result() or set_exception().
+
+        let_go() makes the handle forget operations that are done. stop() asks the operation to end, and returns whether
+        it can; None: it cannot."""
+        self._process, self._operation, self._memory, self._let_go = _process.pid, operation, memory, let_go
+        self._stop = stop if operation is None else operation.cancel
+        self._nbytes = None if memory is None else memory.nbytes
+        self._reports, self._asked = operation is None, False
+        super().__init__()
 
     @property
     def nbytes(self):
-        """The number of bytes of the whole operation."""
-        check_process(self._process)
+        """The number of bytes of a whole read or write."""
+        check_process(self._process, "operation")
         return self._nbytes
 
     @property
     def bytes_done(self):
-        """The number of bytes transferred so far."""
+        """The number of bytes read or written so far."""
+        check_process(self._process, "operation")
+        if self._operation is None:
+            return None
         done, size = self._operation.transferred(), self._operation.size()
         # A reader's operation counts the whole blocks of its rows.
         return done if size == self._nbytes else done * self._nbytes // size
 
     def done(self):
-        return self._operation.done() and self._settled()
+        check_process(self._process, "operation")
+        if self._state == _base.PENDING and self._operation is not None and self._operation.done():
+            self._settle()
+        return self._state != _base.PENDING
 
     def running(self):
-        return not self._operation.done()
+        return not self.done()
 
     def cancelled(self):
-        return self._operation.cancelled()
+        return self.done() and super().cancelled()
 
     def cancel(self):
-        """Requests cancellation; transfers in the kernel still complete. Returns False if the operation is already
-        done. Only `cancelled()`, once the operation is done, says whether it was canceled: its last bytes may have been
-        in flight."""
-        return self._operation.cancel()
+        """Asks the operation to end: what is in the kernel still completes. Returns False if it cannot be canceled, or
+        is done with another outcome."""
+        return self.cancelled() if self.done() else self._stop is not None and self._stop()
 
     def wait(self, timeout=None):
         """Waits until the operation is done, with any outcome. Returns False if `timeout` seconds pass first."""
-        if _native.Operation.in_callback() and not self._operation.done():
-            raise RuntimeError("a callback of an operation cannot wait for an operation: it would deadlock")
         if timeout is not None and math.isnan(timeout):
             raise ValueError("timeout is nan: it must be a number of seconds")
-        return self._operation.wait(timeout) and self._settled()
+        if not self.done():
+            if self._operation is None:
+                limit = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+                concurrent.futures.wait([self], limit)
+            elif _native.Operation.in_callback():
+                raise RuntimeError("a callback of an operation cannot wait for an operation: it would deadlock")
+            else:
+                self._operation.wait(timeout)
+        return self.done()
 
     def exception(self, timeout=None):
-        """The OSError that the operation failed with, or None. Raises TimeoutError and
+        """The exception that the operation failed with, or None. Raises concurrent.futures.TimeoutError and
         concurrent.futures.CancelledError."""
         if not self.wait(timeout):
-            raise TimeoutError(f"not done after {timeout} s")
-        if self._operation.cancelled():
-            raise concurrent.futures.CancelledError
-        if self._outcome is None:
-            self._outcome = with_label(self._operation.error(), self._memory)
-        return self._outcome
+            raise concurrent.futures.TimeoutError(f"not done after {timeout} s")
+        self._asked = True
+        return super().exception()
 
     def result(self, timeout=None):
-        """Returns the number of bytes, or raises the operation's exception."""
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        return self.nbytes
-
-    def add_done_callback(self, function):
-        """Calls function(future) once the operation is done."""
-        self._operation.on_done(lambda: function(self))
-
-    def _settled(self):
-        """Returns True. After a read into a GPU tensor that is not contiguous, first scatters the bytes into the
-        tensor."""
-        finish = self._memory.finish
-        if finish is not None and self._operation.error() is None:
-            finish()
-        # A future that is kept must not keep the memory.
-        self._memory.owner = self._memory.finish = None
-        self._let_go()
-        return True
+        """Returns the result, which for a read or write is the number of bytes, or raises the operation's exception."""
+        self.exception(timeout)
+        return super().result()
 
     def __await__(self):
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-
-        def wake():
-            if not waiter.done():
-                waiter.set_result(None)
-
-        def on_done():
-            try:
-                loop.call_soon_threadsafe(wake)
-            except RuntimeError:
-                pass  # the event loop is closed, so nothing waits for this future
-
-        self._operation.on_done(on_done)
-        try:
-            yield from waiter
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        try:
-            return self.result()
-        except concurrent.futures.CancelledError:
-            raise asyncio.CancelledError from None
+        return asyncio.wrap_future(self).__await__()
 
     def __repr__(self):
         if _process.pid != self._process:
@@ -135,13 +112,73 @@ class Future:
         elif self.cancelled():
             state = "cancelled"
         else:
-            state = "failed" if self.exception() else "finished"
-        return f"<weightfs.Future {state}, {self.bytes_done} of {self.nbytes} bytes>"
+            state = "failed" if super().exception() else "finished"
+        sizes = "" if self._nbytes is None else f", {self.bytes_done} of {self._nbytes} bytes"
+        return f"<weightfs.Future {state}{sizes}>"
+
+    # --- Internals ---
+
+    @property
+    def _condition(self):
+        """The lock under which concurrent.futures waits for a future and adds callbacks. Only then does a native
+        operation report its end: to report every end would let its I/O thread wait for the GIL each time."""
+        check_process(self._process, "operation")
+        if not self._reports:
+            self._reports = True
+            self._operation.on_done(self._settle)
+        return self._own_condition
+
+    @_condition.setter
+    def _condition(self, condition):
+        self._own_condition = condition
+
+    def _settle(self):
+        """Takes the outcome of a native operation that is done. Several threads and signal handlers may be here at once:
+        the first outcome counts."""
+        self._reports, memory, error = True, self._memory, self._operation.error()
+        if self._operation.cancelled():
+            self._set_cancelled()
+        else:
+            finish = memory.finish   # after a read into a GPU tensor that is not contiguous
+            if finish is not None and error is None:
+                try:
+                    finish()
+                except Exception as failure:
+                    error = failure
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                if error is None:
+                    self.set_result(self._nbytes)
+                else:
+                    self.set_exception(with_label(error, memory))
+        # A future that is kept must not keep the memory.
+        memory.owner = memory.finish = None
+        self._let_go()
+
+    def _set_cancelled(self):
+        """The counterpart of set_result(), which the base class has for operations that have not begun."""
+        with self._condition:
+            if self._state != _base.PENDING:
+                return
+            self._state = _base.CANCELLED_AND_NOTIFIED
+            for waiter in self._waiters:
+                waiter.add_cancelled(self)
+            self._condition.notify_all()
+        self._invoke_callbacks()
+
+    def _raise_unasked(self):
+        """Waits for the operation. Raises its exception if nobody has asked for it yet."""
+        self.wait()
+        if not self._asked:
+            self.result()
+
+    def _failed_unasked(self):
+        """Whether it is done, and failed with an exception that nobody has asked for yet."""
+        return self.done() and not self._asked and super().exception() is not None
 
 
 def with_label(error, memory):
     """Adds a description of the memory to an OSError of the native module."""
-    if error is not None:
+    if isinstance(error, OSError):
         error.shape = tuple(memory.shape)
         error.strerror = f"{error.strerror} ({memory.label})"
     return error

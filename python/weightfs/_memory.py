@@ -116,7 +116,8 @@ def _of_device_tensor(tensor, writable, label):
 
 
 class _Scatter:
-    """Copies a contiguous tensor into the original one, once, on the stream that is current at that time."""
+    """Copies a contiguous tensor into the original one, once, on the stream that is current at that time. No program
+    waits for the stream of an I/O thread, so there the copy ends before this returns."""
 
     def __init__(self, target, source):
         # RLock, because signal handlers call it too
@@ -128,7 +129,10 @@ class _Scatter:
             if source is not None:
                 self._target.copy_(source)
                 # Otherwise torch would reuse the memory for another tensor while the copy is under way.
-                source.record_stream(sys.modules["torch"].cuda.current_stream(source.device))
+                stream = sys.modules["torch"].cuda.current_stream(source.device)
+                source.record_stream(stream)
+                if _native.Operation.in_callback():
+                    stream.synchronize()
 
 
 def _of_device_array(array, writable):

@@ -6,13 +6,8 @@ import logging
 import threading
 
 from weightfs import s3
-from weightfs._saving import Outcome
 
 log = logging.getLogger("weightfs")
-
-
-class Pushing(Outcome):
-    """The future of the push of one step, which can be awaited. result() returns the weightfs.s3.Pushed."""
 
 
 class Pushes:
@@ -39,7 +34,7 @@ class Pushes:
     def add(self, pushing, path):
         """Queues the push of the directory of a step."""
         with self._guard:
-            self._unasked = [one for one in self._unasked if not one.done() or one.failed_unseen()] + [pushing]
+            self._unasked = [one for one in self._unasked if not one.done() or one._failed_unasked()] + [pushing]
             self._pending.append((pushing, path))
             if self._thread is not None:
                 return
@@ -61,7 +56,7 @@ class Pushes:
         failed = None
         for number, pushing in enumerate(waited):
             try:
-                pushing.raise_unseen()
+                pushing._raise_unasked()
             except s3.S3Error as error:
                 failed = failed or error
             except BaseException:   # KeyboardInterrupt: the next wait() begins where this one ended

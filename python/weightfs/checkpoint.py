@@ -22,27 +22,17 @@ import torch
 
 import weightfs.torch
 from weightfs import _process, _restore
+from weightfs._future import Future
 from weightfs._handle import aio_handle
 from weightfs._numbers import MOST_BYTES, flag, whole
 from weightfs._process import check_process
-from weightfs._pushes import Pushes, Pushing
-from weightfs._saving import Outcome
+from weightfs._pushes import Pushes
 from weightfs._snapshot import Snapshot
 from weightfs._steps import Steps
 
 log = logging.getLogger("weightfs")
 _MOST_STEP = (1 << 63) - 1
 _THREADS = 2   # for each transfer
-
-
-class Saving(Outcome):
-    """The future of one save, which can be awaited. result() returns the directory of the step, once it is durable. A
-    save cannot be canceled. Any thread may use it, but not a forked child. `step` is the number of the step. `pushed`
-    is the future of its push, or None for a manager without push=."""
-
-    def __init__(self, step, pushed=None):
-        super().__init__(step)
-        self.pushed = pushed
 
 
 class Manager:
@@ -89,7 +79,9 @@ class Manager:
             wait: return only when the step is durable. It may not be pushed yet.
 
         Returns:
-            the Saving of this step.
+            the weightfs.Future of the save, which cannot be canceled. result() returns the directory of the step, once
+                it is durable. `step` is the number of the step. `pushed` is the future of its push, whose result is the
+                weightfs.s3.Pushed, or None for a manager without push=.
 
         Raises:
             MemoryError: the copy needs more than max_memory.
@@ -101,7 +93,8 @@ class Manager:
         with self._exclusively():
             self._wait_saved()
             self._snapshot.take(state)
-            self._saving = saving = Saving(step, None if self._pushes is None else Pushing(step))
+            self._saving = saving = _future(step)
+            saving.pushed = None if self._pushes is None else _future(step)
             writer = threading.Thread(target=self._write, args=(saving,), name=f"weightfs step {step}")
             try:
                 writer.start()
@@ -217,7 +210,7 @@ class Manager:
 
     def _wait_saved(self):
         if self._saving is not None:
-            self._saving.raise_unseen()
+            self._saving._raise_unasked()
 
     def _write(self, saving):
         """Writes the snapshot and publishes it as a step. Sets the outcome of `saving`."""
@@ -284,3 +277,9 @@ class Manager:
                 log.warning("step %d cannot be loaded: %s; trying the next lower step", found, error)
                 first = first or error
         raise first
+
+
+def _future(step):
+    future = Future()
+    future.step = step
+    return future

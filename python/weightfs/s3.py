@@ -18,7 +18,6 @@ programs.
 When the interpreter exits, it ends the transfers that are under way; the same push later continues. If the interpreter
 is killed, the kernel ends them, on systems whose `setpriv` has the option --pdeathsig (util-linux 2.33)."""
 
-import asyncio
 import atexit
 import concurrent.futures
 import contextlib
@@ -35,11 +34,11 @@ import threading
 import typing
 
 from weightfs import _process
+from weightfs._future import Future
 from weightfs._numbers import flag, whole
-from weightfs._process import check_process
 from weightfs._publish import Publication, made_publication
 
-__all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Transfer", "Version", "prune", "pull",
+__all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Version", "prune", "pull",
            "pull_async", "push", "push_async", "versions"]
 
 log = logging.getLogger("weightfs")
@@ -180,7 +179,7 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, a
 
 def push_async(path, url, *, version=None, verify=False, take_over=False, keep=None, all_versions=False,
                storage_class=None, sse=None, sse_kms_key_id=None, progress=None, program=None, **connection):
-    """Starts push(), and returns its Transfer. `progress` is called on another thread."""
+    """Starts push(), and returns its weightfs.Future. `progress` is called on another thread."""
     options = {"version": version, "verify": verify, "take_over": take_over, "keep": keep, "all_versions": all_versions,
                "storage_class": storage_class, "sse": sse, "sse_kms_key_id": sse_kms_key_id, **connection}
     return _push(path, url, progress, program, options).start()
@@ -212,7 +211,7 @@ def pull(url, directory, *, version=None, files=None, slices=None, publish=False
 
 def pull_async(url, directory, *, version=None, files=None, slices=None, publish=False, progress=None, program=None,
                **connection):
-    """Starts pull(), and returns its Transfer. `progress` is called on another thread."""
+    """Starts pull(), and returns its weightfs.Future. `progress` is called on another thread."""
     return _pull(url, directory, version, files, slices, publish, progress, program, connection).start()
 
 
@@ -226,7 +225,7 @@ def versions(url, *, unfinished=False, program=None, **connection):
     Returns:
         a list of Version."""
     words = ["versions", *_switches(all=("unfinished", unfinished)), *_connection(**connection)]
-    return Transfer(_command(program, words, url), _versions).run()
+    return _Run(_command(program, words, url), _versions).run()
 
 
 def prune(url, keep, *, unfinished_after_days=7.0, all_versions=False, dry_run=False, program=None, **connection):
@@ -246,30 +245,29 @@ def prune(url, keep, *, unfinished_after_days=7.0, all_versions=False, dry_run=F
              f"--unfinished-after={float(unfinished_after_days)}",
              *_switches(all_versions=("all_versions", all_versions), dry_run=("dry_run", dry_run)),
              *_connection(**connection)]
-    return Transfer(_command(program, words, url), _pruned).run()
+    return _Run(_command(program, words, url), _pruned).run()
 
 
-class Transfer(concurrent.futures.Future):
-    """A push or pull under way, which can be awaited. result() returns the Pushed or Pulled. Any thread may use it, but
-    not a forked child. Canceling the task that awaits it cancels the transfer."""
+class _Run:
+    """One run of the program. Thread-safe."""
 
     def __init__(self, command, made, progress=None):
-        """Only the functions of this module create transfers. made(json) makes the result."""
-        super().__init__()
+        """made(json) makes the result."""
         self._command, self._made, self._progress = command, made, progress
-        self._owner, self._guard, self._child, self._canceled = _process.pid, threading.Lock(), None, False
+        self._owner, self._guard, self._child, self._stopped = _process.pid, threading.Lock(), None, False
 
     def start(self):
-        """Runs the program on another thread. Returns the transfer."""
+        """Runs the program on another thread. Returns the future."""
+        future = Future(stop=self.stop)
         # At exit it must not be waited for, but ended.
-        thread = threading.Thread(target=self._settle, name=self._title(), daemon=True)
+        thread = threading.Thread(target=self._settle, args=(future,), name=self._title(), daemon=True)
         _running.add(self)
         try:
             thread.start()
         except BaseException:
             _running.discard(self)
             raise
-        return self
+        return future
 
     def run(self):
         """Runs the program on this thread. Returns the result."""
@@ -279,55 +277,31 @@ class Transfer(concurrent.futures.Future):
         finally:
             _running.discard(self)
 
-    def running(self):
-        return not self.done()
-
-    def cancel(self):
-        """Asks the program to end. Returns False if the transfer is done. Only cancelled(), once it is done, says
-        whether it was canceled: its last step may have been under way."""
-        check_process(self._owner, "transfer")
+    def stop(self):
+        """Asks the program to end. Its last step may be under way, so it may succeed nevertheless. Returns True."""
         with self._guard:
-            if self.done():
-                return False
-            self._canceled = True
+            self._stopped = True
             if self._child is not None:
                 # Not SIGINT, which programs that a script starts in the background ignore.
                 self._child.send_signal(signal.SIGTERM)
         return True
-
-    def exception(self, timeout=None):
-        """The exception that the transfer failed with, or None. Raises concurrent.futures.TimeoutError and
-        concurrent.futures.CancelledError."""
-        check_process(self._owner, "transfer")
-        return super().exception(timeout)
-
-    def result(self, timeout=None):
-        """Returns the Pushed or Pulled, or raises the exception of the transfer."""
-        check_process(self._owner, "transfer")
-        return super().result(timeout)
-
-    def __await__(self):
-        return asyncio.wrap_future(self).__await__()
 
     # --- Internals ---
 
     def _title(self):
         return f"weightfs {os.fsdecode(self._command[1])}"
 
-    def _settle(self):
+    def _settle(self, future):
         """Runs the program and sets the outcome."""
         try:
             result = self.run()
         except BaseException as error:
-            with self._guard:
-                canceled = self._canceled and isinstance(error, (S3Error, concurrent.futures.CancelledError))
-            if canceled:
-                super().cancel()
-                self.set_running_or_notify_cancel()
+            if self._stopped and isinstance(error, (S3Error, concurrent.futures.CancelledError)):
+                future._set_cancelled()
             else:
-                self.set_exception(error)
+                future.set_exception(error)
             return
-        self.set_result(result)
+        future.set_result(result)
 
     def _output(self):
         """Runs the program. Returns the JSON that it printed."""
@@ -349,7 +323,7 @@ class Transfer(concurrent.futures.Future):
     def _spawn(self, output):
         before = _ends_with_parent()
         with self._guard:
-            if self._canceled:
+            if self._stopped:
                 raise concurrent.futures.CancelledError
             # In a session of its own it gets no Ctrl-C of the terminal: the caller decides what that ends.
             self._child = subprocess.Popen([*before, *self._command], stdin=subprocess.DEVNULL, stdout=output,
@@ -404,7 +378,7 @@ def find_program(program=None):
 
 def _push(path, url, progress, program, options):
     words = ["push", "--progress", *push_words(**options)]
-    return Transfer(_command(program, words, os.path.abspath(os.fsencode(path)), url), lambda made: Pushed(**made),
+    return _Run(_command(program, words, os.path.abspath(os.fsencode(path)), url), lambda made: Pushed(**made),
                     progress)
 
 
@@ -419,7 +393,7 @@ def _pull(url, directory, version, files, slices, publish, progress, program, co
         if ":" in pattern:
             raise ValueError(f"slices has the path {pattern!r}: a path in slices cannot have a colon; use '?' for it")
         words.append(f"--slice={pattern}:{names}")
-    return Transfer(_command(program, words, url, os.path.abspath(os.fsencode(directory))), _pulled, progress)
+    return _Run(_command(program, words, url, os.path.abspath(os.fsencode(directory))), _pulled, progress)
 
 
 def _command(program, words, *names):
@@ -476,7 +450,7 @@ def _time(text):
 
 # --- Ends ---
 
-_running = set()   # transfers whose program may run
+_running = set()   # runs whose program may run
 
 
 @functools.lru_cache(maxsize=None)
@@ -505,12 +479,12 @@ def _end(child):
 
 @atexit.register
 def _end_all():
-    own = [transfer for transfer in list(_running) if transfer._owner == _process.pid]
-    for transfer in own:
-        transfer.cancel()
-    for transfer in own:
-        if transfer._child is not None:
-            _end(transfer._child)
+    own = [run for run in list(_running) if run._owner == _process.pid]
+    for run in own:
+        run.stop()
+    for run in own:
+        if run._child is not None:
+            _end(run._child)
 
 
 def _after_fork():

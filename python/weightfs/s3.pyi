@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 import builtins
-import concurrent.futures
 import datetime
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from os import PathLike
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import NamedTuple, TypedDict
 
-from typing_extensions import Self, Unpack
+from typing_extensions import Unpack
 
-from weightfs import Publication
+from weightfs import Future, Publication
 
-__all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Transfer", "Version", "prune", "pull",
+__all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Version", "prune", "pull",
            "pull_async", "push", "push_async", "versions"]
 
 _Path = str | builtins.bytes | PathLike[str] | PathLike[builtins.bytes]
 _Progress = Callable[[int, int], object] | None
-_Result = TypeVar("_Result")
 
 class _Connection(TypedDict, total=False):
     endpoint_url: str | None
@@ -72,18 +70,6 @@ class Pruned(NamedTuple):
     foreign: list[int]
     damaged: list[int]
 
-class Transfer(concurrent.futures.Future[_Result], Generic[_Result]):
-    # Created by push_async() and pull_async() only.
-    def __init__(self, command: list[builtins.bytes], made: Callable[[Any], _Result],
-                 progress: _Progress = None) -> None: ...
-    def start(self) -> Self: ...
-    def run(self) -> _Result: ...
-    def running(self) -> bool: ...
-    def cancel(self) -> bool: ...
-    def exception(self, timeout: float | None = None) -> BaseException | None: ...
-    def result(self, timeout: float | None = None) -> _Result: ...
-    def __await__(self) -> Generator[Any, None, _Result]: ...
-
 def push(path: _Path, url: str, *, version: int | None = None, verify: bool = False, take_over: bool = False,
          keep: int | None = None, all_versions: bool = False, storage_class: str | None = None, sse: str | None = None,
          sse_kms_key_id: str | None = None, progress: _Progress = None, program: _Path | None = None,
@@ -91,13 +77,13 @@ def push(path: _Path, url: str, *, version: int | None = None, verify: bool = Fa
 def push_async(path: _Path, url: str, *, version: int | None = None, verify: bool = False, take_over: bool = False,
                keep: int | None = None, all_versions: bool = False, storage_class: str | None = None,
                sse: str | None = None, sse_kms_key_id: str | None = None, progress: _Progress = None,
-               program: _Path | None = None, **connection: Unpack[_Connection]) -> Transfer[Pushed]: ...
+               program: _Path | None = None, **connection: Unpack[_Connection]) -> Future[Pushed]: ...
 def pull(url: str, directory: _Path, *, version: int | None = None, files: Iterable[str] | None = None,
          slices: Iterable[tuple[str, str]] | None = None, publish: bool = False, progress: _Progress = None,
          program: _Path | None = None, **connection: Unpack[_Connection]) -> Pulled: ...
 def pull_async(url: str, directory: _Path, *, version: int | None = None, files: Iterable[str] | None = None,
                slices: Iterable[tuple[str, str]] | None = None, publish: bool = False, progress: _Progress = None,
-               program: _Path | None = None, **connection: Unpack[_Connection]) -> Transfer[Pulled]: ...
+               program: _Path | None = None, **connection: Unpack[_Connection]) -> Future[Pulled]: ...
 def versions(url: str, *, unfinished: bool = False, program: _Path | None = None,
              **connection: Unpack[_Connection]) -> list[Version]: ...
 def prune(url: str, keep: int, *, unfinished_after_days: float = 7.0, all_versions: bool = False,

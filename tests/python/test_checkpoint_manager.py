@@ -2,6 +2,7 @@
 """weightfs.checkpoint.Manager: saving, publishing, loading, pruning, errors."""
 
 import asyncio
+import concurrent.futures
 import errno
 import fcntl
 import gc
@@ -91,6 +92,15 @@ def test_objects_need_weights_only_false(local):
         with pytest.raises(Exception, match="[Ww]eights"):
             manager.load()
         assert manager.load(weights_only=False)["error"].args == ("an object",)
+
+
+def test_a_save_returns_a_future(local):
+    with checkpoint.Manager(local) as manager:
+        saving = manager.save(1, state(1))
+        assert isinstance(saving, weightfs.Future)
+        assert concurrent.futures.wait([saving], 60).done == {saving}
+        assert (saving.step, saving.pushed, saving.cancel()) == (1, None, False)
+        assert saving.result() == str(local / "step-00000001")
 
 
 def test_the_mode_of_the_files_obeys_the_umask(local):

@@ -73,7 +73,7 @@ def test_a_cancelled_operation_stops_and_leaves_no_file(local):
         assert future.bytes_done < future.nbytes
         with pytest.raises(concurrent.futures.CancelledError):
             future.result()
-        assert future.cancel() is False
+        assert future.cancel() is True
     assert list(local.iterdir()) == []
     assert handle.wait() == 0
 
@@ -114,6 +114,79 @@ def test_progress_grows_to_the_total(folder):
     assert calls == sorted(calls)
     assert calls[-1] == (tensor.nbytes, tensor.nbytes)
     assert 10 < len(calls) <= 101
+
+
+def test_the_functions_of_concurrent_futures_accept_a_future(folder, handle):
+    tensor = random_tensor(100_000)
+    futures = [handle.write_async(tensor, folder / f"{i}") for i in range(20)]
+    assert all(isinstance(future, concurrent.futures.Future) for future in futures)
+    done, pending = concurrent.futures.wait(futures, timeout=60)
+    assert (done, pending) == (set(futures), set())
+    with weightfs.reader(folder / "3") as reader:
+        futures = [reader.read_async(i, bytearray(100)) for i in range(20)]
+        assert set(concurrent.futures.as_completed(futures, timeout=60)) == set(futures)
+        assert all(future.result() == 100 for future in futures)
+        assert concurrent.futures.wait(futures).not_done == set()   # futures that are done already
+
+        async def wrapped():
+            return await asyncio.gather(*(asyncio.wrap_future(reader.read_async(i, bytearray(7))) for i in range(9)))
+
+        assert asyncio.run(wrapped()) == [7] * 9
+
+
+def test_waiting_for_the_first_future_ends_with_it(local):
+    handle, other = slow_handle(), weightfs.aio_handle()
+    standing = StandingWrite(handle, random_tensor(1 << 20), local / "file")
+    quick = other.write_async(bytearray(10), local / "quick")
+    done, pending = concurrent.futures.wait([standing.future, quick], 60, concurrent.futures.FIRST_COMPLETED)
+    assert (done, pending) == ({quick}, {standing.future})
+    failed = other.write_async(bytearray(10), "/dev/full", 0)
+    done, pending = concurrent.futures.wait([standing.future, failed], 60, concurrent.futures.FIRST_EXCEPTION)
+    assert (done, pending) == ({failed}, {standing.future})
+    with pytest.raises(concurrent.futures.TimeoutError):
+        list(concurrent.futures.as_completed([standing.future], timeout=0.01))
+    standing.go()
+    assert list(concurrent.futures.as_completed([standing.future], timeout=60)) == [standing.future]
+
+
+def test_a_cancelled_future_wakes_those_who_wait(local):
+    handle = slow_handle()
+    standing = StandingWrite(handle, random_tensor(1 << 20), local / "first")
+    queued, seen = handle.write_async(random_tensor(1 << 20), local / "queued"), threading.Event()
+    queued.add_done_callback(lambda future: future.cancelled() and seen.set())
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(concurrent.futures.wait, [queued], 60)
+        assert queued.cancel()
+        assert not queued.done()   # the kernel or the handle may still use the memory
+        standing.go()
+        assert waiting.result() == ({queued}, set())
+    assert seen.wait(60) and queued.cancelled()
+    for ask in (queued.result, queued.exception):
+        with pytest.raises(concurrent.futures.CancelledError):
+            ask()
+    assert standing.future.result() == 1 << 20
+    assert not standing.future.cancel()
+
+
+def test_a_cancel_that_is_accepted_is_the_outcome(folder):
+    with weightfs.aio_handle() as handle:
+        for i in range(200):
+            future = handle.write_async(bytearray(5000 * i), folder / f"{i}")
+            accepted = future.cancel()
+            assert future.wait(60)
+            assert future.cancelled() == accepted == future.cancel()
+
+
+def test_a_future_that_several_threads_wait_for(folder, handle):
+    for i in range(30):
+        future = handle.write_async(random_tensor(200_000), folder / f"{i}")
+        called = []
+        future.add_done_callback(called.append)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            waits = [pool.submit(ask) for ask in [future.result, lambda: concurrent.futures.wait([future]), future.wait,
+                                                  lambda: next(concurrent.futures.as_completed([future]))] * 2]
+            results = [wait.result(60) for wait in waits]
+        assert results[0] == 200_000 and called == [future]
 
 
 def test_await(folder, handle):

@@ -30,7 +30,8 @@ def gpu(monkeypatch):
     monkeypatch.setenv("WEIGHTFS_CUDA_LIBRARY", str(LIBRARY))
     monkeypatch.setenv("WEIGHTFS_CUFILE_LIBRARY", str(LIBRARY))
     monkeypatch.delenv("WEIGHTFS_GDS_MODE", raising=False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: types.SimpleNamespace(cuda_stream=0))
+    stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
     fake = FakeGpu()
     fake.reset()
     yield fake
@@ -238,7 +239,7 @@ def test_torch_keeps_memory_while_a_stream_copies_from_it(local, gpu, handle, mo
     (local / "file").write_bytes(some(3 * 500 * 4))
     target = gpu.tensor(torch.zeros(500, 3), transposed=True)
     future = handle.read_async(target, str(local / "file"))
-    later = types.SimpleNamespace(cuda_stream=7)
+    later = types.SimpleNamespace(cuda_stream=7, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: later)
     assert future.result() == 6000
     assert target.source.streams == [later]

@@ -7,6 +7,7 @@ import io
 import os
 import stat
 
+from weightfs import _process
 from weightfs._handle import aio_handle
 from weightfs._memory import HUGE, advise_huge_pages
 
@@ -14,7 +15,7 @@ from weightfs._memory import HUGE, advise_huge_pages
 _DIRECT = 1 << 20
 _GATHERED = 8 << 20
 _HEAD = 4096   # maximum number of bytes at the start of a file that a writer may write last
-_THREADS = min(2, os.cpu_count() or 1)   # of a temporary handle: pages are mapped and checksums computed in parallel
+_THREADS = min(2, os.cpu_count() or 1)   # of the handle of the process: pages are mapped and checksums computed in parallel
 MODE_OF_NEW_FILES = 0o666   # subject to the umask, as for any program that saves files
 
 
@@ -279,11 +280,23 @@ class DirectReader(_Stream):
             self._handle.read_into(tensor, self._name, offset)
 
 
-@contextlib.contextmanager
+_of_process = {}   # the handle of each kind
+
+
 def the_handle(handle, kind=aio_handle):
-    """Yields the caller's handle, or a temporary one."""
-    if handle is not None:
-        yield handle
-    else:
-        with kind(overlap_events=True, intra_op_parallelism=_THREADS) as own:
-            yield own
+    """A context manager for the caller's handle, or that of the process, which stays open: to open and close one takes
+    tens of milliseconds. A forked child opens its own. A process that has changed its user opens another one, because a
+    mount knows the user of a connection."""
+    if handle is None:
+        handle = _of_process.get(kind)
+        if handle is None or not _serves(handle):
+            with _process.lock:
+                handle = _of_process.get(kind)
+                if handle is None or not _serves(handle):
+                    handle = _of_process[kind] = kind(overlap_events=True, intra_op_parallelism=_THREADS)
+                    handle._user = os.geteuid()
+    return contextlib.nullcontext(handle)
+
+
+def _serves(handle):
+    return handle._process == _process.pid and handle._user == os.geteuid() and not handle._opened.closed()

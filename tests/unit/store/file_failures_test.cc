@@ -99,8 +99,8 @@ TEST(FileFailures, AFailedWriteIsRolledBackWhicheverCallReportedItFirst) {
 }
 
 TEST(FileFailures, AnUnreportedWriteErrorIsReturnedByTheNextCall) {
-  enum Call { kWrite, kClose, kSync, kRename };
-  for (const Call call : {kWrite, kClose, kSync, kRename}) {
+  enum Call { kWrite, kClose, kSync, kRename, kLink };
+  for (const Call call : {kWrite, kClose, kSync, kRename, kLink}) {
     TestStore store;
     const InodePtr file = store.Create("a").value();
     std::promise<void> back;
@@ -114,6 +114,7 @@ TEST(FileFailures, AnUnreportedWriteErrorIsReturnedByTheNextCall) {
         case kClose: return CloseOf(store, file);
         case kSync: return store->Sync(file);
         case kRename: return store->names().Rename(kRootInode, "a", kRootInode, "b", RenameMode::kReplace);
+        case kLink: RETURN_IF_ERROR(store->names().Link(file->id, kRootInode, "b")); return {};
       }
       return {};
     };

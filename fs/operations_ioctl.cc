@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "fs/caller.h"
@@ -318,6 +319,27 @@ weightfs_publication ToIoctl(const Error& error, const std::string& path) {
   return out;
 }
 
+// Between the calls of PublishTree that wait for other programs.
+constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{64};
+
+void Publish(Filesystem& filesystem, Reply reply, const std::shared_ptr<Namespace::PublishCall>& call,
+             std::chrono::milliseconds pause) {
+  const CountedScope counted(filesystem.commits());
+  if (filesystem.read_only()) {
+    reply.Errno(EROFS);
+    return;
+  }
+  const auto published = filesystem.store().PublishTree(call.get());
+  if (!published.has_value() && published.error().code == ErrorCode::kAgain && !filesystem.ending()) {
+    filesystem.RunAfter(pause, std::move(reply), [&filesystem, call, pause](Reply later) {
+      Publish(filesystem, std::move(later), call, std::min(pause * 2, kLongestPause));
+    });
+    return;
+  }
+  const auto out = published.has_value() ? ToIoctl(*published) : ToIoctl(published.error(), call->failed());
+  reply.Ioctl(&out, sizeof(out));
+}
+
 void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_publication asked{};
   if (!request.directory || request.in.size() < sizeof(asked)) {
@@ -343,26 +365,25 @@ void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& reques
     reply.Errno(EROFS);
     return;
   }
-  const bool publish = request.command == WEIGHTFS_IOC_PUBLISH;
   const Credentials who = CallerOf(reply);
-  // A commit waits for pages, which the kernel may send to this thread.
-  filesystem.RunElsewhere(std::move(reply), [&filesystem, publish, asked, ino = request.ino, who](Reply later) {
-    std::string failed;
-    weightfs_publication out{};
-    const CountedScope counted(filesystem.commits());
-    if (filesystem.read_only()) {
-      later.Errno(EROFS);
-      return;
-    }
-    if (publish) {
-      const auto version = asked.number == 0 ? std::nullopt : std::optional<uint64_t>(asked.number);
-      const auto published = filesystem.store().PublishTree(ino, who, version, &failed);
-      out = published.has_value() ? ToIoctl(*published) : ToIoctl(published.error(), failed);
-    } else {
+  if (request.command == WEIGHTFS_IOC_UNPUBLISH) {
+    filesystem.RunLater(std::move(reply), [&filesystem, ino = request.ino, who](Reply later) {
+      const CountedScope counted(filesystem.commits());
+      if (filesystem.read_only()) {
+        later.Errno(EROFS);
+        return;
+      }
+      std::string failed;
       const auto reverted = filesystem.store().UnpublishTree(ino, who, &failed);
-      out = reverted.has_value() ? ToIoctl(PublicationRecord()) : ToIoctl(reverted.error(), failed);
-    }
-    later.Ioctl(&out, sizeof(out));
+      const auto out = reverted.has_value() ? ToIoctl(PublicationRecord()) : ToIoctl(reverted.error(), failed);
+      later.Ioctl(&out, sizeof(out));
+    });
+    return;
+  }
+  const auto version = asked.number == 0 ? std::nullopt : std::optional<uint64_t>(asked.number);
+  const auto call = std::make_shared<Namespace::PublishCall>(request.ino, who, version);
+  filesystem.RunLater(std::move(reply), [&filesystem, call](Reply later) {
+    Publish(filesystem, std::move(later), call, kFirstPause);
   });
 }
 

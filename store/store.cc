@@ -245,11 +245,10 @@ bool Store::OpensSlowly(InodeId ino) {
   return inode->file && !inode->file->loaded() && inode->committed_blocks > kSmallMapping;
 }
 
-Result<PublicationRecord> Store::PublishTree(InodeId directory, const Credentials& who, std::optional<uint64_t> version,
-                                             std::string* failed) {
-  ASSIGN_OR_RETURN(const InodePtr inode, p_->inodes->Get(directory));
-  ASSIGN_OR_RETURN(const PublicationRecord publication, p_->names->PublishTree(directory, who, version, failed));
-  RETURN_IF_ERROR(Sync(inode));  // the data is in the catalog already
+Result<PublicationRecord> Store::PublishTree(Namespace::PublishCall* call) {
+  ASSIGN_OR_RETURN(const PublicationRecord publication, p_->names->PublishTree(call));
+  ASSIGN_OR_RETURN(const InodePtr directory, p_->inodes->Get(call->directory()));
+  RETURN_IF_ERROR(Sync(directory));  // the data is in the catalog already
   return publication;
 }
 

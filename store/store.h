@@ -78,8 +78,7 @@ class Store {
   // Names and attributes.
   Namespace& names();
   // Namespace::PublishTree and UnpublishTree, durable on return.
-  Result<PublicationRecord> PublishTree(InodeId directory, const Credentials& who, std::optional<uint64_t> version,
-                                        std::string* failed);
+  Result<PublicationRecord> PublishTree(Namespace::PublishCall* call);
   Result<void> UnpublishTree(InodeId directory, const Credentials& who, std::string* failed);
   InodeTable& inodes();
   // Applies all members of `change`; truncates first when it has a size.

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -94,8 +95,9 @@ class Namespace {
   // content of the files is committed before. The publication is durable after the next KvStore::Sync. `version` is at
   // most kMaximumVersion; without one the publication gets the time (UTC) as the number YYYYMMDDhhmmss, or the next
   // number that is greater than all such versions of the store. A directory that is published already keeps its
-  // publication, which is returned. On an error nothing has changed, and `failed` is the path of the inode at fault,
-  // relative to the directory (empty: the directory). Errors:
+  // publication, which is returned. On an error nothing has changed. Errors:
+  //   kAgain        a file is open for writing, perhaps because its last close has not arrived yet, or another call is
+  //                 publishing an inode: call this again soon. It waits for nobody, and after two seconds it fails.
   //   kInvalid      the root directory, or an impossible version
   //   kPermission   an inode belongs to another user, and `who` lacks CAP_FOWNER
   //   ETXTBSY       a file is open for writing
@@ -103,9 +105,11 @@ class Namespace {
   //   kExists       the directory is published with another version
   //   kTooManyLinks a file has another name outside the directory, and would be immutable there, too
   //   kTooLarge     more than kMaximumTree inodes
-  Result<PublicationRecord> PublishTree(InodeId directory, const Credentials& who, std::optional<uint64_t> version,
-                                        std::string* failed);
-  // Reverts PublishTree. Returns kNoAttribute for a directory that is not published.
+  //   kCorrupt      the catalog is damaged: an entry, or a directory that lies below itself
+  class PublishCall;
+  Result<PublicationRecord> PublishTree(PublishCall* call);
+  // Reverts PublishTree. Returns kNoAttribute for a directory that is not published. On an error nothing has changed, and
+  // `failed` is the path of the inode at fault, relative to the directory (empty: the directory).
   Result<void> UnpublishTree(InodeId directory, const Credentials& who, std::string* failed);
   // Returns kNoAttribute for a directory that PublishTree was not called for.
   Result<PublicationRecord> GetPublication(InodeId directory);
@@ -188,9 +192,7 @@ class Namespace {
   Result<void> CreateManyLocked(ManyFiles& work, std::vector<InodePtr>* orphans) REQUIRES(mutex_);
 
   class Tree;
-  Result<void> CollectTree(const InodePtr& directory, Tree* tree) EXCLUDES(mutex_);
-  Result<PublicationRecord> TryPublish(const InodePtr& directory, const Credentials& who,
-                                       std::optional<uint64_t> version, std::string* failed) EXCLUDES(mutex_);
+  Result<PublicationRecord> TryPublish(Tree& tree, std::optional<uint64_t> version) EXCLUDES(mutex_);
   Result<uint64_t> NextVersionLocked() REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const EntryLocation& location) REQUIRES(mutex_);
@@ -252,6 +254,28 @@ class Namespace {
   // Unlinked inodes in use. They stay in memory so that the last Close or Forget finds them here.
   std::unordered_map<InodeId, InodePtr> orphans_ GUARDED_BY(mutex_);
   std::atomic<uint64_t> inode_count_{0};
+};
+
+// The state of a PublishTree that is called again. Used by one thread at a time. Until the last call has returned, what
+// the earlier ones have found is immutable in memory.
+class Namespace::PublishCall {
+ public:
+  PublishCall(InodeId directory, Credentials who, std::optional<uint64_t> version);
+  ~PublishCall();
+  PublishCall(const PublishCall&) = delete;
+  PublishCall& operator=(const PublishCall&) = delete;
+
+  InodeId directory() const { return directory_; }
+  // The path of the inode at fault, relative to the directory (empty: the directory).
+  const std::string& failed() const { return failed_; }
+
+ private:
+  friend class Namespace;
+  const InodeId directory_;
+  const Credentials who_;
+  const std::optional<uint64_t> version_;
+  std::string failed_;
+  std::unique_ptr<Tree> tree_;
 };
 
 }  // namespace weightfs

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <thread>
+#include <deque>
 #include <unordered_map>
 #include <utility>
 
@@ -23,11 +23,12 @@ constexpr std::chrono::seconds kCloseWait{2};
 
 }  // namespace
 
-// A directory and everything below it.
+// A directory and everything below it. Used by one thread at a time.
 class Namespace::Tree {
  public:
-  // `freeze`: sets Inode::publishing of each inode that is added, until the tree is destroyed.
-  Tree(const Credentials& who, bool freeze, std::string* failed) : who_(who), freeze_(freeze), failed_(*failed) {}
+  // `freeze`: sets Inode::publishing of each inode, until the tree is destroyed.
+  Tree(InodePtr top, const Credentials& who, bool freeze, std::string* failed)
+      : top_(std::move(top)), who_(who), freeze_(freeze), failed_(*failed) {}
   ~Tree() {
     if (!freeze_) return;
     for (const InodePtr& inode : inodes_) {
@@ -38,114 +39,136 @@ class Namespace::Tree {
   Tree(const Tree&) = delete;
   Tree& operator=(const Tree&) = delete;
 
-  // Adds an inode under one of its names. The path is relative to the directory.
-  Result<void> Add(const InodePtr& inode, const std::string& path);
-  // Called after the last Add.
-  Result<void> CheckNames();
+  // Finds the inodes. Returns kAgain while one of them waits: call it again, and it continues. After kCloseWait that is
+  // an error.
+  Result<void> Collect(Namespace& names);
   Error Fail(const std::string& path, ErrorCode code) {
     failed_ = path;
     return {code};
   }
 
-  const std::vector<InodePtr>& inodes() const { return inodes_; }  // the directory is the first
+  const InodePtr& top() const { return top_; }
+  const std::vector<InodePtr>& inodes() const { return inodes_; }
   // Those of the inodes that are among `candidates`.
   std::vector<InodePtr> Among(const std::vector<InodePtr>& candidates) const {
     std::vector<InodePtr> found;
     for (const InodePtr& inode : candidates) {
-      if (paths_.contains(inode->id)) found.push_back(inode);
+      if (found_.contains(inode->id)) found.push_back(inode);
     }
     return found;
   }
   uint64_t files() const { return files_; }
   // A path of an inode of the tree.
   std::string PathOf(InodeId ino) const {
-    const auto found = paths_.find(ino);
-    return found == paths_.end() ? std::string() : found->second;
+    const auto found = found_.find(ino);
+    return found == found_.end() ? std::string() : found->second.path;
   }
 
  private:
-  bool IsOpen(const InodePtr& inode) const {
-    MutexLock lock(inode->mutex);
-    return inode->open_writers > 0;
-  }
-  // Returns kAgain while the file is open for writing, or another call is publishing it.
-  Result<void> TryFreeze(const InodePtr& inode);
+  struct Found {
+    std::string path;  // relative to the top
+    uint32_t names = 1;
+  };
+  Result<void> AddEntries(Namespace& names, InodeId directory);
+  Result<void> AddName(const InodePtr& inode, const std::string& path);
+  Result<void> AddWaiting();
+  Result<void> TryAdd(const InodePtr& inode);
+  Result<void> CheckNames();
 
+  const InodePtr top_;
   const Credentials& who_;
   const bool freeze_;
   std::string& failed_;
   const std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + kCloseWait;
   std::vector<InodePtr> inodes_;
-  std::unordered_map<InodeId, std::string> paths_;  // of all inodes
-  std::unordered_map<InodeId, uint32_t> links_;     // of files with several names: those that were not found yet
+  std::deque<InodePtr> waiting_;              // to be added when TryAdd accepts them
+  std::vector<InodeId> directories_;          // of inodes_, whose entries are not read yet
+  std::unordered_map<InodeId, Found> found_;  // inodes_ and waiting_
   uint64_t files_ = 0;
 };
 
-Result<void> Namespace::Tree::TryFreeze(const InodePtr& inode) {
+// Returns ETXTBSY while the file is open for writing, and kAgain while another call is publishing the inode.
+Result<void> Namespace::Tree::TryAdd(const InodePtr& inode) {
   MutexLock lock(inode->mutex);
   if (inode->deleted) return ErrorCode::kStale;
   if (who_.uid != inode->attributes.uid && !who_.Can(CAP_FOWNER)) return ErrorCode::kPermission;
   if (freeze_) {
     if (inode->publishing) return ErrorCode::kAgain;
     if (inode->IsImmutable()) return ErrorCode::kBusy;
-    if (inode->open_writers > 0) return ErrorCode::kAgain;
+    if (inode->open_writers > 0) return ErrorCode{ETXTBSY};
     inode->publishing = true;
   }
+  inodes_.push_back(inode);
   if (inode->IsRegular()) ++files_;
-  if (!inode->IsDirectory() && inode->attributes.links > 1) links_[inode->id] = inode->attributes.links;
+  // A directory gets no new entries once it is immutable, so its entries are read from now on.
+  if (inode->IsDirectory()) directories_.push_back(inode->id);
   return {};
 }
 
-Result<void> Namespace::Tree::Add(const InodePtr& inode, const std::string& path) {
-  if (!paths_.contains(inode->id)) {
-    if (inodes_.size() == kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
-    auto frozen = TryFreeze(inode);
-    while (!frozen && frozen.error().code == ErrorCode::kAgain) {
-      if (path.empty()) return Fail({}, ErrorCode::kAgain);
-      if (std::chrono::steady_clock::now() > deadline_)
-        return Fail(path, IsOpen(inode) ? ErrorCode{ETXTBSY} : ErrorCode::kBusy);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      frozen = TryFreeze(inode);
-    }
-    if (!frozen) return Fail(path, frozen.error().code);
-    inodes_.push_back(inode);
-    paths_.emplace(inode->id, path);
+Result<void> Namespace::Tree::AddName(const InodePtr& inode, const std::string& path) {
+  const auto [found, added] = found_.try_emplace(inode->id, Found{path});
+  if (added) {
+    if (found_.size() > kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
+    waiting_.push_back(inode);
+    return waiting_.size() > 1 ? Result<void>() : AddWaiting();
   }
-  if (const auto links = links_.find(inode->id); links != links_.end()) {
-    if (--links->second == 0) links_.erase(links);
+  ++found->second.names;
+  MutexLock lock(inode->mutex);
+  if (!inode->IsDirectory()) return {};
+  lock.Unlock();
+  // Its entries are in the tree, perhaps with this one among them.
+  static_cast<void>(Damaged(inode->id, "this directory has several names, or lies below itself"));
+  return Fail(path, ErrorCode::kCorrupt);
+}
+
+Result<void> Namespace::Tree::AddWaiting() {
+  for (; !waiting_.empty(); waiting_.pop_front()) {
+    const auto added = TryAdd(waiting_.front());
+    if (added) continue;
+    const ErrorCode code = added.error().code;
+    const bool waits = code == ErrorCode::kAgain || code == ErrorCode{ETXTBSY};
+    if (waits && (inodes_.empty() || std::chrono::steady_clock::now() < deadline_)) return {};
+    return Fail(PathOf(waiting_.front()->id), code == ErrorCode::kAgain ? ErrorCode::kBusy : code);
   }
   return {};
+}
+
+Result<void> Namespace::Tree::AddEntries(Namespace& names, InodeId directory) {
+  const std::string path = PathOf(directory);
+  const auto entry = names.catalog_.NewIterator(keys::EntryPrefix(directory));
+  for (; entry->Valid(); entry->Next()) {
+    const auto key = keys::ParseNamed(entry->key());
+    const auto record = EntryRecord::Decode(entry->value());
+    if (!key || !record) {
+      static_cast<void>(Damaged(directory, "one of its entries is damaged"));
+      return Fail(path, ErrorCode::kCorrupt);
+    }
+    const std::string name = path.empty() ? std::string(key->name) : path + "/" + std::string(key->name);
+    const auto inode = names.inodes_.Get(record->ino);
+    if (!inode) return Fail(name, inode.error().code);
+    RETURN_IF_ERROR(AddName(*inode, name));
+  }
+  return entry->status();
+}
+
+Result<void> Namespace::Tree::Collect(Namespace& names) {
+  RETURN_IF_ERROR(found_.empty() ? AddName(top_, {}) : AddWaiting());
+  while (!directories_.empty()) {
+    const InodeId directory = directories_.back();
+    directories_.pop_back();
+    RETURN_IF_ERROR(AddEntries(names, directory));
+  }
+  return waiting_.empty() ? CheckNames() : ErrorCode::kAgain;
 }
 
 Result<void> Namespace::Tree::CheckNames() {
-  if (links_.empty()) return {};
-  return Fail(PathOf(links_.begin()->first), ErrorCode::kTooManyLinks);
-}
-
-// A directory gets no new entries once it is immutable, so its entries are read after it was added.
-Result<void> Namespace::CollectTree(const InodePtr& top, Tree* tree) {
-  RETURN_IF_ERROR(tree->Add(top, {}));
-  std::vector<std::pair<InodeId, std::string>> directories = {{top->id, {}}};
-  while (!directories.empty()) {
-    const auto [directory, path] = std::move(directories.back());
-    directories.pop_back();
-    const auto entry = catalog_.NewIterator(keys::EntryPrefix(directory));
-    for (; entry->Valid(); entry->Next()) {
-      const auto key = keys::ParseNamed(entry->key());
-      const auto record = EntryRecord::Decode(entry->value());
-      if (!key || !record) {
-        static_cast<void>(Damaged(directory, "one of its entries is damaged"));
-        return tree->Fail(path, ErrorCode::kCorrupt);
-      }
-      const std::string name = path.empty() ? std::string(key->name) : path + "/" + std::string(key->name);
-      const auto inode = inodes_.Get(record->ino);
-      if (!inode) return tree->Fail(name, inode.error().code);
-      RETURN_IF_ERROR(tree->Add(*inode, name));
-      if (S_ISDIR(record->type)) directories.emplace_back(record->ino, name);
-    }
-    RETURN_IF_ERROR(entry->status());
+  for (const InodePtr& inode : inodes_) {
+    const Found& found = found_.at(inode->id);
+    MutexLock lock(inode->mutex);
+    if (!inode->IsDirectory() && inode->attributes.links > found.names)
+      return Fail(found.path, ErrorCode::kTooManyLinks);
   }
-  return tree->CheckNames();
+  return {};
 }
 
 Result<uint64_t> Namespace::NextVersionLocked() {
@@ -167,27 +190,31 @@ Result<PublicationRecord> Namespace::GetPublication(InodeId ino) {
   return publication;
 }
 
-Result<PublicationRecord> Namespace::PublishTree(InodeId ino, const Credentials& who, std::optional<uint64_t> version,
-                                                 std::string* failed) {
-  failed->clear();
+Namespace::PublishCall::PublishCall(InodeId directory, Credentials who, std::optional<uint64_t> version)
+    : directory_(directory), who_(std::move(who)), version_(version) {}
+
+Namespace::PublishCall::~PublishCall() = default;
+
+Result<PublicationRecord> Namespace::PublishTree(PublishCall* call) {
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
-  if (ino == kRootInode || version.value_or(0) > kMaximumVersion) return ErrorCode::kInvalid;
-  ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
-  while (true) {
-    auto existing = GetPublication(ino);
+  const auto& version = call->version_;
+  if (call->directory_ == kRootInode || version.value_or(0) > kMaximumVersion) return ErrorCode::kInvalid;
+  if (call->tree_ == nullptr) {
+    ASSIGN_OR_RETURN(InodePtr directory, GetDirectory(call->directory_));
+    auto existing = GetPublication(call->directory_);
     if (existing && version && *version != existing->version) return ErrorCode::kExists;
     if (existing || existing.error().code != ErrorCode::kNoAttribute) return existing;
-    auto published = TryPublish(directory, who, version, failed);
-    if (published || published.error().code != ErrorCode::kAgain) return published;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    call->tree_ = std::make_unique<Tree>(std::move(directory), call->who_, /*freeze=*/true, &call->failed_);
   }
+  auto published = TryPublish(*call->tree_, version);
+  const bool waits = !published && published.error().code == ErrorCode::kAgain;
+  // If another call is publishing the same directory, its publication will be that of both.
+  if (!waits || call->tree_->inodes().empty()) call->tree_.reset();
+  return published;
 }
 
-// Returns kAgain while another call is publishing the same directory: its publication will be that of both.
-Result<PublicationRecord> Namespace::TryPublish(const InodePtr& directory, const Credentials& who,
-                                                std::optional<uint64_t> version, std::string* failed) {
-  Tree tree(who, /*freeze=*/true, failed);
-  RETURN_IF_ERROR(CollectTree(directory, &tree));
+Result<PublicationRecord> Namespace::TryPublish(Tree& tree, std::optional<uint64_t> version) {
+  RETURN_IF_ERROR(tree.Collect(*this));
   // A write that failed stays pending for its writer; until that one knows, the directory is not complete.
   InodePtr incomplete;
   const auto committed = data_.CommitBeforeNaming(tree.Among(data_.UncommittedFiles()), /*kept=*/true, &incomplete);
@@ -210,7 +237,7 @@ Result<PublicationRecord> Namespace::TryPublish(const InodePtr& directory, const
     if (S_ISREG(record.mode)) publication.bytes += record.size;
   }
   if (!version) transaction.batch().Put(keys::Store(kLastVersionFact), EncodeFact(publication.version));
-  transaction.PutAttribute(directory, kPublicationName, publication.Encode(), std::nullopt);
+  transaction.PutAttribute(tree.top(), kPublicationName, publication.Encode(), std::nullopt);
   RETURN_IF_ERROR(transaction.CommitPublication());
   return publication;
 }
@@ -220,8 +247,8 @@ Result<void> Namespace::UnpublishTree(InodeId ino, const Credentials& who, std::
   RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
   ASSIGN_OR_RETURN(const PublicationRecord before, GetPublication(ino));
-  Tree tree(who, /*freeze=*/false, failed);
-  RETURN_IF_ERROR(CollectTree(directory, &tree));
+  Tree tree(directory, who, /*freeze=*/false, failed);
+  RETURN_IF_ERROR(tree.Collect(*this));
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const std::string publication, ReadAttribute(ino, kPublicationName));
   const auto now = PublicationRecord::Decode(publication);

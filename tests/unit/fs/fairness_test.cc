@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <future>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "lease/ioctl.h"
 #include "tests/unit/fs/fake_kernel.h"
 
 namespace weightfs {
@@ -90,6 +92,81 @@ TEST_P(Fairness, LookupsAreAnsweredWhileChangesWait) {
     EXPECT_EQ(made.error, 0);
     EXPECT_NE(made.As<fuse_entry_out>().nodeid, 0U);
   }
+}
+
+// A directory with a file that stays open for writing, and calls that publish it.
+class WaitingPublications {
+ public:
+  explicit WaitingPublications(FakeKernel& kernel) : kernel_(kernel) {
+    const KernelReply made = kernel.Ask(FUSE_MKDIR, FUSE_ROOT_ID, MakeDirectoryBody("d"));
+    directory_ = made.As<fuse_entry_out>().nodeid;
+    fuse_create_in in{};
+    in.flags = O_RDWR;
+    in.mode = S_IFREG | 0644;
+    const KernelReply created = kernel.AskWith(FUSE_CREATE, directory_, in, std::string("f", 2));
+    EXPECT_EQ(created.error, 0);
+    file_ = created.As<fuse_entry_out>().nodeid;
+    writer_ = created.As<fuse_open_out>(sizeof(fuse_entry_out)).fh;
+  }
+  void Begin(int count) {
+    for (int i = 0; i < count; ++i) BeginOne();
+  }
+  void BeginOne() {
+    fuse_open_in open{};
+    open.flags = O_DIRECTORY;
+    fuse_ioctl_in in{};
+    in.fh = kernel_.AskWith(FUSE_OPENDIR, directory_, open).As<fuse_open_out>().fh;
+    HandleRegistry<DirectoryHandle>::Get(in.fh)->PermitChange();
+    in.flags = FUSE_IOCTL_DIR;
+    in.cmd = WEIGHTFS_IOC_PUBLISH;
+    in.in_size = in.out_size = sizeof(weightfs_publication);
+    weightfs_publication asked{};
+    asked.version = WEIGHTFS_IOC_VERSION;
+    std::string body(reinterpret_cast<const char*>(&in), sizeof(in));
+    body.append(reinterpret_cast<const char*>(&asked), sizeof(asked));
+    kernel_.Tell(FUSE_IOCTL, directory_, body);
+  }
+  void EndWriter() { EXPECT_EQ(kernel_.Release(file_, writer_).error, 0); }
+  // The error of the next one to end.
+  uint32_t Next() {
+    KernelReply reply = kernel_.Next();
+    while (reply.unique == 0 && reply.error != -ENOTCONN) reply = kernel_.Next();  // a mount that ends drops pages
+    return reply.As<weightfs_publication>(sizeof(fuse_ioctl_out)).error;
+  }
+
+ private:
+  FakeKernel& kernel_;
+  uint64_t directory_ = 0, file_ = 0, writer_ = 0;
+};
+
+// Each of them waits for the writer, which may not have been closed yet.
+TEST_P(Fairness, WritesToMappedFilesAreAnsweredWhilePublicationsWait) {
+  FakeKernel kernel({}, Options(GetParam()));
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  const KernelReply created = kernel.Create("mapped", O_RDWR);
+  const auto node = created.As<fuse_entry_out>().nodeid;
+  const auto handle = created.As<fuse_open_out>(sizeof(fuse_entry_out)).fh;
+  ASSERT_EQ(kernel.Write(node, handle, 0, std::string(4096, 'a')).error, 0);
+  ASSERT_EQ(kernel.Fill(node, handle, 0, 4096).error, 0);
+  WaitingPublications publications(kernel);
+  constexpr int kCalls = 8;
+  publications.Begin(kCalls);
+  // The answer that arrives first is that of the write, which makes the kernel drop a page.
+  EXPECT_EQ(kernel.Write(node, handle, 0, std::string(4096, 'b')).As<fuse_write_out>().size, 4096U);
+  ASSERT_EQ(kernel.notifications.size(), 1U);
+  publications.EndWriter();
+  for (int i = 0; i < kCalls; ++i) EXPECT_EQ(publications.Next(), 0U);
+}
+
+TEST(FairnessEnd, AMountThatEndsWaitsForNoWriter) {
+  FakeKernel kernel({}, Options(2));
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  WaitingPublications publications(kernel);
+  publications.Begin(3);
+  EXPECT_EQ(kernel.Lookup(FUSE_ROOT_ID, "none").error, 0) << "the calls have been received";
+  kernel.session().Stop();
+  ASSERT_TRUE(kernel.WaitForEnd().has_value());
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(publications.Next(), static_cast<uint32_t>(EAGAIN));
 }
 
 TEST(Deletions, LeaveTheReceiverAfterASlowOne) {

@@ -288,9 +288,9 @@ TEST_F(Fsck, PublishedFlagsFollowThePublications) {
     TestStore store(image_, options_);
     ASSERT_TRUE(store.opened());
     const Credentials root{.capabilities = UINT64_MAX};
-    std::string failed;
     ASSERT_TRUE(store->names().Unlink(kRootInode, "hard"));
-    ASSERT_TRUE(store->PublishTree(directory_, root, std::nullopt, &failed)) << failed;
+    Namespace::PublishCall call(directory_, root, std::nullopt);
+    ASSERT_TRUE(store->PublishTree(&call)) << call.failed();
     ASSERT_TRUE(store->Close());
     image_ = store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill});
   }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "meta/keys.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 
@@ -38,7 +39,17 @@ class Publishing : public testing::Test {
     EXPECT_TRUE(names().Create(parent, path.substr(slash == path.npos ? 0 : slash + 1), {.mode = S_IFDIR | 0755}));
   }
   Result<PublicationRecord> Publish(std::string_view path, std::optional<uint64_t> version = std::nullopt) {
-    return store_->PublishTree(Find(path), who_, version, &failed_);
+    return Publish(Find(path), version, &failed_);
+  }
+  // Repeats the call as long as it has to wait for others.
+  Result<PublicationRecord> Publish(InodeId directory, std::optional<uint64_t> version, std::string* failed) {
+    Namespace::PublishCall call(directory, who_, version);
+    while (true) {
+      auto published = store_->PublishTree(&call);
+      *failed = call.failed();
+      if (published || published.error().code != ErrorCode::kAgain) return published;
+      std::this_thread::yield();
+    }
   }
   Result<void> Unpublish(std::string_view path) { return store_->UnpublishTree(Find(path), who_, &failed_); }
   ErrorCode CodeOf(std::string_view path) {
@@ -154,6 +165,62 @@ TEST_F(Publishing, AFileThatIsOpenForWritingIsNamed) {
   EXPECT_EQ(CodeOf("d"), ErrorCode{0});
 }
 
+TEST_F(Publishing, WaitsForWritersBetweenCalls) {
+  const InodePtr open = store_->OpenFile(Find("d/f"), false, /*writes=*/true).value();
+  const InodePtr second = store_->OpenFile(Find("d/sub/g"), false, /*writes=*/true).value();
+  Namespace::PublishCall call(Find("d"), who_, std::nullopt);
+  EXPECT_EQ(store_->PublishTree(&call).error().code, ErrorCode::kAgain);
+  EXPECT_TRUE(IsImmutable("d"));
+  EXPECT_FALSE(IsImmutable("d/f"));
+  EXPECT_REFUSED(names().Unlink(Find("d"), "f"));
+  store_->CloseFile(open, 0, /*writes=*/true);
+  EXPECT_EQ(store_->PublishTree(&call).error().code, ErrorCode::kAgain);
+  store_->CloseFile(second, 0, /*writes=*/true);
+  const auto published = store_->PublishTree(&call);
+  ASSERT_OK(published);
+  EXPECT_EQ(published->files, 2U);
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, true));
+}
+
+TEST_F(Publishing, ACallThatIsGivenUpChangesNothing) {
+  const InodePtr open = store_->OpenFile(Find("d/sub/g"), false, /*writes=*/true).value();
+  {
+    Namespace::PublishCall call(Find("d"), who_, std::nullopt), inner(Find("d/sub"), who_, std::nullopt);
+    EXPECT_EQ(store_->PublishTree(&call).error().code, ErrorCode::kAgain);
+    EXPECT_EQ(store_->PublishTree(&inner).error().code, ErrorCode::kAgain);
+    EXPECT_TRUE(IsImmutable("d/link"));
+  }
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+  store_->CloseFile(open, 0, /*writes=*/true);
+  ASSERT_OK(Publish("d"));
+}
+
+// In a damaged catalog, or in one that somebody has made.
+TEST_F(Publishing, ADirectoryBelowItselfIsAnError) {
+  const auto add = [&](std::string_view path, std::string_view name, InodeId ino) {
+    KvBatch batch;
+    batch.Put(keys::Entry(Find(path), name), EntryRecord{ino, S_IFDIR}.Encode());
+    ASSERT_OK(store_.kv().Write(std::move(batch)));
+  };
+  const auto remove = [&](std::string_view path, std::string_view name) {
+    KvBatch batch;
+    batch.Delete(keys::Entry(Find(path), name));
+    ASSERT_OK(store_.kv().Write(std::move(batch)));
+  };
+  for (const char* above : {"d/sub", "d"}) {
+    add("d/sub", "round", Find(above));
+    EXPECT_EQ(CodeOf("d"), ErrorCode::kCorrupt);
+    EXPECT_EQ(failed_, "sub/round");
+    EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+    remove("d/sub", "round");
+  }
+  ASSERT_OK(Publish("d"));
+  add("d/sub", "round", Find("d"));
+  EXPECT_EQ(Unpublish("d").error().code, ErrorCode::kCorrupt);
+  remove("d/sub", "round");
+  ASSERT_OK(Unpublish("d"));
+}
+
 TEST_F(Publishing, OtherNamesOfAFileMustBeInTheDirectory) {
   ASSERT_OK(names().Link(Find("d/f"), Find("d/sub"), "inside"));
   ASSERT_OK(names().Link(Find("d/f"), kRootInode, "outside"));
@@ -194,8 +261,8 @@ TEST_F(Publishing, OnlyTheOwnerOfEverythingPublishes) {
 }
 
 TEST_F(Publishing, TheRootCannotBePublished) {
-  EXPECT_EQ(store_->PublishTree(kRootInode, kRoot, std::nullopt, &failed_).error().code, ErrorCode::kInvalid);
-  EXPECT_EQ(store_->PublishTree(Find("o"), kRoot, std::nullopt, &failed_).error().code, ErrorCode::kNotDirectory);
+  EXPECT_EQ(Publish(kRootInode, std::nullopt, &failed_).error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(Publish(Find("o"), std::nullopt, &failed_).error().code, ErrorCode::kNotDirectory);
 }
 
 // The batch, and the sync that makes it durable.
@@ -261,7 +328,7 @@ TEST_F(Publishing, ConcurrentCallsShareOnePublication) {
   for (auto& one : published) {
     threads.emplace_back([&] {
       std::string failed;
-      const auto made = store_->PublishTree(directory, who_, std::nullopt, &failed);
+      const auto made = Publish(directory, std::nullopt, &failed);
       if (made) one = *made;
     });
   }

@@ -78,7 +78,8 @@ class Replacements : public ::testing::Test {
 TEST_F(Replacements, APublicationCommitsNoReplacementElsewhere) {
   const InodePtr half = ReplaceHalf();
   ASSERT_OK(store_.WriteFile("d/f", "published"));
-  ASSERT_OK(store_->PublishTree(store_.Resolve("d").value(), root_, std::nullopt, &failed_));
+  Namespace::PublishCall call(store_.Resolve("d").value(), root_, std::nullopt);
+  ASSERT_OK(store_->PublishTree(&call));
   EXPECT_EQ(ContentAfterKill("kept"), "old");
   EXPECT_EQ(ContentAfterKill("d/f"), "published");
   ASSERT_OK(store_->UnpublishTree(store_.Resolve("d").value(), root_, &failed_));
@@ -88,7 +89,8 @@ TEST_F(Replacements, APublicationCommitsNoReplacementElsewhere) {
 TEST_F(Replacements, APublicationDoesNotFailWithWritesElsewhere) {
   ASSERT_OK(store_.WriteFile("d/f", "published"));
   Lose("elsewhere");
-  ASSERT_OK(store_->PublishTree(store_.Resolve("d").value(), root_, std::nullopt, &failed_));
+  Namespace::PublishCall call(store_.Resolve("d").value(), root_, std::nullopt);
+  ASSERT_OK(store_->PublishTree(&call));
   ASSERT_OK(store_->UnpublishTree(store_.Resolve("d").value(), root_, &failed_));
   EXPECT_FALSE(Rename("elsewhere", "e").has_value()) << "the error is still pending";
 }

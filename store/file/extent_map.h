@@ -62,6 +62,7 @@ class ExtentMap {
 
   BlockCount mapped() const { return mapped_; }
   size_t size() const { return extents_.size(); }
+  size_t changes() const { return changed_.size(); }  // since TakeChanges
   void Clear();
 
  private:

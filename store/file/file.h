@@ -146,6 +146,9 @@ class File {
 
   // --- Commit
 
+  // Returns true once before each seal: when the next commit would be so large that its batch delays those of others.
+  // Then commit the file early. A replacement is never committed early.
+  bool NeedsCommit();
   // Takes the difference from the catalog; nullopt when there is none. No block may be dirty.
   std::optional<SealedFile> Seal();
   // These wait for the writes of the last seal; for all writes; until no block of a range is under writeback.
@@ -201,6 +204,7 @@ class File {
   SpaceReservation reservation_;     // at least one block per dirty block that needs space
   std::vector<DeviceRun> freed_;     // unmapped since the last seal
   uint64_t shrunk_to_ = UINT64_MAX;  // the smallest size since the last seal
+  bool needed_commit_ = false;       // since the last seal
 
   CommitState commit_;
   WriteErrorState write_error_;

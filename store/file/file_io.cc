@@ -184,6 +184,7 @@ void FileIo::ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, b
     }
   }
   p_.write_back.UpdateQueue(inode);
+  if (file.NeedsCommit()) p_.commits.Commit(inode, CommitLevel::kOrdered, nullptr);
 }
 
 Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {

@@ -79,6 +79,25 @@ TEST(FileSpace, ATruncationOfManyExtentsIsAFewChangesOfTheCatalog) {
   EXPECT_EQ(store->Extents(again, FileBlock{0}, kExtents).value().size(), kKept + 1);
 }
 
+TEST(FileSpace, ManyScatteredWritesAreCommittedInSeveralBatches) {
+  constexpr uint64_t kWrites = 40'000, kStep = 2 * kBlockSize;
+  TestStoreOptions options;
+  options.device_size = ByteCount{384 * kMiB};
+  options.store.commit_interval = std::chrono::hours(1);
+  TestStore store(options);
+  const InodePtr file = store.Create("a").value();
+  const std::string block = Pattern(1, kBlockSize);
+  for (uint64_t i = 0; i < kWrites; ++i) ASSERT_OK(store.WriteAt(file, i * kStep, block));
+  ASSERT_OK(store->Sync(file));
+  size_t largest = 0;
+  for (const auto& event : store.journal().events()) {
+    if (event.batch != nullptr) largest = std::max(largest, event.batch->changes().size());
+  }
+  EXPECT_LT(largest, kWrites);
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(store->Extents(store.OpenPath("a").value(), FileBlock{0}, kWrites + 1).value().size(), kWrites);
+}
+
 TEST(FileSpace, AnUnlinkedFileCountsAsFreeWhileItIsNotOpen) {
   TestStore store;
   const uint64_t fresh = store->Space().free.value;

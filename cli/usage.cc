@@ -49,7 +49,10 @@ constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {
     {"--region", "eu-central-1"},
     {"--profile", "ceph"},
     {"--ca-bundle", "/etc/ssl/gateway.pem"},
-    {"--connections", "32"}};
+    {"--connections", "32"},
+    {"--storage-class", "STANDARD_IA"},
+    {"--sse", "aws:kms"},
+    {"--sse-kms-key-id", "alias/tensors"}};
 
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 

@@ -208,18 +208,20 @@ Result<void> Namespace::CommitTree(InodeId directory) {
 }
 
 // Returns the error of a failed file that the target of a symbolic link in the directory names, or that is below it.
+// The error stays pending for the file's writer, who may be another user. A link to everything names no file.
 Result<void> Namespace::CheckLinkedFiles(InodeId directory, std::string_view target,
                                          const std::vector<InodePtr>& failed) {
   const bool absolute = target.starts_with('/');
   if (absolute) directory = kRootInode;
   for (size_t begin = 0; begin < target.size(); ++begin) {
     unsigned links = 0;
-    if (const auto found = FollowPath(directory, target.substr(begin), &links)) {
+    const auto found = FollowPath(directory, target.substr(begin), &links);
+    if (found && found->ino != kRootInode) {
       std::vector<InodePtr> named;
       std::copy_if(failed.begin(), failed.end(), std::back_inserter(named),
                    [&](const InodePtr& inode) { return inode->id == found->ino; });
       if (S_ISDIR(found->type)) RETURN_IF_ERROR(FilesBelow(found->ino, failed, SIZE_MAX, &named));
-      RETURN_IF_ERROR(data_.CommitBeforeNaming(named));
+      RETURN_IF_ERROR(data_.CommitBeforeNaming(named, /*kept=*/true));
     }
     // The store does not know where it is mounted, so any tail of an absolute path may be one in the store.
     begin = absolute ? target.find('/', begin + 1) : std::string_view::npos;

@@ -125,14 +125,17 @@ TEST_F(Replacements, RenamingASymbolicLinkReportsTheFailedFilesItLeadsTo) {
     MakeLink("hop", "d/./f");
     MakeLink("link", target);
     Lose("d/f");
-    EXPECT_EQ(Rename("link", "latest").error().code, ErrorCode::kIo) << target;
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      EXPECT_EQ(Rename("link", "latest").error().code, ErrorCode::kIo) << target;
+    }
+    EXPECT_FALSE(store_->Sync(store_.OpenPath("d/f").value()).has_value()) << "the error is still its writer's";
     ASSERT_OK(Rename("link", "latest"));
     for (const char* name : {"hop", "latest"}) ASSERT_OK(store_->names().Unlink(kRootInode, name));
     ASSERT_OK(store_->names().Unlink(store_.Resolve("d").value(), "f"));
   }
   MakeLink("loop", "loop");
   Lose("d/f");
-  for (const char* target : {"other", "/mnt/store/other", "d/g", "loop", "loop/d/f"}) {
+  for (const char* target : {"other", "/mnt/store/other", "d/g", "loop", "loop/d/f", "/", "/.", "."}) {
     MakeLink("link", target);
     ASSERT_OK(Rename("link", "latest"));
   }

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -39,6 +40,7 @@ std::shared_ptr<DividedMemory::Part> DividedMemory::Take(size_t begin, size_t si
 }
 
 void DividedMemory::Free(const std::byte* data, size_t size) {
+  static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));  // madvise(2) rounds a length up to it
   const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t end = begin + size;
   uintptr_t first = 0;
@@ -47,8 +49,8 @@ void DividedMemory::Free(const std::byte* data, size_t size) {
     const MutexLock lock(mutex_);
     freed_.MergeAround(freed_.Insert(begin, end, {}), [](auto, auto) { return true; });
     const auto& [freed_begin, freed] = *freed_.FirstFrom(begin);
-    first = std::max(RoundDown(begin, kBlockSize), RoundUp(freed_begin, kBlockSize));
-    last = std::min(RoundUp(end, kBlockSize), RoundDown(freed.end, kBlockSize));
+    first = std::max(RoundDown(begin, page), RoundUp(freed_begin, page));
+    last = std::min(RoundUp(end, page), RoundDown(freed.end, page));
   }
   // Advice: pages that cannot be given back, such as locked ones, stay until the memory is freed.
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);

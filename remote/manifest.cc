@@ -18,7 +18,8 @@
 namespace weightfs::remote {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;  // to write; its objects take quadratic time
+using Parsed = nlohmann::json;
 
 constexpr int kFormat = 1;
 constexpr uint64_t kMaximumVersion = INT64_MAX;
@@ -46,7 +47,7 @@ Json EncodeAttributes(const Attributes& attributes) {
   return json;
 }
 
-Attributes DecodeAttributes(const Json& entry) {
+Attributes DecodeAttributes(const Parsed& entry) {
   Attributes attributes;
   if (!entry.contains("attributes")) return attributes;
   for (const auto& [name, value] : entry.at("attributes").items()) {
@@ -56,7 +57,7 @@ Attributes DecodeAttributes(const Json& entry) {
   return attributes;
 }
 
-uint32_t DecodeMode(const Json& entry) {
+uint32_t DecodeMode(const Parsed& entry) {
   const auto mode = entry.at("mode").get<uint64_t>();
   if (mode > 07777) throw std::runtime_error("an impossible mode");
   return static_cast<uint32_t>(mode);
@@ -64,8 +65,8 @@ uint32_t DecodeMode(const Json& entry) {
 
 std::string Line(const Json& json) { return json.dump() + "\n"; }
 
-Json ParseLine(std::string_view line) {
-  auto json = ParseJson<Json>(line, {.bytes = kMaximumLine});
+Parsed ParseLine(std::string_view line) {
+  auto json = ParseJson(line, {.bytes = kMaximumLine});
   if (!json) throw std::runtime_error(json.error().what);
   return std::move(*json);
 }
@@ -106,7 +107,7 @@ Result<void> CheckTree(const Manifest& manifest) {
 // The entries of each kind follow those of the kind before it.
 enum class EntryKind : unsigned char { kDirectory, kFile, kLink, kSlice };
 
-EntryKind TakeEntry(const Json& entry, Manifest* manifest) {
+EntryKind TakeEntry(const Parsed& entry, Manifest* manifest) {
   if (entry.contains("directory")) {
     manifest->directories.push_back({.path = entry.at("directory").get<std::string>(),
                                      .mode = DecodeMode(entry),
@@ -255,10 +256,10 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
   const std::string_view content = text.substr(0, end + 1);
   try {
     Manifest manifest;
-    const Json last = ParseLine(text.substr(end + 1));
+    const Parsed last = ParseLine(text.substr(end + 1));
     if (last.at("sha256").get<std::string>() != ToHex(Sha256Of(content))) return Damaged("its SHA-256 is wrong");
     const size_t at = content.find('\n') + 1;
-    const Json head = ParseLine(content.substr(0, at));
+    const Parsed head = ParseLine(content.substr(0, at));
     const int format = head.at("weightfs-manifest").get<int>();
     if (format > kFormat) return NewerFormat("manifest", format);
     manifest.version = head.at("version").get<uint64_t>();
@@ -288,7 +289,7 @@ std::string Claim::Encode() const {
 
 Result<Claim> Claim::Decode(std::string_view text) {
   try {
-    const Json json = ParseLine(text);
+    const Parsed json = ParseLine(text);
     const int format = json.at("weightfs-claim").get<int>();
     if (format > kFormat) return NewerFormat("claim", format);
     Claim claim{.push = json.at("push").get<std::string>(),

@@ -100,7 +100,7 @@ Result<SafetensorsSlice> SliceSafetensors(std::string_view header, uint64_t file
   std::vector<Tensor> tensors;
   Json metadata;
   try {
-    const auto json = ParseJson<Json>(header.substr(kSafetensorsPrefix),
+    const auto json = ParseJson(header.substr(kSafetensorsPrefix),
                                       {.bytes = kMaximumHeader, .values = kMaximumValues});
     if (!json) return NoSafetensors("its header cannot be parsed: " + json.error().what);
     if (!json->is_object()) return NoSafetensors("its header is no JSON object");

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,15 @@ from harness.watchdog import Watchdog
 
 DEFAULT_LIMIT_S = 120
 CLIENTS = {"torch", "numpy", "safetensors", "h5py", "matplotlib"}
+
+
+def compute_alone():
+    """The threads of torch's OpenMP are not in a forked child, which would wait for them forever."""
+    if hasattr(sys.modules.get("torch"), "set_num_threads"):
+        sys.modules["torch"].set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=compute_alone)
 
 
 def pytest_addoption(parser):

@@ -67,7 +67,6 @@ class Stepped:
                     return call(*arguments, **options)
                 return stop
 
-            torch.set_num_threads(1)   # the threads of OpenMP are not in a forked child, which would wait for them
             for name in STOPS:
                 setattr(os, name, stopping(name, getattr(os, name)))
             save(path, self.seed)

@@ -183,7 +183,7 @@ def test_a_save_for_which_no_handle_can_be_made_leaves_nothing(local, monkeypatc
         raise OSError(errno.ENOMEM, "no contexts left")
 
     SAVES[library](generation(1), local / "file")
-    monkeypatch.setattr(_stream.the_handle.__wrapped__, "__defaults__", (refuse,))
+    monkeypatch.setattr(_stream.the_handle, "__defaults__", (refuse,))
     with pytest.raises(OSError, match="no contexts left"):
         SAVES[library](generation(2), local / "file")
     monkeypatch.undo()

@@ -206,7 +206,6 @@ def test_restore_needs_no_second_copy_of_the_model(work, child):
         manager.save(1, saved, wait=True)
     shown = child(f"""
 import resource, torch
-from tensors import flip_on_device
 from weightfs import checkpoint
 target = {{str(i): torch.zeros(4 << 20) for i in range(12)}}
 with checkpoint.Manager({str(work)!r}) as manager:

@@ -30,6 +30,17 @@ struct Contents {
   }
 };
 
+// The youngest version of an object is the first of its key, and is the object unless it is a delete marker.
+std::vector<s3::ObjectInfo> CurrentObjects(const std::vector<s3::ObjectVersion>& versions) {
+  std::vector<s3::ObjectInfo> objects;
+  std::string_view key;
+  for (const s3::ObjectVersion& object : versions) {
+    if (object.key == std::exchange(key, object.key) || object.is_marker) continue;
+    objects.push_back({.key = object.key, .size = object.size, .modified = object.modified});
+  }
+  return objects;
+}
+
 class Pruner {
  public:
   Pruner(const Series& series, const PruneOptions& options) : series_(series), options_(options) {}
@@ -37,7 +48,9 @@ class Pruner {
   Result<PruneReport> Run() {
     ASSIGN_OR_RETURN(const auto versions, options_.all_versions ? series_.NumbersWithDeleted(options_.interrupted)
                                                                 : series_.Numbers(options_.interrupted));
-    for (const uint64_t version : versions) RETURN_IF_ERROR(Visit(version));
+    for (const uint64_t version : versions) {
+      if (version <= options_.up_to) RETURN_IF_ERROR(Visit(version));
+    }
     return std::move(report_);
   }
 
@@ -45,14 +58,12 @@ class Pruner {
   Result<void> Visit(uint64_t version) {
     ASSIGN_OR_RETURN(const Contents contents, Examine(version));
     if (contents.has_manifest) {
-      const bool counts = version <= options_.up_to;
-      if (counts && counted_ >= options_.keep) return Remove(version, contents);
+      if (report_.kept.size() >= options_.keep) return Remove(version, contents);
       const auto manifest = series_.Load(version, options_.interrupted);
       if (!manifest && manifest.error().code != ErrorCode::kCorrupt && manifest.error().code != ErrorCode::kVersion) {
         return manifest.error();
       }
       (manifest ? report_.kept : report_.damaged).push_back(version);
-      if (manifest && counts) ++counted_;
     } else if (!contents.claim && contents.objects.empty() && WasOurs(version, contents)) {
       return Remove(version, contents);  // an earlier call removed it
     } else if (!contents.claim) {
@@ -69,21 +80,21 @@ class Pruner {
     const s3::Bucket& bucket = series_.bucket();
     const std::string prefix = series_.Prefix(version);
     Contents contents;
-    ASSIGN_OR_RETURN(auto listing,
-                     bucket.ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
-    contents.objects = std::move(listing.objects);
+    if (options_.all_versions) {
+      ASSIGN_OR_RETURN(auto listing,
+                       bucket.ListVersions({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
+      contents.versions = std::move(listing.versions);
+      contents.objects = CurrentObjects(contents.versions);
+    } else {
+      ASSIGN_OR_RETURN(auto listing,
+                       bucket.ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
+      contents.objects = std::move(listing.objects);
+    }
     ASSIGN_OR_RETURN(contents.uploads, bucket.ListMultipartUploads(prefix, options_.interrupted));
-    // A listing without the right prefix must not lead to deleting.
-    const auto is_foreign = [&](const auto& object) { return !object.key.starts_with(prefix); };
-    std::erase_if(contents.objects, is_foreign);
-    std::erase_if(contents.uploads, is_foreign);
     const auto has = [&](const std::string& key) {
       return std::any_of(contents.objects.begin(), contents.objects.end(),
                          [&](const s3::ObjectInfo& object) { return object.key == key; });
     };
-    if (options_.all_versions) {
-      ASSIGN_OR_RETURN(contents.versions, ListVersions(version));
-    }
     contents.has_manifest = has(series_.ManifestKey(version));
     if (!has(series_.ClaimKey(version))) return contents;
     auto claim = series_.LoadClaim(version, options_.interrupted);
@@ -95,25 +106,12 @@ class Pruner {
     return contents;
   }
 
-  Result<std::vector<s3::ObjectVersion>> ListVersions(uint64_t version) const {
-    const std::string prefix = series_.Prefix(version);
-    ASSIGN_OR_RETURN(auto listing, series_.bucket().ListVersions({.prefix = prefix, .limit = kMaximumObjects},
-                                                                 options_.interrupted));
-    std::erase_if(listing.versions, [&](const auto& object) { return !object.key.starts_with(prefix); });
-    return std::move(listing.versions);
-  }
-
-  // True if a push made this number and everything was deleted. The youngest version of each key is the first of it: a
-  // push may have begun after the objects were listed.
+  // True if a push made this number. Nobody else has such objects.
   bool WasOurs(uint64_t version, const Contents& contents) const {
     const std::string manifest = series_.ManifestKey(version), claim = series_.ClaimKey(version);
-    bool ours = false;
-    std::string_view key;
-    for (const s3::ObjectVersion& object : contents.versions) {
-      if (object.key != std::exchange(key, object.key) && !object.is_marker) return false;
-      ours = ours || object.key == manifest || object.key == claim;
-    }
-    return ours;
+    return std::any_of(contents.versions.begin(), contents.versions.end(), [&](const s3::ObjectVersion& object) {
+      return object.key == manifest || object.key == claim;
+    });
   }
 
   Result<void> Remove(uint64_t version, const Contents& contents) {
@@ -131,37 +129,61 @@ class Pruner {
     }
     report_.removed.push_back(removed);
     if (options_.dry_run) return {};
+    if (options_.all_versions) return RemoveVersions(version, contents);
     ASSIGN_OR_RETURN(const bool kept, bucket.DeleteObject(manifest, options_.interrupted));
-    report_.leaves_old_versions = report_.leaves_old_versions || (kept && !options_.all_versions);
-    for (const s3::UploadInfo& upload : contents.uploads) {
-      const auto aborted = bucket.AbortMultipartUpload(upload, options_.interrupted);
-      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
-    }
+    report_.leaves_old_versions = report_.leaves_old_versions || kept;
+    RETURN_IF_ERROR(Abort(contents.uploads));
     std::vector<std::string> keys;
     for (const s3::ObjectInfo& object : contents.objects) {
       if (object.key != manifest && object.key != claim) keys.push_back(object.key);
     }
     RETURN_IF_ERROR(bucket.DeleteObjects(keys, options_.interrupted));
-    if (options_.all_versions) RETURN_IF_ERROR(RemoveVersions(version, /*of_claim=*/false));
     RETURN_IF_ERROR(bucket.DeleteObject(claim, options_.interrupted));
-    return options_.all_versions ? RemoveVersions(version, /*of_claim=*/true) : Result<void>();
+    return {};
   }
 
-  // Deletes the old versions of objects whose current version was deleted: of the claim, or of all others. A delete
-  // marker goes after what it hides, which would be the current version otherwise.
-  Result<void> RemoveVersions(uint64_t version, bool of_claim) const {
-    const std::string claim = series_.ClaimKey(version);
-    ASSIGN_OR_RETURN(auto versions, ListVersions(version));
-    std::erase_if(versions, [&](const s3::ObjectVersion& object) { return (object.key == claim) != of_claim; });
-    const auto markers = std::stable_partition(versions.begin(), versions.end(),
-                                               [](const s3::ObjectVersion& object) { return !object.is_marker; });
-    RETURN_IF_ERROR(series_.bucket().DeleteVersions({versions.begin(), markers}, options_.interrupted));
-    return series_.bucket().DeleteVersions({markers, versions.end()}, options_.interrupted);
+  // Deletes the versions of objects that were listed, and none that a push has made since. A delete marker goes after the
+  // content that it hides, which would be the current version otherwise.
+  Result<void> RemoveVersions(uint64_t version, const Contents& contents) const {
+    const s3::Bucket& bucket = series_.bucket();
+    const std::string manifest = series_.ManifestKey(version), claim = series_.ClaimKey(version);
+    std::vector<s3::ObjectVersion> of_manifest, of_claim, others;
+    for (const s3::ObjectVersion& object : contents.versions) {
+      (object.key == manifest ? of_manifest : object.key == claim ? of_claim : others).push_back(object);
+    }
+    RETURN_IF_ERROR(RemoveOneByOne(std::move(of_manifest)));
+    RETURN_IF_ERROR(Abort(contents.uploads));
+    const auto markers = MoveMarkersBack(others);
+    RETURN_IF_ERROR(bucket.DeleteVersions({others.begin(), markers}, options_.interrupted));
+    RETURN_IF_ERROR(bucket.DeleteVersions({markers, others.end()}, options_.interrupted));
+    return RemoveOneByOne(std::move(of_claim));
+  }
+
+  // Begins with the oldest version, so that none becomes the current one. A request for several has no order.
+  Result<void> RemoveOneByOne(std::vector<s3::ObjectVersion> versions) const {
+    std::reverse(versions.begin(), versions.end());
+    MoveMarkersBack(versions);
+    for (const s3::ObjectVersion& object : versions) {
+      RETURN_IF_ERROR(series_.bucket().DeleteVersions({&object, 1}, options_.interrupted));
+    }
+    return {};
+  }
+
+  static std::vector<s3::ObjectVersion>::iterator MoveMarkersBack(std::vector<s3::ObjectVersion>& versions) {
+    return std::stable_partition(versions.begin(), versions.end(),
+                                 [](const s3::ObjectVersion& object) { return !object.is_marker; });
+  }
+
+  Result<void> Abort(const std::vector<s3::UploadInfo>& uploads) const {
+    for (const s3::UploadInfo& upload : uploads) {
+      const auto aborted = series_.bucket().AbortMultipartUpload(upload, options_.interrupted);
+      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
+    }
+    return {};
   }
 
   const Series& series_;
   const PruneOptions& options_;
-  size_t counted_ = 0;  // of PruneOptions::keep
   PruneReport report_;
 };
 

@@ -39,7 +39,6 @@ std::vector<uint64_t> Series::NumbersIn(const std::vector<std::string>& prefixes
   const size_t above = prefix_.size() + 1;
   std::vector<uint64_t> numbers;
   for (const std::string& prefix : prefixes) {
-    if (prefix.size() <= above) continue;
     const uint64_t version = ParseVersion(std::string_view(prefix).substr(above, prefix.size() - above - 1));
     if (version != 0) numbers.push_back(version);
   }

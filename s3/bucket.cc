@@ -55,31 +55,39 @@ Result<T> Named(Result<T> result, const Location& object) {
   return result;
 }
 
-// Ends a list that a faulty service never ends, or that takes all memory. Pages without entries may occur: a service
-// skips what was deleted.
+// Ends a list that a faulty service never ends, that takes all memory, or that names something outside its prefix, which
+// a caller might delete. Pages without entries may occur: a service skips what was deleted.
 class ListProgress {
  public:
-  // `bytes`: of the texts of the entries.
-  Result<void> Add(const Location& listed, size_t entries, size_t bytes, size_t limit) {
-    entries_ += entries;
-    bytes_ += bytes;
-    if (entries_ > limit) {
-      return Error{ErrorCode::kTooLarge,
-                   fmt::format("{}: there are more than {} entries; give a longer prefix", ToString(listed), limit)};
+  // `listed`: the bucket and the prefix.
+  ListProgress(const Location& listed, size_t limit) : listed_(listed), limit_(limit) {}
+
+  // `more`: bytes of the other texts of the entry.
+  Result<void> Add(const std::string& key, size_t more) {
+    if (!key.starts_with(listed_.key)) {
+      return Fail(ErrorCode::kIo, "the service listed '" + Printable(key) + "', which is outside the prefix");
     }
-    if (bytes_ > kMaxListedBytes) {
-      return Error{ErrorCode::kTooLarge,
-                   fmt::format("{}: the names of its entries have more than {} MiB; give a longer prefix",
-                               ToString(listed), kMaxListedBytes >> 20)};
+    ++entries_;
+    bytes_ += key.size() + more;
+    if (entries_ > limit_) {
+      return Fail(ErrorCode::kTooLarge, fmt::format("there are more than {} entries; give a longer prefix", limit_));
     }
-    if (entries > 0 || ++empty_pages_ <= kMaxEmptyPages) return {};
-    return Error{ErrorCode::kIo, fmt::format("{}: the service returned {} pages of a list without entries",
-                                             ToString(listed), empty_pages_)};
+    if (bytes_ <= kMaxListedBytes) return {};
+    return Fail(ErrorCode::kTooLarge, fmt::format("the names of its entries have more than {} MiB; give a longer prefix",
+                                                  kMaxListedBytes >> 20));
+  }
+  Result<void> EndPage() {
+    if (std::exchange(entries_before_, entries_) < entries_ || ++empty_pages_ <= kMaxEmptyPages) return {};
+    return Fail(ErrorCode::kIo, fmt::format("the service returned {} pages of a list without entries", empty_pages_));
   }
 
  private:
   static constexpr unsigned kMaxEmptyPages = 100;
-  size_t entries_ = 0, bytes_ = 0;
+  Error Fail(ErrorCode code, const std::string& what) const { return {code, ToString(listed_) + ": " + what}; }
+
+  const Location listed_;
+  const size_t limit_;
+  size_t entries_ = 0, entries_before_ = 0, bytes_ = 0;
   unsigned empty_pages_ = 0;
 };
 
@@ -88,13 +96,6 @@ std::string Crc32cText(std::span<const std::byte> body) {
   std::string bytes;
   for (const int shift : {24, 16, 8, 0}) bytes += static_cast<char>(crc >> shift);
   return EncodeBase64(bytes);
-}
-
-size_t BytesOf(const VersionListing& listing) {
-  size_t bytes = 0;
-  for (const auto& version : listing.versions) bytes += version.key.size() + version.version_id.size();
-  for (const auto& prefix : listing.prefixes) bytes += prefix.size();
-  return bytes;
 }
 
 // A service that does not know ranges returns the whole object, from its start.
@@ -252,7 +253,7 @@ Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& 
                                                              const Interrupted& interrupted) const {
   std::vector<UploadInfo> uploads;
   std::string key, upload_id;
-  ListProgress progress;
+  ListProgress progress({name_, prefix}, kMaxListed);
   // Without encoding-type: Ceph 16 would encode the keys here, but does not say so in its response.
   do {
     Request request{.object = {name_, ""}, .query = {{"uploads", ""}}};
@@ -264,9 +265,8 @@ Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& 
     ASSIGN_OR_RETURN(auto page, Named(ParseUploads(response.body), request.object));
     const bool repeats = !page.next_key.empty() && page.next_key == key && page.next_upload_id == upload_id;
     if (repeats) return ResponseError(request, "the service returned the same page of uploads twice");
-    size_t bytes = 0;
-    for (const auto& upload : page.uploads) bytes += upload.key.size() + upload.upload_id.size();
-    RETURN_IF_ERROR(progress.Add({name_, prefix}, page.uploads.size(), bytes, kMaxListed));
+    for (const auto& upload : page.uploads) RETURN_IF_ERROR(progress.Add(upload.key, upload.upload_id.size()));
+    RETURN_IF_ERROR(progress.EndPage());
     uploads.insert(uploads.end(), page.uploads.begin(), page.uploads.end());
     key = page.next_key;
     upload_id = page.next_upload_id;
@@ -295,7 +295,7 @@ Result<void> Bucket::AbortMultipartUpload(const UploadInfo& upload, const Interr
 Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupted& interrupted) const {
   Listing listing;
   std::string token;
-  ListProgress progress;
+  ListProgress progress({name_, options.prefix}, options.limit);
   do {
     Request request{.object = {name_, ""}, .query = {{"list-type", "2"}, {"encoding-type", "url"}}};
     request.xml_root = "ListBucketResult";
@@ -307,11 +307,9 @@ Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupte
     ASSIGN_OR_RETURN(auto page, Named(ParseListing(response.body), request.object));
     if (!page.next.empty() && page.next == token)
       return ResponseError(request, "the service repeats a page of the list");
-    const size_t added = page.listing.objects.size() + page.listing.prefixes.size();
-    size_t bytes = 0;
-    for (const auto& object : page.listing.objects) bytes += object.key.size() + object.etag.size();
-    for (const auto& prefix : page.listing.prefixes) bytes += prefix.size();
-    RETURN_IF_ERROR(progress.Add({name_, options.prefix}, added, bytes, options.limit));
+    for (const auto& object : page.listing.objects) RETURN_IF_ERROR(progress.Add(object.key, object.etag.size()));
+    for (const auto& prefix : page.listing.prefixes) RETURN_IF_ERROR(progress.Add(prefix, 0));
+    RETURN_IF_ERROR(progress.EndPage());
     token = page.next;
     std::ranges::move(page.listing.objects, std::back_inserter(listing.objects));
     std::ranges::move(page.listing.prefixes, std::back_inserter(listing.prefixes));
@@ -322,7 +320,7 @@ Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupte
 Result<VersionListing> Bucket::ListVersions(const ListOptions& options, const Interrupted& interrupted) const {
   VersionListing listing;
   std::string key, version;
-  ListProgress progress;
+  ListProgress progress({name_, options.prefix}, options.limit);
   do {
     Request request{.object = {name_, ""}, .query = {{"versions", ""}, {"encoding-type", "url"}}};
     request.xml_root = "ListVersionsResult";
@@ -335,8 +333,9 @@ Result<VersionListing> Bucket::ListVersions(const ListOptions& options, const In
     ASSIGN_OR_RETURN(auto page, Named(ParseVersions(response.body), request.object));
     const bool repeats = !page.next_key.empty() && page.next_key == key && page.next_version == version;
     if (repeats) return ResponseError(request, "the service repeats a page of the list");
-    const size_t added = page.listing.versions.size() + page.listing.prefixes.size();
-    RETURN_IF_ERROR(progress.Add({name_, options.prefix}, added, BytesOf(page.listing), options.limit));
+    for (const auto& one : page.listing.versions) RETURN_IF_ERROR(progress.Add(one.key, one.version_id.size()));
+    for (const auto& prefix : page.listing.prefixes) RETURN_IF_ERROR(progress.Add(prefix, 0));
+    RETURN_IF_ERROR(progress.EndPage());
     key = page.next_key;
     version = page.next_version;
     std::ranges::move(page.listing.versions, std::back_inserter(listing.versions));

@@ -75,6 +75,7 @@ struct ObjectVersion {
   std::string version_id;
   uint64_t size = 0;
   bool is_marker = false;
+  std::chrono::system_clock::time_point modified = {};
 };
 
 struct VersionListing {
@@ -133,6 +134,9 @@ class Bucket {
                             std::function<void(Result<PartInfo>)> done) const;
   // kNotFound: there is no such upload.
   Result<UploadedParts> ListParts(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
+  // Lists fail with kIo if the service names something whose key does not begin with the prefix: what they return may
+  // be deleted.
+
   // Returns all unfinished uploads whose keys begin with `prefix`. Fails with kTooLarge if there are more than
   // kMaxListed.
   Result<std::vector<UploadInfo>> ListMultipartUploads(const std::string& prefix,

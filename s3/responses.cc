@@ -160,6 +160,7 @@ Result<VersionsPage> ParseVersions(std::string_view body) {
     ASSIGN_OR_RETURN(version.key, KeyOf(encoded, node, "Key"));
     ASSIGN_OR_RETURN(version.version_id, ShortTextOf(node, "VersionId"));
     if (version.version_id.empty()) return BadDocument("VersionId");
+    version.modified = ParseIsoTime(TextOf(node, "LastModified")).value_or(version.modified);
     if (!version.is_marker) {
       ASSIGN_OR_RETURN(version.size, NumberOf(node, "Size"));
     }

@@ -117,7 +117,7 @@ class Operations:
         self.send(204)
 
     def get_bucket_uploads(self, _):
-        shown = self.objects.open_uploads(self.bucket, self.query.get("prefix", ""))
+        shown = self.objects.open_uploads(self.bucket, self.prefix())
         after = self.query.get("key-marker", ""), self.query.get("upload-id-marker", "")
         shown = [entry for entry in shown if entry[:2] > after]
         limit = self.server.owner.page_size
@@ -129,6 +129,9 @@ class Operations:
         self.send_xml(f"<ListMultipartUploadsResult {XMLNS}>{self.encoding()}{marker}"
                       f"<IsTruncated>{str(more).lower()}</IsTruncated>{listed}</ListMultipartUploadsResult>")
 
+    def prefix(self):
+        return "" if self.server.owner.unfiltered & self.query.keys() else self.query.get("prefix", "")
+
     def encoding(self):
         return "<EncodingType>url</EncodingType>" if self.query.get("encoding-type") == "url" else ""
 
@@ -138,7 +141,7 @@ class Operations:
     def get_bucket(self, _):
         limit = min(int(self.query.get("max-keys", 1000)), self.server.owner.page_size)
         after = self.query.get("continuation-token", "") or self.query.get("start-after", "")
-        prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter", "")
+        prefix, delimiter = self.prefix(), self.query.get("delimiter", "")
         entries, last = self.objects.list(self.bucket, prefix, delimiter, after, limit)
         listed = []
         for name, found in entries:
@@ -168,8 +171,7 @@ class Operations:
         self.send_xml(f"<DeleteResult {XMLNS}>{errors}</DeleteResult>")
 
     def get_bucket_versions(self, _):
-        prefixes, entries = self.objects.list_versions(self.bucket, self.query.get("prefix", ""),
-                                                       self.query.get("delimiter", ""))
+        prefixes, entries = self.objects.list_versions(self.bucket, self.prefix(), self.query.get("delimiter", ""))
         names = [(name, "", None, False) for name in prefixes] + entries
         names.sort(key=lambda entry: entry[0].encode())   # stable: the youngest version of a key stays the first
         after = self.query.get("key-marker", ""), self.query.get("version-id-marker", "")
@@ -182,7 +184,7 @@ class Operations:
                 listed.append(f"<CommonPrefixes><Prefix>{self.shown_key(name)}</Prefix></CommonPrefixes>")
                 continue
             kind = "Version" if made else "DeleteMarker"
-            size = f"<Size>{len(made.body)}</Size>" if made else ""
+            size = f"<LastModified>{iso_time(made.modified)}</LastModified><Size>{len(made.body)}</Size>" if made else ""
             listed.append(f"<{kind}><Key>{self.shown_key(name)}</Key><VersionId>{version}</VersionId>"
                           f"<IsLatest>{str(current).lower()}</IsLatest>{size}</{kind}>")
         marker = (f"<NextKeyMarker>{self.shown_key(shown[-1][0])}</NextKeyMarker>"

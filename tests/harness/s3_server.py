@@ -57,6 +57,7 @@ class S3Server:
         self.anonymous = False                      # unsigned requests are allowed
         self.clock_error = datetime.timedelta()     # of the service's clock
         self.page_size = 1000                       # of lists
+        self.unfiltered = set()                     # lists that ignore the prefix: list-type, uploads, versions
         self.undeletable = set()                    # keys that DeleteObjects refuses
         self.requester_pays = set()                 # buckets whose requests must say that the requester pays
         self.domain = "localhost"                   # of host-style requests

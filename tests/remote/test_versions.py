@@ -8,7 +8,8 @@ import pytest
 from harness import process
 from harness.filesystems import program
 from harness.s3_probe import clean_environment
-from versions import SERIES, URL, keys, pull, put, refused, weightfs, write
+from harness.tree import differences
+from versions import SERIES, URL, comparable, keys, pull, put, refused, weightfs, write
 
 DAY_NS = 86_400_000_000_000
 
@@ -173,6 +174,35 @@ def test_objects_that_belong_to_no_version_stay(server, tree, words):
     assert set(others) <= set(keys(server)) and not [key for key in keys(server) if key.startswith(f"{SERIES}/1/")]
 
 
+@pytest.mark.parametrize("unfiltered", ["list-type", "uploads", "versions"])
+@pytest.mark.parametrize("words", [["push", "--version", 1, "--take-over"], ["prune", "--keep", 1],
+                                   ["prune", "--keep", 1, "--all-versions"]], ids=["push", "prune", "all-versions"])
+def test_a_list_outside_its_prefix_deletes_nothing(server, tree, words, unfiltered):
+    """A service that ignores the prefix of a list names objects, uploads and versions of others."""
+    write(server, tree, 1, finish=words[0] == "prune")
+    write(server, tree, 2)
+    put(server)("other", b"not of weightfs")
+    server.objects.create_upload("tests", "other", {})
+    before = keys(server), open_uploads(server)
+    server.unfiltered = {unfiltered}
+    command, *options = words
+    finished = weightfs(server, command, *([tree] if command == "push" else []), URL, *options, codes=(0, 1))
+    assert {"other", *[key for key in before[0] if key.startswith(f"{SERIES}/2/")]} <= set(keys(server))
+    assert open_uploads(server) == before[1]
+    if any(unfiltered in request.query for request in server.requests):   # this command uses this list
+        assert "outside the prefix" in finished.err and keys(server) == before[0]
+
+
+def test_a_prune_after_a_push_does_not_look_at_greater_versions(server, tree):
+    for version in (1, 2, 30, 31):
+        write(server, tree, version)
+    server.requests.clear()
+    weightfs(server, "push", tree, URL, "--version", 3, "--keep", 2)
+    looked_at = {request.key + request.query.get("prefix", "") for request in server.requests}
+    assert not [name for name in looked_at if name.startswith((f"{SERIES}/30/", f"{SERIES}/31/"))]
+    assert [one["version"] for one in listed(server)] == [31, 30, 3, 2]
+
+
 # Buckets that keep old versions of objects.
 
 def history(server, version):
@@ -230,6 +260,31 @@ def test_an_interrupted_removal_of_all_versions_is_continued(server, tree, at):
     assert not (has_manifest and deletes)
     prune(server, "--keep", 1, "--all-versions", "--unfinished-after", 0)
     assert not history(server, 1) and len(history(server, 2)) == len(keys(server, f"{SERIES}/2/"))
+
+
+def test_all_versions_are_those_that_were_listed(server, start, tree, target):
+    """A push completes the version again while its old objects are deleted."""
+    server.objects.versioned.add("tests")
+    for version in (1, 2):
+        write(server, tree, version)
+    prune(server, "--keep", 1)
+    for method in ("POST", "DELETE"):
+        server.fail(1, "hold", method=method)
+    pruning = start(server, "prune", URL, "--keep", "1", "--all-versions")
+    server.wait_for_fault()
+    weightfs(server, "push", tree, URL, "--version", 1)
+    server.heal()
+    process.finish(pruning)
+    assert [one["version"] for one in listed(server)] == [2, 1]
+    pull(server, target, "--version", 1)
+    assert not differences(comparable(tree), comparable(target))
+
+
+def test_a_push_that_is_sending_is_not_abandoned_with_all_versions(server, tree):
+    server.objects.versioned.add("tests")
+    abandon(server, tree, 2, days=8)
+    put(server)(f"{SERIES}/2/new", b"uploaded now")
+    assert prune(server, "--keep", 1, "--all-versions")["unfinished"] == [2]
 
 
 def test_push_keep_deletes_all_versions_on_request(server, tree):

@@ -340,22 +340,16 @@ Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
   return {};
 }
 
-// A truncation deletes all committed extents beyond the new end. A batch of many deletions delays the batches of others,
-// so one range deletes them. Extents that were added there since follow it.
 void Committer::AppendExtents(InodeId ino, const SealedFile& content, KvBatch* batch) {
-  constexpr auto kSingleDeletes = 4096;
-  const FileBlock end = content.shrunk_to == UINT64_MAX ? FileBlock{UINT64_MAX} : BlockEnd(content.shrunk_to);
-  const auto beyond = [end](const ExtentMap::Change& change) { return !change.record && change.key >= end; };
-  const bool range = std::count_if(content.changes.begin(), content.changes.end(), beyond) > kSingleDeletes;
-  if (range) batch->DeleteRange(keys::Extent(ino, end), keys::PrefixEnd(keys::ExtentPrefix(ino)));
   for (const auto& change : content.changes) {
-    if (range && beyond(change)) continue;
     std::string key = keys::Extent(ino, change.key);
     if (change.record) {
       std::string value = change.record->Encode(key);
       batch->Put(std::move(key), std::move(value));
-    } else {
+    } else if (change.end == change.key + BlockCount{1}) {
       batch->Delete(std::move(key));
+    } else {
+      batch->DeleteRange(std::move(key), keys::Extent(ino, change.end));
     }
   }
 }

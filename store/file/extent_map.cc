@@ -8,6 +8,13 @@
 #include "common/assert.h"
 
 namespace weightfs {
+namespace {
+
+// Deletions of a run that become one change. Range deletions slow down every later iteration of the catalog, so one
+// must replace many single deletions; a batch of many single deletions delays the batches of others.
+constexpr size_t kDeletedRun = 1024;
+
+}  // namespace
 
 bool ExtentMap::Load(FileBlock first, const ExtentRecord& record) {
   const uint64_t end = first.value + record.count.value;
@@ -95,12 +102,23 @@ void ExtentMap::MarkWritten(FileBlock first, BlockCount count, uint64_t generati
 
 std::vector<ExtentMap::Change> ExtentMap::TakeChanges() {
   std::vector<Change> changes;
-  changes.reserve(changed_.size());
-  for (const uint64_t key : std::exchange(changed_, {})) {
-    const auto at = extents_.Find(key);
-    const bool begins = at != extents_.end() && at->first == key;
-    changes.push_back(
-        {FileBlock{key}, begins ? std::optional(at->second.value.ToRecord(at->second.end - key)) : std::nullopt});
+  const std::set<uint64_t> keys = std::exchange(changed_, {});
+  for (auto key = keys.begin(); key != keys.end();) {
+    const auto next = extents_.LowerBound(*key);
+    if (next != extents_.end() && next->first == *key) {
+      const uint64_t count = next->second.end - *key;
+      changes.push_back({FileBlock{*key}, FileBlock{*key + 1}, next->second.value.ToRecord(count)});
+      ++key;
+      continue;
+    }
+    // No record is left before the next extent, so its key ends the run.
+    const size_t first = changes.size();
+    for (; key != keys.end() && (next == extents_.end() || *key < next->first); ++key) {
+      changes.push_back({FileBlock{*key}, FileBlock{*key + 1}, std::nullopt});
+    }
+    if (changes.size() - first <= kDeletedRun) continue;
+    changes[first].end = changes.back().end;
+    changes.resize(first + 1);
   }
   return changes;
 }

@@ -24,9 +24,11 @@ class ExtentMap {
     std::optional<ExtentRecord> extent;  // of this piece: `start` is the location of `first`; nullopt: a hole
     bool IsWritten() const { return extent && (extent->flags & kExtentUnwritten) == 0; }
   };
+  // A record to write, or the records with these keys to delete.
   struct Change {
     FileBlock key;
-    std::optional<ExtentRecord> record;  // nullopt: delete the record
+    FileBlock end;  // the key after the last one
+    std::optional<ExtentRecord> record;
   };
 
   // Adds a committed record. Returns false, and changes nothing, when it overlaps an existing one.
@@ -54,7 +56,8 @@ class ExtentMap {
   // Unmaps the range and appends the blocks mapped there to `freed`.
   void Unmap(FileBlock first, BlockCount count, std::vector<DeviceRun>* freed);
 
-  // Returns the records that changed since the last call, for one commit.
+  // Returns the records that changed since the last call, for one commit, in order. A long run of deleted records is
+  // one change.
   std::vector<Change> TakeChanges();
 
   // Returns at most `limit` records in order, starting with the one that ends after `first`.

@@ -104,6 +104,7 @@ Result<void> FileIo::FetchContent(const InodePtr& inode, FileBlock block, WriteS
 
 void FileIo::Touch(const InodePtr& inode) {
   if (inode->file->Touch()) p_.commits.NoteChanged(inode);
+  if (inode->file->NeedsCommit()) p_.commits.Commit(inode, CommitLevel::kOrdered, nullptr);
 }
 
 Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
@@ -184,7 +185,6 @@ void FileIo::ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, b
     }
   }
   p_.write_back.UpdateQueue(inode);
-  if (file.NeedsCommit()) p_.commits.Commit(inode, CommitLevel::kOrdered, nullptr);
 }
 
 Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {

@@ -79,6 +79,58 @@ TEST(FileSpace, ATruncationOfManyExtentsIsAFewChangesOfTheCatalog) {
   EXPECT_EQ(store->Extents(again, FileBlock{0}, kExtents).value().size(), kKept + 1);
 }
 
+TEST(FileSpace, APunchedRangeOfManyExtentsIsAFewChangesOfTheCatalog) {
+  constexpr uint64_t kExtents = 5000, kStep = 2 * kBlockSize, kKept = 2500;
+  for (const FallocateMode mode : {FallocateMode::kPunchHole, FallocateMode::kZeroRangeKeepSize}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    const auto block = [&](uint64_t i) { return Pattern(1 + i, kBlockSize); };
+    for (uint64_t i = 0; i < kExtents; ++i) ASSERT_OK(store.WriteAt(file, i * kStep, block(i)));
+    ASSERT_OK(store->Sync(file));
+    const size_t begin = store.journal().size();
+    // One extent in the middle stays, and one is written again.
+    ASSERT_OK(store->Fallocate(file, mode, kStep, (kKept - 1) * kStep));
+    ASSERT_OK(store->Fallocate(file, mode, (kKept + 1) * kStep, (kExtents - kKept - 2) * kStep));
+    ASSERT_OK(store.WriteAt(file, 10 * kStep, Pattern(3, kBlockSize)));
+    ASSERT_OK(store->Sync(file));
+    size_t changes = 0;
+    const auto events = store.journal().events();
+    for (size_t i = begin; i < events.size(); ++i) {
+      if (events[i].batch != nullptr) changes += events[i].batch->changes().size();
+    }
+    EXPECT_LT(changes, 100U);
+    ASSERT_OK(store.Remount());
+    const InodePtr again = store.OpenPath("a").value();
+    for (const uint64_t i : {uint64_t{0}, kKept, kExtents - 1}) {
+      EXPECT_TRUE(Must(store.ReadAt(again, i * kStep, kBlockSize)) == block(i)) << i;
+    }
+    EXPECT_TRUE(Must(store.ReadAt(again, 10 * kStep, kBlockSize)) == Pattern(3, kBlockSize));
+    EXPECT_TRUE(Must(store.ReadAt(again, 11 * kStep, 20 * kStep)) == std::string(20 * kStep, '\0'));
+    if (mode == FallocateMode::kPunchHole) {
+      EXPECT_EQ(store->Extents(again, FileBlock{0}, kExtents).value().size(), 4U);
+    }
+  }
+}
+
+TEST(FileSpace, ManyScatteredChangesAreCommittedEarly) {
+  constexpr uint64_t kChanges = 200'000, kStep = 2 * kBlockSize;
+  TestStoreOptions options;
+  options.device_size = ByteCount{kGiB};
+  options.store.commit_interval = std::chrono::hours(1);
+  TestStore store(options);
+  const InodePtr file = store.Create("a").value();
+  for (const FallocateMode mode : {FallocateMode::kAllocate, FallocateMode::kPunchHole}) {
+    const size_t begin = store.journal().size();
+    uint64_t changes = 0;
+    for (; changes < kChanges && store.journal().size() == begin; ++changes) {
+      ASSERT_OK(store->Fallocate(file, mode, (changes + 1) * kStep, kBlockSize));
+      if (changes > kChanges / 4) std::this_thread::yield();
+    }
+    EXPECT_LT(changes, kChanges);
+    ASSERT_OK(store->Sync(file));
+  }
+}
+
 TEST(FileSpace, ManyScatteredWritesAreCommittedInSeveralBatches) {
   constexpr uint64_t kWrites = 40'000, kStep = 2 * kBlockSize;
   TestStoreOptions options;

@@ -21,7 +21,7 @@ class ExtentMapTest : public ::testing::Test {
       if (change.record) {
         catalog_[change.key.value] = *change.record;
       } else {
-        catalog_.erase(change.key.value);
+        catalog_.erase(catalog_.lower_bound(change.key.value), catalog_.lower_bound(change.end.value));
       }
     }
   }

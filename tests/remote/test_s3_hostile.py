@@ -11,7 +11,9 @@ import threading
 
 import pytest
 
-from harness.s3_probe import Probe, Refused
+from harness import process
+from harness.filesystems import program
+from harness.s3_probe import Probe, Refused, clean_environment
 
 JSON = {"AccessKeyId": "key", "SecretAccessKey": "secret", "Token": "token"}
 TOKEN, ROLES = "/latest/api/token", "/latest/meta-data/iam/security-credentials/"
@@ -158,6 +160,32 @@ def test_a_list_of_long_keys_ends(service):
     service.answers["/tests/"] = lambda handler: send(handler, 2000)
     error = probe_of(service).refused("list")
     assert error.code == errno.EIO and "without a valid Key" in error.text
+
+
+@pytest.mark.parametrize("entry, error", [
+    ("", "pages of a list without entries"),
+    ("<Version><Key>runs/model/1/one</Key><VersionId>1</VersionId></Version>", "without a valid Size"),
+    ("<DeleteMarker><Key>runs/model/1/one</Key></DeleteMarker>", "without a valid VersionId"),
+    ("<DeleteMarker><Key>runs/models/1</Key><VersionId>1</VersionId></DeleteMarker>", "outside the prefix"),
+    ("<CommonPrefixes><Prefix>1/</Prefix></CommonPrefixes>", "outside the prefix"),
+    (f"<DeleteMarker><Key>runs/model/1</Key><VersionId>{'1' * 5000}</VersionId></DeleteMarker>",
+     "without a valid VersionId"),
+    ("<CommonPrefixes><Prefix>runs/model/1/</Prefix></CommonPrefixes>" * 20_000, "there are more than 1000000 entries")])
+def test_a_hostile_list_of_versions_ends(service, entry, error):
+    numbers = itertools.count()
+
+    def answer(handler):
+        body = f"<ListVersionsResult><IsTruncated>true</IsTruncated><NextKeyMarker>{next(numbers)}</NextKeyMarker>" \
+               f"{entry}</ListVersionsResult>".encode()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    service.answers["/tests/"] = answer
+    pruned = process.run([program(), "prune", "s3://tests/runs/model", "--keep", 1, "--all-versions"], codes=(1,),
+                         env=clean_environment(probe_of(service).environment))
+    assert error in pruned.err and not [path for path, _ in service.asked if "versions" not in path]
 
 
 def test_pages_without_entries_are_skipped(service):

@@ -62,6 +62,22 @@ Durability DurabilityOf(int directory) {
   return ours ? Durability::kRename : Durability::kFsync;
 }
 
+// A link of another user must not lead a pull of root to where that user cannot write.
+Result<UniqueFd> OpenDirectory(const std::string& path) {
+  const auto fail = [&](const Error& error) {
+    return error.what.empty() ? SystemError(path, "cannot open the directory for the pull", error.error_number())
+                              : error;
+  };
+  const auto found = OpenPath(path);
+  if (!found) return fail(found.error());
+  struct stat status {};
+  if (fstat(found->get(), &status) != 0) return SystemError(path, "cannot examine it");
+  if (!S_ISDIR(status.st_mode)) return fail({ErrorCode::kNotDirectory, ""});
+  auto opened = Reopen(found->get());
+  if (!opened) return fail(opened.error());
+  return opened;
+}
+
 std::string RandomLetters() {
   constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz012345";
   std::array<uint8_t, kRandomLetters> bytes{};
@@ -119,8 +135,7 @@ Result<void> PullDirectory::FindTarget(const std::string& target) {
                  Printable(target) + ": name the directory that the pull creates, e.g. /mnt/tensors/model"};
   }
   const std::string parent = slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
-  parent_ = UniqueFd(open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!parent_) return SystemError(parent, "cannot open the directory for the pull");
+  ASSIGN_OR_RETURN(parent_, OpenDirectory(parent));
   struct stat status {
   }, above{};
   if (fstatat(parent_.get(), name_.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) {

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import os
 import random
-import resource
 import signal
 import stat
 
@@ -14,6 +13,7 @@ from harness import needs, process, s3_versions
 from harness.filesystems import program
 from harness.s3_probe import clean_environment
 from harness.tree import differences
+from harness.users import NOBODY
 from versions import MIB, SERIES, URL, comparable, is_untouched, keys, pull, put, refused, weightfs, write
 
 
@@ -99,6 +99,28 @@ def test_a_missing_parent_and_a_bad_name_are_errors(server, tree, target):
     assert is_untouched(target)
 
 
+def test_links_of_another_user_on_the_path_of_the_target(server, tree, target):
+    """They lead only to what belongs to that user."""
+    assert os.geteuid() == 0, "it gives files to other users"
+    write(server, tree, 1)
+    link, own = target.with_name("link"), target.with_name("own")
+    link.symlink_to(target.parent / "elsewhere")
+    os.lchown(link, NOBODY, NOBODY)
+    (target.parent / "elsewhere").mkdir()
+    error = refused(server, "pull", URL, link / "pulled")
+    assert f"{link}: a symbolic link on this path belongs to user {NOBODY}" in error
+    assert not os.listdir(target.parent / "elsewhere")
+    own.symlink_to(target.parent / "elsewhere")
+    pull(server, own / "pulled")
+    os.chown(target.parent / "elsewhere", NOBODY, NOBODY)
+    pull(server, link / "again")
+    assert_equal(tree, target.parent / "elsewhere/pulled")
+    assert_equal(tree, target.parent / "elsewhere/again")
+    (target.parent / "fifo").mkdir()
+    os.mkfifo(target.parent / "fifo/pipe")
+    assert "Not a directory" in refused(server, "pull", URL, target.parent / "fifo/pipe/pulled")
+
+
 def test_links_that_may_lead_out_are_named(server, tree, target):
     write(server, tree, 1)
     finished = weightfs(server, "pull", URL, target)
@@ -125,14 +147,18 @@ def test_a_file_without_a_name_is_no_version(server, tree, target, line):
     assert is_untouched(target)
 
 
-def test_brackets_are_no_manifest(server, tree, target):
+def test_brackets_are_no_manifest(server, start, tree, target):
     write(server, tree, 1, change=lambda entries: [entries[0]])
     key = f"{SERIES}/1/.weightfs/manifest"
     head = server.objects.get("tests", key).body.splitlines(keepends=True)[0]
     text = head + b"[" * (64 << 20) + b"\n"
     put(server)(key, text + s3_versions.line({"sha256": hashlib.sha256(text).hexdigest()}))
-    assert "its JSON has more than" in refused(
-        server, "pull", URL, target, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)))
+    pulling = start(server, "pull", URL, target)
+    error = pulling.stderr.read()
+    _, status, usage = os.wait4(pulling.pid, 0)
+    pulling.returncode = os.waitstatus_to_exitcode(status)
+    assert "its JSON has more than" in error and pulling.returncode == 1
+    assert usage.ru_maxrss < 1 << 20, "KiB"
     assert is_untouched(target)
 
 

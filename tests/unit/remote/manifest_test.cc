@@ -196,7 +196,8 @@ TEST(LinkEntry, MayLeadOutside) {
                               {"a", "..."}, {"a", "b/..c"}};
   for (const LinkEntry& link : inside) EXPECT_FALSE(link.may_lead_outside()) << link.path << " to " << link.target;
   const LinkEntry outside[] = {{"a", "/etc/passwd"}, {"a", ".."},       {"a", "../b"},      {"a/l", "../../b"},
-                               {"a/l", ".././../b"}, {"a", "b/../../c"}, {"a", "link/../x"}, {"a", "./.."}};
+                               {"a/l", ".././../b"}, {"a", "b/../../c"}, {"a", "link/../x"}, {"a", "./.."},
+                               {"a/b/l", "link/../x"}};
   for (const LinkEntry& link : outside) EXPECT_TRUE(link.may_lead_outside()) << link.path << " to " << link.target;
 }
 

@@ -95,6 +95,18 @@ TEST_F(Replacements, APublicationDoesNotFailWithWritesElsewhere) {
   EXPECT_FALSE(Rename("elsewhere", "e").has_value()) << "the error is still pending";
 }
 
+TEST_F(Replacements, APublicationWritesNothingOfFilesElsewhere) {
+  ASSERT_OK(store_.WriteFile("d/f", "published"));
+  ASSERT_OK(store_->SyncAll());
+  store_.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  const InodePtr elsewhere = store_.Create("elsewhere").value();
+  ASSERT_OK(store_.WriteAt(elsewhere, 0, "not yet written"));
+  Namespace::PublishCall call(store_.Resolve("d").value(), root_, std::nullopt);
+  ASSERT_OK(store_->PublishTree(&call));
+  EXPECT_FALSE(store_->Sync(elsewhere).has_value()) << "the device still fails";
+  store_->CloseFile(elsewhere);
+}
+
 TEST_F(Replacements, RenamingALargeDirectoryCommitsNoReplacement) {
   AddEntries("d", kManyEntries);
   ASSERT_OK(store_.WriteFile("d/f", "settled"));

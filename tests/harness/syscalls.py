@@ -45,6 +45,26 @@ def link_descriptor(descriptor, target):
     link_following(f"/proc/self/fd/{descriptor}", target)
 
 
+class _FileHandle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint), ("type", ctypes.c_int), ("handle", ctypes.c_ubyte * 128)]
+
+
+def file_handle(path):
+    """name_to_handle_at(2)"""
+    handle, mount = _FileHandle(bytes=128), ctypes.c_int()
+    checked("name_to_handle_at", AT_FDCWD, os.fsencode(path), ctypes.byref(handle), ctypes.byref(mount), 0)
+    return handle
+
+
+def open_handle(directory, handle):
+    """open_by_handle_at(2), on the filesystem of `directory`, for reading."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        return checked("open_by_handle_at", descriptor, ctypes.byref(handle), os.O_RDONLY)
+    finally:
+        os.close(descriptor)
+
+
 def sync_filesystem(descriptor):
     checked("syncfs", descriptor)
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from harness import needs, process
 from harness.syscalls import (FALLOC_COLLAPSE, FALLOC_INSERT, FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,
                               errno_of, fallocate)
 
@@ -187,3 +188,16 @@ def test_copy_is_independent_of_its_source(mount, work):
     mount.remount()
     assert (work / "source").read_bytes() == expected[:MIB] + b"only here" * 1000 + expected[MIB + 9000:]
     assert (work / "target").read_bytes() == b"only there" * 1000 + expected[10000:]
+
+
+@needs.program("fallocate")
+def test_blocks_of_zeros_are_dug_out(work):
+    path = work / "file"
+    data = os.urandom(MIB) + bytes(4 * MIB) + os.urandom(MIB)
+    path.write_bytes(data)
+    process.run(["fallocate", "--dig-holes", path])
+    assert path.read_bytes() == data
+    with open(path, "rb") as stream:
+        os.fsync(stream.fileno())
+        assert data_runs(stream.fileno()) == [(0, MIB), (5 * MIB, 6 * MIB)]
+    assert path.stat().st_blocks * 512 == 2 * MIB

@@ -4,13 +4,16 @@ supported fails with the stated error, and changes nothing."""
 
 import errno
 import fcntl
+import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from harness import needs, process
-from harness.syscalls import FALLOC_COLLAPSE, FALLOC_INSERT, FICLONE, errno_of, fallocate
+from harness.filesystems import is_mounted, weightfs
+from harness.syscalls import (FALLOC_COLLAPSE, FALLOC_INSERT, FICLONE, errno_of, fallocate, file_handle, open_handle)
 from harness.users import NOBODY, OTHER, call_as
 from lease_checks import refusal
 from lease_client import read_direct
@@ -60,6 +63,58 @@ def test_reads_leave_access_times_alone(mount, work):
     os.utime(path, ns=(5, 7))
     mount.remount()
     assert path.read_bytes() == data and path.stat().st_atime_ns == 5
+
+
+@needs.root
+def test_a_file_handle_is_stale_once_the_kernel_has_dropped_its_inode(mount, work):
+    path, _ = written(work / "file")
+    handle = file_handle(path)
+    os.close(open_handle(mount.path, handle))
+    mount.remount()
+    assert errno_of(open_handle, mount.path, handle) == errno.ESTALE
+    path.read_bytes()
+
+
+@needs.root
+def test_a_mount_is_no_upper_directory_of_overlayfs(work, local):
+    if "overlay" not in Path("/proc/filesystems").read_text(encoding="utf-8").split():
+        pytest.skip("needs overlayfs: the kernel has none")
+    for name in ("upper", "work"):
+        (work / name).mkdir()
+    for name in ("lower", "merged"):
+        (local / name).mkdir()
+    options = f"lowerdir={local}/lower,upperdir={work}/upper,workdir={work}/work"
+    assert process.run(["mount", "-t", "overlay", "overlay", "-o", options, local / "merged"], codes=None).code != 0
+    assert not is_mounted(local / "merged")
+
+
+def requests_of(mount, change):
+    """The number of requests that `change` causes. FORGET has no answer, so some may arrive later."""
+    def count():
+        return json.loads(weightfs("info", "--json", mount.path).out)["statistics"]["requests"]
+    first = count()
+    second = count()
+    change()
+    return count() - second - (second - first)
+
+
+def test_deleting_a_file_takes_at_most_four_requests(mount, work):
+    files = [written(work / str(number), b"x")[0] for number in range(100)]
+    assert len(files) <= requests_of(mount, lambda: [path.unlink() for path in files]) <= 3 * len(files) + 10
+    files = [written(work / str(number), b"x")[0] for number in range(100)]
+    mount.remount()
+    assert len(files) <= requests_of(mount, lambda: [path.unlink() for path in files]) <= 4 * len(files) + 20
+
+
+def test_the_first_stat_after_a_write_is_a_request_and_the_next_one_is_none(mount, work):
+    files = [written(work / str(number), b"x")[0] for number in range(100)]
+    work.stat()
+    for _ in range(2):
+        assert len(files) <= requests_of(mount, lambda: [path.stat() for path in files]) < len(files) + 20
+        assert requests_of(mount, lambda: [path.stat() for path in files]) < 20
+        for path in files:
+            with open(path, "r+b", buffering=0) as stream:
+                stream.write(b"y")
 
 
 @pytest.mark.parametrize("count, code", [(64, 0), (65, errno.EOPNOTSUPP)])

@@ -12,6 +12,7 @@ import pytest
 
 from harness import needs, process
 from harness.filesystems import is_mounted, program, wait_until, weightfs
+from harness.syscalls import errno_of
 from harness.tree import digests
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -179,6 +180,36 @@ def test_store_whose_disk_vanishes_gives_errors_and_does_not_hang(factory, local
     finally:
         process.run(["dmsetup", "remove", "--force", "--retry", name], codes=None)
         process.run(["losetup", "-d", loop], codes=None)
+
+
+@needs.root
+@pytest.mark.parametrize("reported", [False, True], ids=["nobody", "the writer"])
+def test_the_end_of_the_mount_fails_with_an_error_that_no_program_has_received(factory, reported):
+    """The pool has holes on a full filesystem, so the device cannot be written."""
+    small = factory.directory("small")
+    process.run(["mount", "-t", "tmpfs", "-o", "size=80m,huge=never", "none", small])
+    try:
+        with open(small / "pool", "wb") as stream:
+            stream.truncate(64 * MIB)
+        store = factory.store(devices=[small / "pool"], sparse=False)
+        mount = store.mount_at(factory.directory("mount"), factory.watchdog)
+        process.run(["fallocate", "--dig-holes", small / "pool"])
+        with process.Processes() as started:
+            daemon = started.start([*mount.command(""), "-f"])
+            assert wait_until(lambda: is_mounted(mount.path))
+            process.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k", "status=none"], codes=(1,))
+            path = mount.path / "file"
+            path.write_bytes(b"x")   # the close returns before the device is written
+            inode = path.stat().st_ino
+            if reported:
+                with open(path, "rb") as stream:
+                    assert errno_of(os.fsync, stream.fileno()) == errno.EIO
+            weightfs("umount", mount.path, codes=None)
+            err = daemon.communicate(timeout=60)[1]
+        assert ("writes of 1 files have failed" in err) == (not reported), err
+        assert reported or (daemon.returncode == 1 and f"inode {inode} among them" in err), err
+    finally:
+        process.run(["umount", "-l", small])
 
 
 def test_store_whose_pool_is_cut_under_the_mount_gives_errors_and_does_not_hang(mount):

@@ -296,6 +296,18 @@ TEST(SessionFiles, SynchronousWriteIsAnsweredOnceDurable) {
   EXPECT_GT(kernel.store()->statistics().flushes, flushes);
 }
 
+TEST(SessionDirectories, FsyncMakesTheEntriesDurable) {
+  FakeKernel kernel({}, Options());
+  const uint64_t handle = OpenedBy(kernel.AskWith(FUSE_OPENDIR, FUSE_ROOT_ID, fuse_open_in{})).handle;
+  CreatedBy(kernel.Create("a", O_RDWR));
+  fuse_fsync_in in{};
+  in.fh = handle;
+  ASSERT_EQ(kernel.AskWith(FUSE_FSYNCDIR, FUSE_ROOT_ID, in).error, 0);
+  const Journal& journal = kernel.store().journal();
+  TestStore recovered(journal.ImageAt(journal.size(), {.device_survival = 0, .kv_survival = 0}), {});
+  EXPECT_TRUE(recovered.Resolve("a").has_value());
+}
+
 TEST(SessionFiles, FilesEndAtTheLargestSize) {
   FakeKernel kernel({}, Options());
   const Opened file = CreatedBy(kernel.Create("a", O_RDWR));

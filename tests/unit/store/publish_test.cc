@@ -339,5 +339,17 @@ TEST_F(Publishing, ConcurrentCallsShareOnePublication) {
   }
 }
 
+TEST_F(Publishing, TheNumberOfInodesIsLimited) {
+  MakeDirectory("many");
+  const InodeId many = Find("many");
+  for (size_t count = 1; count < Namespace::kMaximumTree; ++count)
+    ASSERT_OK(names().Create(many, std::to_string(count), {.mode = S_IFLNK | 0777, .symlink = "f"}));
+  ASSERT_OK(Publish("many"));
+  ASSERT_OK(Unpublish("many"));
+  ASSERT_OK(names().Create(many, "another", {.mode = S_IFLNK | 0777, .symlink = "f"}));
+  EXPECT_EQ(CodeOf("many"), ErrorCode::kTooLarge);
+  EXPECT_FALSE(IsImmutable("many"));
+}
+
 }  // namespace
 }  // namespace weightfs

@@ -136,7 +136,10 @@ Result<void> File::Unlock() {
 }
 
 Result<void> File::Close() {
-  auto flushed = Flush(settings_.sync == Sync::kClose);
+  const bool durable = settings_.sync == Sync::kClose;
+  // HDF5 writes the superblock last: from version 3 on, it then says that no program writes to the file any more.
+  unsynced_ |= durable && superblock_unsynced_;
+  auto flushed = Flush(durable);
   cache_.Clear();
   // The segments that are left could not be written. No operation may access their memory any more.
   for (auto& [begin, segment] : writes_.segments()) {

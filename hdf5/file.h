@@ -67,9 +67,9 @@ class File {
   Result<void> WriteMany(std::span<const WriteRequest> requests);
 
   // Writes all buffered bytes to the file, where other programs see them. `durable`: they also survive a power loss,
-  // with two exceptions. HDF5 flushes the superblock when it opens a file for writing, so a change of that alone is not
-  // synced. And a new file cannot be read before HDF5 has flushed it as a whole, which begins with Truncate; until then
-  // it is not synced, because it would replace an old file.
+  // with two exceptions. HDF5 flushes the superblock when it opens a file for writing, so a change of that alone is
+  // synced only by a durable Close. And a new file cannot be read before HDF5 has flushed it as a whole, which begins
+  // with Truncate; until then it is not synced, because it would replace an old file.
   Result<void> Flush(bool durable);
   // Sets the size of the file. HDF5 does so in each flush of a whole file, but not in one of a dataset.
   Result<void> Truncate(uint64_t size);
@@ -147,6 +147,7 @@ class File {
   bool name_is_new_ = false;    // the directory was not synced since the file was created
   bool incomplete_ = false;     // a new file that HDF5 has not flushed as a whole yet
   bool unsynced_ = false;       // something but the superblock has changed since the last sync
+  bool superblock_unsynced_ = false;  // the superblock has changed since then
   uint64_t next_read_ = UINT64_MAX;   // offset of a sequential raw read
   uint64_t next_write_ = UINT64_MAX;  // and of a write
   MemoryPool& pool_ = MemoryPool::Shared();

@@ -96,7 +96,8 @@ Result<void> File::PositionalRead(uint64_t offset, std::span<std::byte> out) {
   while (!out.empty()) {
     const ssize_t count = pread(descriptor_.get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return Failed("read", offset, out.size(), errno);
+    // ENODATA: a damaged sector of a disk. A handle reports the end of a file so.
+    if (count < 0) return Failed("read", offset, out.size(), errno == ENODATA ? EIO : errno);
     if (count == 0) {
       std::memset(out.data(), 0, out.size());
       return {};

@@ -43,6 +43,7 @@ Result<void> File::NoteChange(Content content, std::span<const std::byte> bytes)
   const auto superblock = content == Content::kMetadata ? ParseSuperblock(bytes) : std::nullopt;
   if (!superblock || bytes.size() > superblock->size) unsynced_ = true;
   if (!superblock) return {};
+  superblock_unsynced_ = true;
   // A reader that sees this superblock must find the metadata that it refers to.
   if (superblock->swmr != write_through_) RETURN_IF_ERROR(WriteOut(false));
   write_through_ = superblock->swmr;
@@ -273,7 +274,7 @@ Result<void> File::MakeDurable() {
     RETURN_IF_ERROR(SyncParentDirectory(path_));
     name_is_new_ = false;
   }
-  unsynced_ = false;
+  unsynced_ = superblock_unsynced_ = false;
   return {};
 }
 

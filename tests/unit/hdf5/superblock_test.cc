@@ -157,5 +157,23 @@ TEST_F(FlushTest, OneSettingSyncsAtTheClose) {
   }
 }
 
+TEST_F(FlushTest, ACloseSyncsTheSuperblockThatWasWrittenAfterTheLastFlush) {
+  for (const Sync sync : {Sync::kFlush, Sync::kClose}) {
+    Open(true, sync);
+    Write(4096, RandomBytes(10));
+    ASSERT_TRUE(file_->Truncate(4106).has_value());
+    EXPECT_EQ(Flush(), 1);
+    Write(0, MakeSuperblock(3));
+    EXPECT_EQ(Flush(), 0);
+    const int before = SyncCalls();
+    ASSERT_TRUE(file_->Close().has_value());
+    EXPECT_EQ(SyncCalls() - before, sync == Sync::kClose ? 1 : 0);
+    Open(false, sync);
+    const int opened = SyncCalls();
+    ASSERT_TRUE(file_->Close().has_value());
+    EXPECT_EQ(SyncCalls(), opened) << "nothing has changed";
+  }
+}
+
 }  // namespace
 }  // namespace weightfs::hdf5

@@ -104,8 +104,10 @@ void FailAt(Operation& operation, uint64_t position, const Error& error) {
     const auto size = target.Size();
     return operation.Fail(PastTheEnd(target, operation.size(), begin, size.value_or(offset)));
   }
-  const std::string& reason = error.what.empty() ? std::strerror(error.error_number()) : error.what;
-  operation.Fail({error.code,
+  // The kernel's ENODATA is a damaged sector of a disk. That of an operation says that the file ends.
+  const ErrorCode code = error.code == ErrorCode::kNoAttribute ? ErrorCode::kIo : error.code;
+  const std::string reason = error.what.empty() ? std::strerror(static_cast<int>(code)) : error.what;
+  operation.Fail({code,
                   fmt::format("{} of {} bytes at offset {} of {} failed at offset {}: {}",
                               operation.direction() == Operation::Direction::kWrite ? "write" : "read",
                               operation.size(), begin, target.path(), offset, reason),

@@ -8,6 +8,7 @@
 #include <latch>
 
 #include "client/handle.h"
+#include "client/random_reader.h"
 #include "common/unique_fd.h"
 #include "common/units.h"
 #include "tests/support/aligned_memory.h"
@@ -224,6 +225,19 @@ TEST_F(KernelAnswersTest, WithoutOverlapABatchEndsBeforeTheNextBegins) {
       EXPECT_FALSE(refilled);
     }
   }
+}
+
+// ENODATA would mean that the file has ended, and a reader of rows would take the row for the end of the table.
+TEST_F(KernelAnswersTest, ADamagedSectorIsNoEndOfAFile) {
+  WriteFile(folder_ / "file", RandomBytes(kSize));
+  OnEvent([](KernelEvent& event) { event.result = -ENODATA; });
+  AlignedMemory target(kSize);
+  const auto handle = Make();
+  EXPECT_EQ(handle->Read(folder_ / "file", MemoryView(target.bytes())).error().error_number(), EIO);
+  const auto reader = RandomReader::Open(folder_ / "file", {.direct = Direct::kNever}).value();
+  const uint64_t offset = 4096;
+  const auto read = reader->ReadRows({&offset, 1}, kBlockSize, MemoryView(target.bytes().first(kBlockSize)));
+  EXPECT_EQ(read.error().error_number(), EIO);
 }
 
 TEST_F(KernelAnswersTest, WithFewAioContextsLeftTheRingIsSmaller) {

@@ -157,6 +157,13 @@ TEST_F(PieceTest, AnErrorNamesTheTransferAndTheFilesEnd) {
   EXPECT_EQ(failed->error()->offset, 90U);
   EXPECT_EQ(failed->error()->what,
             "write of 50 bytes at offset 80 of the-file failed at offset 90: No space left on device");
+  // The kernel's error for a damaged sector of a disk.
+  const auto damaged = MakeOperation(facts_, Direction::kRead, MemoryView(std::span<std::byte>(bytes)), 0);
+  FailAt(*damaged, 10, Error{ErrorCode{ENODATA}});
+  damaged->Complete();
+  EXPECT_EQ(damaged->error()->error_number(), EIO);
+  EXPECT_EQ(damaged->error()->what,
+            "read of 50 bytes at offset 0 of the-file failed at offset 10: Input/output error");
   const auto short_read = MakeOperation(facts_, Direction::kRead, MemoryView(std::span<std::byte>(bytes)), 80);
   FailAt(*short_read, 100, {kEndOfFile});
   short_read->Complete();

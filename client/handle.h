@@ -187,6 +187,10 @@ class WEIGHTFS_EXPORT Handle {
   // directory, and permissions.
   //
   // EINVAL for a name that is not a valid file name, or that occurs twice; EROFS and EACCES if no files can be created.
+  //
+  // SaveMany and LoadMany have their files until they return. A call of this handle that `interrupted` makes meanwhile,
+  // directly or in a signal handler, and that would wait for one of them fails with EDEADLK. Callbacks of the two are
+  // callbacks of an operation.
   Result<void> SaveMany(const std::string& directory, std::span<const NamedMemory> files,
                         const SaveManyOptions& options = {});
   // Loads many files into memory. Each file must be as large as its memory. Returns the errors of the files that could

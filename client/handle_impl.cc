@@ -116,6 +116,13 @@ std::string FromTheRoot(const std::string& path) {
   return absolute.size() < PATH_MAX ? absolute : path;
 }
 
+Error HeldByThisThread(const std::string& path, uint64_t offset) {
+  return {ErrorCode{EDEADLK},
+          "the SaveMany or LoadMany that this callback or signal handler interrupts has the file until it returns; use "
+          "the file after that",
+          path, offset};
+}
+
 FileId IdOfPath(const std::string& path) {
   const bool is_normal = path.find("//") == std::string::npos && path.find("/.") == std::string::npos;
   const size_t number = is_normal ? std::hash<std::string>()(path)
@@ -258,20 +265,23 @@ std::shared_ptr<Gpu> Handle::Impl::known_gpu() const {
   return gpu_;
 }
 
-std::shared_ptr<PendingRanges::Registration> Handle::Impl::Register(const FileTarget::Options& file,
-                                                                    std::optional<FileId> id) {
+Result<std::shared_ptr<PendingRanges::Registration>> Handle::Impl::Register(const FileTarget::Options& file,
+                                                                            std::optional<FileId> id) {
   FileRange range{
       .begin = file.offset, .end = file.offset + file.size, .writes = file.direction == Operation::Direction::kWrite};
   // A whole-file write affects everything up to the end of the file. An append begins after all earlier operations have
   // ended, so it overlaps all of them.
   if (file.whole_file) range.end = UINT64_MAX;
   if (file.appends) range.begin = 0, range.end = UINT64_MAX;
-  if (!id || range.begin == range.end) return nullptr;
+  if (!id || range.begin == range.end) return std::shared_ptr<PendingRanges::Registration>();
   // Also registered by path: an atomic write puts another file there, and later operations must see that file.
   std::array<FileRange, 2> ranges{range, range};
   ranges[0].file = *id;
   ranges[1].file = IdOfPath(file.where);
-  return ranges_->Add(std::span(ranges).first(file.descriptor < 0 ? 2 : 1), file.atomic);
+  auto registration = ranges_->Add(std::span(ranges).first(file.descriptor < 0 ? 2 : 1), file.atomic);
+  // A progress callback may start what it cannot wait for.
+  if (registration->deadlocks() && !Operation::CallbackScope::active()) return HeldByThisThread(file.path, file.offset);
+  return registration;
 }
 
 Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease) {
@@ -284,11 +294,16 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
     auto file = FileTarget::Open(request.file, may_create);
     const bool absent = !file.has_value() && file.error().error_number() == ENOENT;
     if (absent && request.ordered && (!request.writes() || !may_create)) {
-      if (auto awaited = AwaitFile(request.file, file.error())) return *std::move(awaited);
+      ASSIGN_OR_RETURN(opened, AwaitFile(request.file, file.error()));
+      if (opened.target != nullptr) return opened;
       if (ranges_->renames() != renames || request.writes()) continue;
     }
     ASSIGN_OR_RETURN(opened.target, std::move(file));
-    if (request.ordered) opened.registration = Register(request.file, opened.target->id());
+    if (request.ordered) {
+      auto registered = Register(request.file, opened.target->id());
+      if (!registered.has_value()) opened.target->KeepOnFailure();
+      ASSIGN_OR_RETURN(opened.registration, std::move(registered));
+    }
     if (opened.waits()) {
       opened.target->KeepOnFailure();
       return opened;
@@ -304,11 +319,10 @@ Result<Handle::Impl::Opened> Handle::Impl::Open(Request& request, bool may_lease
   }
 }
 
-std::optional<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const Error& error) {
+Result<Handle::Impl::Opened> Handle::Impl::AwaitFile(const FileTarget::Options& file, const Error& error) {
   Opened opened;
-  opened.registration = Register(file, IdOfPath(file.where));  // The file has no inode yet.
-  if (!opened.waits()) return std::nullopt;
-  opened.target = std::make_unique<AbsentTarget>(error);
+  ASSIGN_OR_RETURN(opened.registration, Register(file, IdOfPath(file.where)));  // The file has no inode yet.
+  if (opened.waits()) opened.target = std::make_unique<AbsentTarget>(error);
   return opened;
 }
 

@@ -28,6 +28,9 @@ std::string FromTheRoot(const std::string& path);
 // other.
 FileId IdOfPath(const std::string& path);
 
+// EDEADLK: the operation would wait for a SaveMany or LoadMany of its own thread.
+Error HeldByThisThread(const std::string& path, uint64_t offset);
+
 // Thread-safe. Hidden, although its outer class is exported.
 class __attribute__((visibility("hidden"))) Handle::Impl {
  public:
@@ -85,13 +88,14 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   };
   Result<Opened> Open(Request& request, bool may_lease);
   // Registers an operation that found no file, if a pending one on the same path may create the file. Otherwise returns
-  // nothing.
-  std::optional<Opened> AwaitFile(const FileTarget::Options& file, const Error& error);
+  // no target.
+  Result<Opened> AwaitFile(const FileTarget::Options& file, const Error& error);
   // Begins an operation that had to wait for others.
   void BeginHeld(const std::shared_ptr<Operation>& operation, FileTarget::Options options, bool may_lease,
                  bool stopping);
   // Null if the operation is not ordered.
-  std::shared_ptr<PendingRanges::Registration> Register(const FileTarget::Options& file, std::optional<FileId> id);
+  Result<std::shared_ptr<PendingRanges::Registration>> Register(const FileTarget::Options& file,
+                                                                std::optional<FileId> id);
   // Sets the offset in `options` to the one that the target begins at.
   Result<std::unique_ptr<Target>> OpenAgain(FileTarget::Options& options, bool may_lease);
   // Adds what an opened and prepared target still lacks: a lease, if there is one, and the gathering of ranges.

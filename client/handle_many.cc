@@ -54,8 +54,8 @@ Result<void> CheckOnHost(const std::string& directory, std::span<const NamedMemo
                directory};
 }
 
-// True if one syncfs(2) makes all previous writes durable and reports their errors. On FUSE and network filesystems, and
-// on old kernels, each file is fsynced instead.
+// True if one syncfs(2) makes all previous writes durable and reports their errors. On FUSE and network filesystems,
+// and on old kernels, each file is fsynced instead.
 bool SyncsAtOnce(int descriptor) {
   if (!SyncfsReportsErrors()) return false;
   struct statfs filesystem {};
@@ -86,6 +86,12 @@ class Staging {
  private:
   std::string path_;
 };
+
+template <typename Call>
+void InCallback(Call call) {
+  const Operation::CallbackScope scope;
+  call();
+}
 
 // Polls the caller's Interrupted callback. Once the callback has returned true, it is not called again.
 class Interruption {
@@ -120,10 +126,10 @@ class Interruption {
   std::chrono::steady_clock::time_point look_ = std::chrono::steady_clock::now() + kInterruptCheckInterval;
 };
 
-using Turn = std::shared_ptr<PendingRanges::Registration>;
+using Turn = std::unique_ptr<PendingRanges::Turn>;
 
 // Waits until the handle's earlier operations on these files are done. Later operations on their paths begin when the
-// last reference to the result is released. A lease waits for neither.
+// result is destroyed. A lease waits for neither.
 Result<Turn> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
                          bool writes, Interruption& interruption) {
   const bool alone = handle.ranges().empty();
@@ -137,13 +143,15 @@ Result<Turn> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::
     ranges.push_back(ranges.back());
     ranges.back().file = {.device = status.st_dev, .inode = status.st_ino};
   }
-  const Turn registration = handle.ranges().Add(ranges, writes);
-  const auto turn = std::make_shared<std::promise<void>>();
-  const auto come = turn->get_future();
+  Turn turn = handle.ranges().AddTurn(ranges, writes);
+  const auto& registration = turn->registration();
+  if (registration->deadlocks()) return HeldByThisThread(directory.path, 0);
+  const auto promise = std::make_shared<std::promise<void>>();
+  const auto come = promise->get_future();
   // The registration must stay until its turn comes, because its last reference begins the operations waiting for it.
-  if (!handle.ranges().Wait(registration, [turn, registration](bool) { turn->set_value(); })) return registration;
+  if (!handle.ranges().Wait(registration, [promise, registration](bool) { promise->set_value(); })) return turn;
   while (come.wait_for(kInterruptCheckInterval) == std::future_status::timeout) RETURN_IF_ERROR(interruption.Check());
-  return registration;
+  return turn;
 }
 
 Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
@@ -160,7 +168,7 @@ Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<c
       if (auto error = oldest.error(); error && !failed) failed = std::move(error);
       done += oldest.size();
       if (failed || !options.progress || interruption.came()) continue;
-      options.progress(done, total);
+      InCallback([&] { options.progress(done, total); });
       interruption.CameByNow();
     }
   };
@@ -328,7 +336,7 @@ Result<void> Handle::SaveMany(const std::string& directory, std::span<const Name
                       options.progress, options.interrupted);
   }
   if (options_.direct == Direct::kRequire) return std::move(batch).error();
-  if (options.on_fallback) options.on_fallback(batch.error());
+  if (options.on_fallback) InCallback([&] { options.on_fallback(batch.error()); });
   return SaveOneByOne(*impl_, folder, named, files, options, interruption);
 }
 
@@ -362,7 +370,7 @@ Result<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, s
     const auto part = files.subspan(first, std::min(kLoadedAtOnce, files.size() - first));
     RETURN_IF_ERROR(LoadPart(*impl_, folder.get(), named, part, first, options.verify, interruption, errors));
     for (const auto& file : part) done += file.memory.size();
-    if (options.progress) options.progress(done, total);
+    if (options.progress) InCallback([&] { options.progress(done, total); });
   }
   std::vector<NamedError> out;
   for (auto& [index, error] : errors->TakeFrom(0)) out.push_back({files[index].name, std::move(error)});

@@ -5,21 +5,45 @@
 #include <utility>
 
 namespace weightfs::client {
+namespace {
 
-std::shared_ptr<PendingRanges::Registration> PendingRanges::Add(std::span<const FileRange> ranges, bool renames) {
+std::atomic<uint64_t> next_number{0};
+thread_local std::vector<uint64_t> turns_of_thread;
+
+void AddOnce(std::vector<uint64_t>& numbers, uint64_t number) {
+  if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) numbers.push_back(number);
+}
+
+}  // namespace
+
+std::shared_ptr<PendingRanges::Registration> PendingRanges::AddEntry(std::span<const FileRange> ranges, bool renames,
+                                                                     bool is_turn) {
   auto entry = std::make_shared<Entry>();
   entry->renames = renames;
+  entry->is_turn = is_turn;
   entry->listings.reserve(ranges.size());
   for (const FileRange& range : ranges) entry->listings.push_back({.range = range, .entry = entry.get()});
   auto registration = std::make_shared<Registration>(shared_from_this(), entry);
   const MutexLock lock(mutex_);
   AddLocked(entry);
   registration->waits_ = entry->before > 0;
+  registration->deadlocks_ = std::find_first_of(entry->turns.begin(), entry->turns.end(), turns_of_thread.begin(),
+                                                turns_of_thread.end()) != entry->turns.end();
   return registration;
 }
 
+std::unique_ptr<PendingRanges::Turn> PendingRanges::AddTurn(std::span<const FileRange> ranges, bool renames) {
+  return std::make_unique<Turn>(AddEntry(ranges, renames, /*is_turn=*/true));
+}
+
+PendingRanges::Turn::Turn(std::shared_ptr<Registration> registration) : registration_(std::move(registration)) {
+  turns_of_thread.push_back(registration_->entry_->number);
+}
+
+PendingRanges::Turn::~Turn() { std::erase(turns_of_thread, registration_->entry_->number); }
+
 void PendingRanges::AddLocked(const std::shared_ptr<Entry>& entry) {
-  entry->number = next_++;
+  entry->number = next_number++;
   for (Listing& listing : entry->listings) {
     const FileRange& range = listing.range;
     File& file = files_[range.file];
@@ -36,8 +60,11 @@ void PendingRanges::PutBehind(const std::shared_ptr<Entry>& entry, const FileRan
   const uint64_t from = range.begin > longest ? range.begin - longest : 0;
   for (auto at = others.lower_bound(from); at != others.end() && at->first < range.end; ++at) {
     if (at->second->range.end <= range.begin || at->second->entry == entry.get()) continue;
-    at->second->entry->behind.push_back(entry);
+    Entry& other = *at->second->entry;
+    other.behind.push_back(entry);
     ++entry->before;
+    if (other.is_turn) AddOnce(entry->turns, other.number);
+    for (const uint64_t turn : other.turns) AddOnce(entry->turns, turn);
   }
 }
 

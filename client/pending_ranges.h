@@ -30,6 +30,7 @@ struct FileRange {
 class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
  public:
   class Registration;
+  class Turn;
   // Dispatches the operation to its rings, or, if `stopping` is true, cancels it. It must neither wait for other
   // operations nor call back.
   using Begin = std::function<void(bool stopping)>;
@@ -37,7 +38,11 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   // Registers the ranges of one operation. Later operations wait for it until the last reference to the registration is
   // released; the releasing thread then begins those that waited for it alone. `renames`: when the operation ends, a
   // path may name another file.
-  std::shared_ptr<Registration> Add(std::span<const FileRange> ranges, bool renames = false) EXCLUDES(mutex_);
+  std::shared_ptr<Registration> Add(std::span<const FileRange> ranges, bool renames = false) EXCLUDES(mutex_) {
+    return AddEntry(ranges, renames, /*is_turn=*/false);
+  }
+  // Likewise for a call that does the work on its own thread and keeps the registration until it returns.
+  std::unique_ptr<Turn> AddTurn(std::span<const FileRange> ranges, bool renames) EXCLUDES(mutex_);
   // Number of ended operations that had `renames` set. An operation that opened its file before this number last
   // changed, and had nothing to wait for afterwards, may have opened a file that has been replaced since.
   uint64_t renames() const { return renames_.load(); }
@@ -67,13 +72,17 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   };
   struct Entry {
     std::vector<Listing> listings;  // stable addresses: Listings point here
-    uint64_t number = 0;            // in order of start
+    uint64_t number = 0;            // in order of start; no other entry of this process has it
     size_t before = 0;              // number of listings that it waits for
     bool renames = false;
+    bool is_turn = false;
+    std::vector<uint64_t> turns;  // numbers of the turns that it waits for, also through other entries
     std::vector<std::shared_ptr<Entry>> behind;  // entries that wait for this one, once per listing that they wait for
     Begin begin;
   };
 
+  std::shared_ptr<Registration> AddEntry(std::span<const FileRange> ranges, bool renames, bool is_turn)
+      EXCLUDES(mutex_);
   void AddLocked(const std::shared_ptr<Entry>& entry) REQUIRES(mutex_);
   static void PutBehind(const std::shared_ptr<Entry>& entry, const FileRange& range, uint64_t longest,
                         const Listings& others);
@@ -82,7 +91,6 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
 
   mutable Mutex mutex_;
   std::condition_variable changed_;
-  uint64_t next_ GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> renames_{0};
   std::map<FileId, File> files_ GUARDED_BY(mutex_);
   std::set<std::shared_ptr<Entry>> waiting_ GUARDED_BY(mutex_);  // entries that have a `begin`
@@ -98,6 +106,9 @@ class PendingRanges::Registration {
   ~Registration() { ranges_->End(*entry_); }
   // True if an earlier operation was pending when this one was added.
   bool waits() const { return waits_; }
+  // True if it waits, perhaps for others that wait, for a turn of the thread that added it. This thread must not wait
+  // for it: the turn ends when the thread goes on.
+  bool deadlocks() const { return deadlocks_; }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
 
@@ -106,6 +117,20 @@ class PendingRanges::Registration {
   const std::shared_ptr<PendingRanges> ranges_;
   const std::shared_ptr<Entry> entry_;
   bool waits_ = false;
+  bool deadlocks_ = false;
+};
+
+// Created and destroyed on one thread.
+class PendingRanges::Turn {
+ public:
+  explicit Turn(std::shared_ptr<Registration> registration);
+  ~Turn();
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  const std::shared_ptr<Registration>& registration() const { return registration_; }
+
+ private:
+  const std::shared_ptr<Registration> registration_;
 };
 
 }  // namespace weightfs::client

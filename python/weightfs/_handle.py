@@ -50,7 +50,9 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
     Overlapping operations of one handle on one file or path, of which at least one writes, are carried out in the order
     of their start; this includes atomic writes. There is no order between different handles.
 
-    Any thread and any signal handler may use a handle. A forked child must not use its parent's handle."""
+    Any thread and any signal handler may use a handle. A handler that runs during save_many or load_many of its thread
+    cannot use the files of that call (EDEADLK): the call goes on when the handler has returned. A forked child must not
+    use its parent's handle."""
 
     _KIND, _CREATE = "handle", "create"
 

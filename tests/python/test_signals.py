@@ -206,3 +206,67 @@ except {raised}:
     print("{raised}", handle.wait(), os.listdir("."))
 """)
     assert out == f"{raised} 0 ['file']\n"
+
+
+# The handler runs while the call holds its files: once its first file waits for the standing write.
+HOLDING = """
+import errno
+def outcome(call):
+    try:
+        call()
+        return "done"
+    except OSError as error:
+        return "would deadlock" if error.errno == errno.EDEADLK else str(error)
+buffer = torch.empty(5000, dtype=torch.uint8)
+uses = [lambda: handle.write_from(small, "a"), lambda: handle.read_into(buffer, os.path.abspath("b")),
+        lambda: handle.save_many({"b": small}, "."), lambda: handle.load_many({"a": buffer}, "."),
+        lambda: handle.write_async(small, "a")]
+others = [lambda: handle.write_from(small, "c"), lambda: handle.save_many({"d": small}, "."), lambda: handle.wait()]
+"""
+
+
+@pytest.mark.parametrize("call", ["save_many", "load_many"])
+def test_a_handler_cannot_use_the_files_that_its_thread_saves_or_loads(child, call):
+    out = child(COMMON + HOLDING + f"""
+handle.save_many({{"a": small, "b": small}}, ".")
+{STANDING}
+uses = uses if "{call}" == "save_many" else [uses[0], uses[2], uses[4]]   # reads do not wait for each other
+def use():
+    standing.go()
+    print({{outcome(use) for use in uses}}, {{outcome(use) for use in others}})
+with once_waiting(use):
+    handle.{call}({{"a": small.clone(), "b": small.clone()}}, ".")
+print({{outcome(use) for use in uses}})
+""", limit=30)
+    assert out == "{'would deadlock'} {'done'}\n{'done'}\n"
+
+
+def test_a_handler_cannot_wait_for_another_thread_that_waits_for_its_save(child):
+    out = child(COMMON + HOLDING + f"""
+{STANDING}
+waiting = threading.Thread(target=lambda: handle.save_many({{"a": small, "c": small}}, "."))
+def use():
+    standing.go()
+    waiting.start()
+    while outcome(lambda: handle.write_from(small, "c")) != "would deadlock":   # until the thread has named its files
+        pass
+with once_waiting(use):
+    handle.save_many({{"a": small}}, ".")
+waiting.join()
+print(outcome(lambda: handle.write_from(small, "c")))
+""", limit=30)
+    assert out == "done\n"
+
+
+@pytest.mark.parametrize("call", ["save_many", "load_many"])
+def test_a_progress_callback_cannot_wait_for_the_files_of_its_call(child, call):
+    out = child(COMMON + HOLDING + f"""
+handle.save_many({{"a": small, "b": small}}, ".")
+found, started = set(), []
+def report(done, total):
+    found.update(outcome(use) for use in uses[:4])
+    started.append(handle.write_async(small, "a"))   # begins when the call is done
+handle.{call}({{"a": small.clone(), "b": small.clone()}}, ".", progress=report)
+print(found, {{future.result() for future in started}})
+""", limit=30)
+    assert out == "{'would deadlock'} {5000}\n"

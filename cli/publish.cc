@@ -97,8 +97,8 @@ void AddPublish(CLI::App& app, int* exit_code) {
       "is\n"
       "unpublished. A save loop calls it at the end: a directory is published completely or not at all, also after a\n"
       "crash. Publishing again changes nothing and prints the existing version.\n\n"
-      "If DIR is a symbolic link, the command follows it, and the output names the directory that was published. A link\n"
-      "below DIR is published as a link; what it leads to is not.\n\n"
+      "If DIR is a symbolic link, the command follows it, and the output names the directory that was published. A\n"
+      "link below DIR is published as a link; what it leads to is not.\n\n"
       "Examples:\n"
       "  weightfs publish /mnt/tensors/step-1000\n"
       "  weightfs publish /mnt/tensors/step-1000 --version 1000");
@@ -110,8 +110,8 @@ void AddUnpublish(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   command->add_option("DIR", arguments->directory, "A published directory")->type_name("")->required();
   command->footer(
-      "Copies of the version elsewhere (weightfs push) stay as they are. If DIR is a symbolic link, the command follows it,\n"
-      "and the output names the directory that was unpublished.\n\n"
+      "Copies of the version elsewhere (weightfs push) stay as they are. If DIR is a symbolic link, the command\n"
+      "follows it, and the output names the directory that was unpublished.\n\n"
       "Examples:\n"
       "  weightfs unpublish /mnt/tensors/step-1000 && rm -r /mnt/tensors/step-1000");
   command->callback([arguments, exit_code] { *exit_code = Unpublish(*arguments); });

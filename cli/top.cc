@@ -215,10 +215,10 @@ void AddTop(CLI::App& app, int* exit_code) {
   auto* command = app.add_subcommand("top", "Show the processes and files that use a mount");
   auto arguments = AddWatchArguments(*command, 5);  // the mount stops counting after ten
   command->footer(
-      "For root (user 0 with CAP_DAC_OVERRIDE) and the user who runs the mount. Data of leases counts when a lease for\n"
-      "reading begins and when a written one is committed; save_many and load_many count for their directory. Files are\n"
-      "named by the processes that have them open or mapped; a file that was closed before the look is shown by its\n"
-      "inode. (kernel) closes files, and writes what programs changed through mappings.\n\n"
+      "For root (user 0 with CAP_DAC_OVERRIDE) and the user who runs the mount. Data of leases counts when a lease\n"
+      "for reading begins and when a written one is committed; save_many and load_many count for their directory.\n"
+      "Files are named by the processes that have them open or mapped; a file that was closed before the look is shown\n"
+      "by its inode. (kernel) closes files, and writes what programs changed through mappings.\n\n"
       "Examples:\n"
       "  weightfs top /mnt/tensors\n"
       "  weightfs top /mnt/tensors --count 1 --json");

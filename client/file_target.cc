@@ -227,7 +227,8 @@ Result<void> OpenFile::OpenTemporary() {
   }
   const size_t slash = final_path_.rfind('/');
   const size_t begin = slash == std::string::npos ? 0 : slash + 1;
-  const std::string start = fmt::format("{}.{}", final_path_.substr(0, begin), final_path_.substr(begin, kTemporaryName));
+  const std::string start =
+      fmt::format("{}.{}", final_path_.substr(0, begin), final_path_.substr(begin, kTemporaryName));
   // A file that replaces another one gets its mode below, and is nobody else's until then.
   buffered_ = CreateTemporaryFile(start, replaces ? 0600 : kFileMode, &written_path_);
   if (!buffered_) return Failed("cannot create a temporary file beside it", errno);

@@ -36,8 +36,8 @@ struct Publication {
 //   EPERM       a file belongs to another user
 //   EINVAL      the root directory of the mount, or a version of 2^63 or more
 //   EROFS, ENOSPC, EIO, and those of open(2)
-// A path leads through symbolic links, as for open(2). A program that may not trust the owners of the directories on the
-// path gives the descriptor of the directory instead; `directory` is then only its name in errors.
+// A path leads through symbolic links, as for open(2). A program that may not trust the owners of the directories on
+// the path gives the descriptor of the directory instead; `directory` is then only its name in errors.
 WEIGHTFS_EXPORT Result<Publication> Publish(const std::string& directory,
                                             std::optional<uint64_t> version = std::nullopt);
 WEIGHTFS_EXPORT Result<Publication> Publish(int opened, const std::string& directory,

@@ -16,8 +16,8 @@ namespace weightfs::client {
 // A template for mkdtemp(3), which replaces the last six characters.
 inline std::string TemporaryName(const std::string& start) { return start + ".weightfs-" + std::string(6, 'X'); }
 
-// Creates a file whose name begins with `start`, open for reading and writing. Its mode is `mode` minus the umask, which
-// mkostemp(3) does not offer. Invalid, with errno set, if that fails.
+// Creates a file whose name begins with `start`, open for reading and writing. Its mode is `mode` minus the umask,
+// which mkostemp(3) does not offer. Invalid, with errno set, if that fails.
 inline UniqueFd CreateTemporaryFile(const std::string& start, mode_t mode, std::string* path) {
   std::random_device random;
   for (;;) {

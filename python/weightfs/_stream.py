@@ -15,7 +15,7 @@ from weightfs._memory import HUGE, advise_huge_pages
 _DIRECT = 1 << 20
 _GATHERED = 8 << 20
 _HEAD = 4096   # maximum number of bytes at the start of a file that a writer may write last
-_THREADS = min(2, os.cpu_count() or 1)   # of the handle of the process: pages are mapped and checksums computed in parallel
+_THREADS = min(2, os.cpu_count() or 1)   # of the handle of the process: pages are mapped in parallel
 MODE_OF_NEW_FILES = 0o666   # subject to the umask, as for any program that saves files
 
 

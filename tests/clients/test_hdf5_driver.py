@@ -270,6 +270,17 @@ def test_with_sync_close_a_close_makes_all_data_durable(factory, weightfs_only):
         assert np.array_equal(file["x"], values(1, 10_000))
 
 
+@pytest.mark.parametrize("sync, commits", [("never", 0), ("flush", 1)])
+def test_with_sync_never_a_flush_makes_no_commit(factory, weightfs_only, sync, commits):
+    made = factory.mount(factory.store("64M"), "commit=3600")
+    with ours.File(made.path / "data.h5", "w", sync=sync) as file:
+        file["x"] = values(1, 10_000)
+        file.flush()
+        assert json.loads(command("info", "--json", made.path).out)["statistics"]["commits"] == commits
+    with h5py.File(made.path / "data.h5") as file:
+        assert np.array_equal(file["x"], values(1, 10_000))
+
+
 # --- errors
 
 @pytest.mark.parametrize("why", ["no file of HDF5", "directory", "locked", "truncated"])

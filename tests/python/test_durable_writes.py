@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes in place with durable=True are there after the mount was killed, as the table in docs/DIRECT.md says. Nothing
+"""Writes with durable=True are there after the mount was killed, as the table in docs/DIRECT.md says. Nothing
 else commits them, because the mount's own commit is an hour away."""
 
 import pytest
@@ -27,6 +27,14 @@ def write_async(path, tensor, handle):
     handle.write_async(tensor, path, durable=True).result()
 
 
+def write_atomically(path, tensor, handle):
+    handle.write_from(tensor, path, durable=True, atomic=True)
+
+
+def save_many(path, tensor, handle):
+    handle.save_many({path.name: tensor}, path.parent)   # durable by default
+
+
 def save_torch(path, tensor, handle):
     weightfs.torch.save(tensor, path, durable=True, atomic=False, handle=handle)
 
@@ -40,8 +48,9 @@ def load_safetensors(path):
 
 
 @pytest.mark.parametrize("direct", ["auto", "never"])
-@pytest.mark.parametrize("save, read", [(write, read_bytes), (write_async, read_bytes), (save_torch, torch.load),
-                                        (save_safetensors, load_safetensors)], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("save, read", [(write, read_bytes), (write_async, read_bytes),
+                                        (write_atomically, read_bytes), (save_many, read_bytes),
+                                        (save_torch, torch.load), (save_safetensors, load_safetensors)], ids=lambda function: function.__name__)
 def test_a_durable_write_survives_a_kill_of_the_mount(factory, save, read, direct):
     mount = factory.mount(factory.store("128M"), "commit=3600")
     with weightfs.aio_handle(direct=direct) as handle:

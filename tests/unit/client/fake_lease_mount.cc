@@ -368,6 +368,7 @@ FakeLeaseMount::Reply FakeLeaseMount::CommitMany(Connection& connection, lease::
   lease::CommitManyRequest request;
   std::vector<lease::FileEntry> entries;
   Require(body.Take(&request) && body.Take(request.files, &entries));
+  durable = request.durable != 0;
   const std::string folder = PathOf(request.token);
   if (folder.empty()) return {.error = EBADF};
   std::vector<std::string> names;

@@ -41,6 +41,8 @@ class FakeLeaseMount {
   // Called with the extents that are about to be leased for reading, after they were written to the device.
   std::function<void(const std::vector<lease::Extent>&)> on_laid_out;
 
+  std::atomic<bool> durable = false;  // of the last kCommitMany
+
   // Simulates a kill of the mount.
   void Stop();
 

@@ -93,6 +93,15 @@ TEST_F(LeaseManyTest, OneLeaseAndOneCommitSaveAllFiles) {
   mount_.WaitForNoLease();
 }
 
+TEST_F(LeaseManyTest, TheCommitIsDurableUnlessTheCallerDeclinesIt) {
+  const auto handle = Make();
+  Fill(2, 7919);
+  ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_)).has_value());
+  EXPECT_TRUE(mount_.durable);
+  ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_), {.durable = false}).has_value());
+  EXPECT_FALSE(mount_.durable);
+}
+
 TEST_F(LeaseManyTest, EmptyFilesAreSavedAndLoaded) {
   const auto handle = Make();
   contents_.resize(3);

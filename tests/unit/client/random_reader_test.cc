@@ -282,6 +282,17 @@ TEST_F(RandomReaderTest, AWindowOfAnotherStateIsNeverRead) {
   EXPECT_EQ(ReadAt(*reader, 5'000'000, 100), Bytes(other.begin() + 5'000'000, other.begin() + 5'000'100));
 }
 
+TEST_F(RandomReaderTest, ARefusedLeaseOfAWindowIsAnErrorAndTheOthersAreRead) {
+  const Bytes content = RandomBytes(6'000'000);
+  WriteFile(mount_ / "file", content);
+  const auto reader = Open(mount_ / "file", {.memory = kSmallMemory});
+  mount_.on_request = [](Kind kind) { return kind == Kind::kRead ? EAGAIN : 0; };
+  EXPECT_EQ(ErrorOf(*reader, 5'000'000, 100).error_number(), EAGAIN);
+  EXPECT_EQ(ReadAt(*reader, 0, 100), Bytes(content.begin(), content.begin() + 100));
+  mount_.on_request = nullptr;
+  EXPECT_EQ(ReadAt(*reader, 5'000'000, 100), Bytes(content.begin() + 5'000'000, content.begin() + 5'000'100));
+}
+
 TEST_F(RandomReaderTest, ARowOfMoreWindowsThanMayBeLeasedIsRefused) {
   WriteFile(mount_ / "file", RandomBytes(6'000'000));
   const auto reader = Open(mount_ / "file", {.memory = kSmallMemory});

@@ -4,6 +4,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+
 namespace weightfs {
 namespace {
 
@@ -18,6 +21,19 @@ TEST(OpenMode, OlderKernelsMapThroughThePageCache) {
   EXPECT_EQ(ChooseOpenMode(O_WRONLY, false), OpenMode::kDirect);
   EXPECT_EQ(ChooseOpenMode(O_RDONLY | O_DIRECT, false), OpenMode::kDirect);
   EXPECT_EQ(ChooseOpenMode(O_RDWR | O_DIRECT, false), OpenMode::kDirect);
+}
+
+TEST(DirectoryHandle, APermissionIsForOneChangeThatBeginsWithinHalfAMinute) {
+  std::atomic<uint64_t> memory = 0;
+  DirectoryHandle directory(nullptr, memory);
+  EXPECT_FALSE(directory.TakeChange());
+  directory.PermitChange();
+  EXPECT_LE(directory.change_until.load(), DirectoryHandle::Clock::now() + std::chrono::seconds(30));
+  EXPECT_TRUE(directory.TakeChange());
+  EXPECT_FALSE(directory.TakeChange());
+  directory.PermitChange();
+  directory.change_until = directory.change_until.load() - std::chrono::seconds(30);
+  EXPECT_FALSE(directory.TakeChange());
 }
 
 TEST(HandleRegistry, OwnsAHandleUntilItsRelease) {

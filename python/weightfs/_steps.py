@@ -4,8 +4,8 @@
 A step is written in a hidden directory beside its final name, then renamed. A living program holds the lock of its
 hidden directories, so a starting program can tell them from those that a killed one left.
 
-A step that is saved below others continues from a state before theirs. They are set aside under other names,
-`step-00000300.stale-1`; the last number counts how often the run went back."""
+Steps above the one that a run continues from, or above the one that it saves, are not of its past. A save sets them
+aside under other names, `step-00000300.stale-1`; the last number counts how often the run went back."""
 
 import contextlib
 import errno
@@ -52,11 +52,12 @@ class Steps:
     def file_of(self, step):
         return os.path.join(self.directory_of(step), STATE)
 
-    def publish(self, step, write):
-        """Makes a new file the state of a step by one rename. A step that exists is replaced; higher ones are set
-        aside.
+    def publish(self, step, write, after=None):
+        """Makes a new file the state of a step by one rename. A step that exists is replaced; others that are higher
+        than this one or than `after` are set aside.
 
         Args:
+            after: the step that the run continued from, if known.
             write: write(path) writes the file, which exists and is empty, and makes it durable.
 
         Returns:
@@ -71,7 +72,7 @@ class Steps:
                 os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE_OF_NEW_FILES))
                 write(file)
                 sync_folder(hidden)
-                with self._setting_aside(step):
+                with self._setting_aside(step, step if after is None else min(step, after)):
                     self._rename(hidden, final)
             sync_folder(self.path)
         except BaseException:
@@ -105,10 +106,11 @@ class Steps:
         return sorted((int(one[2]), int(one[1]), one[0]) for one in found)
 
     @contextlib.contextmanager
-    def _setting_aside(self, step):
-        """Sets all higher steps aside before the block, which publishes this one: a kill in between leaves a step before
-        both, and never one that the run has gone back from. If the block fails, they are put back."""
-        higher = [one for one in self.numbers() if one > step]
+    def _setting_aside(self, step, past):
+        """Sets all other steps above `past` aside before the block, which publishes `step`. A kill before the last
+        rename leaves the latest step as it was; one between that and the block leaves `past` or a lower step as the
+        latest. If the block fails, they are put back."""
+        higher = [one for one in self.numbers() if one > past and one != step]
         number, moved = 1 + max((time for time, _, _ in self._stale()), default=0), []
         try:
             for one in higher:   # the highest last: until then, it is the latest
@@ -122,8 +124,8 @@ class Steps:
                     os.rename(name, path)
             raise
         if moved:
-            log.warning("step %d is saved in %s, so the higher steps, up to %d, are set aside as step-*.stale-%d", step,
-                        self.path, higher[-1], number)
+            log.warning("step %d is saved in %s and continues from one before %d: the steps from there to %d are set "
+                        "aside as step-*.stale-%d", step, self.path, higher[0], higher[-1], number)
 
     def _rename(self, hidden, final):
         try:

@@ -9,9 +9,9 @@
         ...
         manager.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
-A step is the directory `step-00000100` with the file `state.pt`, which torch.load reads anywhere. A save below the
-latest step sets the higher ones aside. docs/CHECKPOINTS.md says what stays after a kill, a power loss and on a full
-pool."""
+A step is the directory `step-00000100` with the file `state.pt`, which torch.load reads anywhere. A run that goes back
+to a step sets the higher ones aside by its next save. docs/CHECKPOINTS.md says what stays after a kill, a power loss
+and on a full pool."""
 
 import contextlib
 import errno
@@ -63,6 +63,7 @@ class Manager:
         most = None if max_memory is None else whole("max_memory", max_memory, 1, MOST_BYTES)
         self._process, self._lock, self._busy, self._closed = _process.pid, threading.RLock(), False, False
         self._snapshot, self._saving = Snapshot(most), None
+        self._after = [None]   # the step that the run is at; another list after each load, restore and save
         self._pushes = None if push is None else Pushes(push, self._prune_pushed)
         self._steps, self._files, self._newest = Steps(directory), threading.Lock(), None
         self._own_handle = handle is None
@@ -73,8 +74,9 @@ class Manager:
 
         Args:
             step: a whole number, at least 0, with push= at least 1. A step that exists is replaced by one rename; a
-                version that exists is not replaced. Higher steps are set aside (step-00000300.stale-1): steps(),
-                latest(), load() and restore() ignore them, and `keep` removes them first.
+                version that exists is not replaced. Steps above it, and above the last one that this manager loaded,
+                restored or saved, are set aside (step-00000300.stale-1): steps(), latest(), load() and restore()
+                ignore them, and `keep` removes them first.
             state: everything that torch.save accepts. It may be changed as soon as save() returns.
             wait: return only when the step is durable. It may not be pushed yet.
 
@@ -94,6 +96,7 @@ class Manager:
             self._wait_saved()
             self._snapshot.take(state)
             self._saving = saving = _future(step)
+            saving.after = self._after
             saving.pushed = None if self._pushes is None else _future(step)
             writer = threading.Thread(target=self._write, args=(saving,), name=f"weightfs step {step}")
             try:
@@ -125,7 +128,8 @@ class Manager:
         return max(self.steps(), default=None)
 
     def load(self, step=None, map_location=None, weights_only=True, fallback=False):
-        """Loads a state as torch.load does.
+        """Loads a state as torch.load does. The run then continues from this step: the next save sets higher ones
+        aside. Another manager, or torch.load of the file, only looks at a step.
 
         Args:
             step: its number. None: the highest.
@@ -145,7 +149,7 @@ class Manager:
 
     def restore(self, state, step=None):
         """Loads a state into the tensors of `state`, without a second copy of them in memory. Loads only plain objects
-        (weights_only=True).
+        (weights_only=True). The run then continues from this step, as after load().
 
         Tensors are matched by their path in dicts, lists and tuples, and must have the same shape and dtype. Other
         values of dicts and lists are replaced. A value None is replaced by anything, and tensors in it are new ones on
@@ -220,7 +224,7 @@ class Manager:
     def _write_locked(self, saving):
         failure = None
         try:
-            path = self._publish(saving.step)
+            path = self._publish(saving)
         except BaseException as error:
             failure = error.with_traceback(None)   # its frames refer to the snapshot, which could not grow then
             failure.__context__ = None
@@ -231,6 +235,8 @@ class Manager:
                 saving.pushed.set_exception(failure)   # wait() raises that of the save, not this one
             return
         self._newest = saving.step
+        if self._after is saving.after:   # otherwise the run has gone back meanwhile
+            self._after = [saving.step]
         if saving.pushed is not None:
             self._pushes.add(saving.pushed, path)
         self._prune()
@@ -253,9 +259,10 @@ class Manager:
             finally:
                 self._files.release()
 
-    def _publish(self, step):
+    def _publish(self, saving):
         content = self._snapshot.view()
-        return self._steps.publish(step, lambda file: self._handle.write_from(content, file, durable=True, stable=True))
+        return self._steps.publish(
+            saving.step, lambda file: self._handle.write_from(content, file, durable=True, stable=True), *saving.after)
 
     def _from_file(self, step, fallback, read):
         """Returns (step, read(path of its file)). With `fallback` tries lower steps after an exception."""
@@ -268,7 +275,9 @@ class Manager:
         first = None
         for found in reversed(steps):
             try:
-                return found, read(self._steps.file_of(found))
+                content = read(self._steps.file_of(found))
+                self._after = [found]
+                return found, content
             except (MemoryError, torch.cuda.OutOfMemoryError):
                 raise
             except Exception as error:

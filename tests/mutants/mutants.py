@@ -419,13 +419,14 @@ MUTANTS = [
            ("tests/clients/test_dcp_overlap.py",)),
     Mutant("checkpoint-publish", "A checkpoint gets its name after it is written.",
            "python/weightfs/_steps.py",
-           "                write(file)\n                sync_folder(hidden)\n                with self._setting_aside(step):\n"
+           "                write(file)\n                sync_folder(hidden)\n"
+           "                with self._setting_aside(step, step if after is None else min(step, after)):\n"
            "                    self._rename(hidden, final)\n",
            "                self._rename(hidden, final)\n                write(self.file_of(step))\n",
            ("tests/python/test_checkpoint_manager.py",)),
     Mutant("checkpoint-set-aside", "A run that went back resumes from what it saved afterwards.",
            "python/weightfs/_steps.py",
-           "with self._setting_aside(step):", "with contextlib.nullcontext():",
+           "with self._setting_aside(step, step if after is None else min(step, after)):", "with contextlib.nullcontext():",
            ("tests/python/test_checkpoint_going_back.py",)),
     Mutant("checkpoint-stale-first", "Steps that were set aside are removed before the others.",
            "python/weightfs/_steps.py",

@@ -65,6 +65,51 @@ def test_going_back_twice_to_and_from_the_same_steps(local):
                             "step-00000401.stale-2", "step-00000402"]
 
 
+@pytest.mark.parametrize("new", [400, 500])
+@pytest.mark.parametrize("how", ["restore", "load", "fallback"])
+def test_steps_between_where_the_run_went_back_to_and_its_next_step_are_set_aside(local, how, new):
+    save(local, 200, 300, 400)
+    with checkpoint.Manager(local) as manager:
+        if how == "restore":
+            manager.restore(state(200) | {"step": None}, 200)
+        elif how == "load":
+            manager.load(200)
+        else:
+            for step in (300, 400):
+                os.truncate(local / f"step-{step:08d}/state.pt", 1000)
+            manager.load(fallback=True)
+        manager.save(new, state(new), wait=True)
+        assert manager.steps() == [200, new]
+        manager.save(new + 1, state(new + 1), wait=True)
+        assert manager.steps() == [200, new, new + 1]
+        os.truncate(local / f"step-{new + 1:08d}/state.pt", 1000)
+        assert manager.load(fallback=True)["step"] == new
+    assert names(local)[:3] == ["step-00000200", "step-00000300.stale-1", f"step-{400:08d}" + ".stale-1" * (new > 400)]
+
+
+def test_a_failed_save_and_a_load_while_a_save_is_written_do_not_change_where_the_run_is(local, monkeypatch):
+    save(local, 200, 300)
+    with checkpoint.Manager(local) as manager:
+        manager.load(200)
+        (local / "step-00000400").write_text("a file")
+        with pytest.raises(NotADirectoryError):
+            manager.save(400, state(400), wait=True)
+        os.unlink(local / "step-00000400")
+        manager.save(500, state(500), wait=True)
+        assert manager.steps() == [200, 500]
+        publish = manager._steps.publish
+
+        def loading(*arguments):
+            outcome = publish(*arguments)
+            manager.load(200)
+            return outcome
+        monkeypatch.setattr(manager._steps, "publish", loading)
+        manager.save(600, state(600), wait=True)
+        monkeypatch.undo()
+        manager.save(700, state(700), wait=True)
+        assert manager.steps() == [200, 700]
+
+
 def test_a_step_that_was_set_aside_is_used_again_by_renaming_it(local):
     save(local, 200, 400, 201)
     assert resumed(local) == 201

@@ -375,6 +375,12 @@ Result<void> RandomReader::Refresh() { return impl_->Refresh(); }
 
 uint64_t RandomReader::file_size() const { return impl_->opened()->size; }
 
+Result<uint64_t> RandomReader::present_size() const {
+  const OpenedFilePtr opened = impl_->opened();
+  if (opened->leases != nullptr) return opened->size;
+  return opened->file->Size();
+}
+
 bool RandomReader::leased() const { return impl_->opened()->leases != nullptr; }
 
 std::optional<Error> RandomReader::no_lease() const { return impl_->opened()->no_lease; }

@@ -82,6 +82,8 @@ class WEIGHTFS_EXPORT RandomReader {
 
   // The size of the file as of Open, Reopen or Refresh, in bytes.
   uint64_t file_size() const;
+  // The same with a lease; otherwise the size now, because the file may have changed.
+  Result<uint64_t> present_size() const;
   // True if reads bypass the mount.
   bool leased() const;
   // Why there is no lease; none with a lease, or with Direct::kNever.

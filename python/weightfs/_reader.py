@@ -6,6 +6,7 @@ import contextlib
 import errno
 import functools
 import itertools
+import math
 import os
 
 from weightfs import _native, _process
@@ -84,7 +85,8 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
             out: as for read(). If a row of it is shorter than `row_bytes`, the first bytes of each row are read.
             base: the offset of the tensor in the file, in bytes.
             row_bytes: bytes from one row to the next in the file; None: the size of a row of `out`.
-            count: how many rows the tensor has; None: as many as the file has from `base` on.
+            count: how many rows the tensor has; None: as many as the file has from `base` on. Without a lease that is
+                its size at the call, because the file may have grown.
 
         Returns:
             The number of bytes.
@@ -148,17 +150,17 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
     def _read(self, numbers, out, table=None):
         native, memory = self._native, describe(out, writable=True)
         with _index_errors(table), labelled(memory):
-            native.read(*self._native_arguments(numbers, memory, table))
+            native.read(*self._native_arguments(numbers, memory, out, table))
         return memory.nbytes
 
     def _start(self, numbers, out, table=None):
         native, memory = self._native, describe(out, writable=True)
-        arguments = self._native_arguments(numbers, memory, table)
+        arguments = self._native_arguments(numbers, memory, out, table)
         with _index_errors(table):
             operation = self._pending.start(memory, None, True, lambda: native.start_read(*arguments))
         return Future(operation, memory, self._pending.forget_done)
 
-    def _native_arguments(self, numbers, memory, table):
+    def _native_arguments(self, numbers, memory, out, table):
         """ValueError if the rows do not fill the memory. `table`: (base, row_bytes, count), or None for offsets."""
         if memory.on_device:
             raise ValueError(f"{memory.label} is in GPU memory: rows are read into host memory only")
@@ -169,7 +171,7 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
             raise ValueError(f"{memory.label} has {memory.shape[0]} rows for {given} offsets")
         if given == 0 and memory.nbytes > 0 or given > 0 and memory.nbytes % given != 0:
             raise ValueError(f"{memory.label} has {memory.nbytes} bytes, which {given} rows of equal size do not fill")
-        length = memory.nbytes // given if given else 0
+        length = memory.nbytes // given if given else _row_of(out)
         if table is None:
             return numbers, 0, 1, None, length, memory.arguments
         base, step, count = table
@@ -178,8 +180,8 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
         if count is not None:
             rows = whole("count", count, 0, _MOST_FILE_BYTES)
         else:
-            rows = max(0, (self.size - base - length) // step + 1) if step else _MOST_FILE_BYTES
-        if mask is not None and mask != rows and step:
+            rows = max(0, (self._native.present_size() - base - length) // step + 1) if step else _MOST_FILE_BYTES
+        if mask is not None and mask != rows and (step or count is not None):
             raise IndexError(f"a mask of {mask} truth values cannot select from {rows} rows")
         bounds = rows, _MOST_FILE_BYTES if count is None else rows
         return numbers, base, step, bounds, length, memory.arguments
@@ -194,6 +196,12 @@ def _index_errors(table):
         if table is None or error.errno != errno.ENODATA:
             raise
         raise IndexError(error.strerror) from None
+
+
+def _row_of(out):
+    """The bytes of a row of memory that has none; 0 if its shape does not say."""
+    shape = getattr(out, "shape", ())
+    return math.prod(shape[1:]) * out.itemsize if len(shape) > 1 else 0
 
 
 def _integers(numbers, masks):

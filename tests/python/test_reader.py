@@ -356,6 +356,36 @@ def test_negative_numbers_and_masks_follow_numpy(table):
         assert reader.rows(torch.zeros_like(mask), torch.empty(0, 100)) == 0
 
 
+def test_a_mask_without_a_true_value_has_the_length_of_the_table(table):
+    path, values = table
+    none = [False] * 10
+    with weightfs.reader(path) as reader:
+        for out in (torch.empty(0, 100), numpy.empty((0, 400), "u1"), memoryview(bytearray(400)).cast("B", (1, 400))[:0]):
+            with pytest.raises(IndexError, match="mask"):
+                reader.rows(none, out)
+            assert reader.rows([False] * len(values), out) == 0
+        with pytest.raises(IndexError, match="mask"):
+            reader.rows(none, bytearray(), count=11)
+        assert reader.rows(none, bytearray(), count=10) == 0
+
+
+def test_rows_of_a_file_that_grows_count_from_its_present_end(table):
+    path, values = table
+    with weightfs.reader(path, direct="never") as reader:
+        with open(path, "ab") as stream:
+            stream.write(content(values[5]) + content(values[6]))
+        out = torch.empty(2, 100)
+        reader.rows([-1, -2], out)
+        assert torch.equal(bits(out), bits(values[[6, 5]]))
+        mask = [False] * (len(values) + 2)
+        mask[-1] = mask[0] = True
+        reader.rows(mask, out)
+        assert torch.equal(bits(out), bits(values[[0, 6]]))
+        os.truncate(path, 4_000)
+        with pytest.raises(IndexError):
+            reader.rows([-11, 0], out)
+
+
 def test_a_forked_child_opens_its_own_reader(leased):
     path, data = leased
     held, over = threading.Event(), threading.Event()

@@ -12,14 +12,21 @@ from weightfs import _native, _process
 from weightfs._process import check_process
 
 
+class _NotDone(*dict.fromkeys((concurrent.futures.TimeoutError, TimeoutError))):
+    """A timeout. Before Python 3.11 these are two classes, and programs catch either."""
+
+
+_NotDone.__name__ = _NotDone.__qualname__ = "TimeoutError"
+
+
 class Future(concurrent.futures.Future):
-    """One operation in the background: a read or write of a handle or reader, a push or pull, a save of a checkpoint. A
-    concurrent.futures.Future, which can also be awaited: wait(), as_completed() and asyncio.wrap_future() accept it. Any
-    thread may use it, but not a forked child.
+    """One operation in the background: a read or write of a handle or reader, a push or pull, a save of a checkpoint.
+    A concurrent.futures.Future, which can also be awaited: wait(), as_completed() and asyncio.wrap_future() accept it.
+    Any thread may use it, but not a forked child.
 
     The operation has begun, so cancel() only asks it to end, and returns False if it cannot. done() turns true when it
-    has ended, and cancelled() says whether it was canceled. A read or write whose cancel() returned True never succeeds;
-    a push or pull may have been complete.
+    has ended, and cancelled() says whether it was canceled. A read or write whose cancel() returned True never
+    succeeds; a push or pull may have been complete.
 
     Of a read or write, the memory of the tensor stays alive until the operation is done, even if the tensor is given
     other memory (`data`, set_()). The tensor must not be resized until then (resize_()). Changes made to it during a
@@ -89,10 +96,10 @@ class Future(concurrent.futures.Future):
         return self.done()
 
     def exception(self, timeout=None):
-        """The exception that the operation failed with, or None. Raises concurrent.futures.TimeoutError and
-        concurrent.futures.CancelledError."""
+        """The exception that the operation failed with, or None. Raises concurrent.futures.TimeoutError, which is
+        also a TimeoutError of Python, and concurrent.futures.CancelledError."""
         if not self.wait(timeout):
-            raise concurrent.futures.TimeoutError(f"not done after {timeout} s")
+            raise _NotDone(f"not done after {timeout} s")
         self._asked = True
         return super().exception()
 
@@ -124,17 +131,23 @@ class Future(concurrent.futures.Future):
         operation report its end: to report every end would let its I/O thread wait for the GIL each time."""
         check_process(self._process, "operation")
         if not self._reports:
-            self._reports = True
+            # In this order: after an exception of a signal handler in between, the next call registers it once more.
             self._operation.on_done(self._settle)
+            self._reports = True
         return self._own_condition
 
     @_condition.setter
     def _condition(self, condition):
         self._own_condition = condition
 
+    def _get_snapshot(self):
+        """From Python 3.14 on, asyncio takes the outcome by this method of the base class."""
+        self._asked = True
+        return super()._get_snapshot()
+
     def _settle(self):
-        """Takes the outcome of a native operation that is done. Several threads and signal handlers may be here at once:
-        the first outcome counts."""
+        """Takes the outcome of a native operation that is done. Several threads and signal handlers may be here at
+        once: the first outcome counts."""
         self._reports, memory, error = True, self._memory, self._operation.error()
         if self._operation.cancelled():
             self._set_cancelled()

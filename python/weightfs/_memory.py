@@ -117,22 +117,33 @@ def _of_device_tensor(tensor, writable, label):
 
 class _Scatter:
     """Copies a contiguous tensor into the original one, once, on the stream that is current at that time. No program
-    waits for the stream of an I/O thread, so there the copy ends before this returns."""
+    waits for the stream of an I/O thread, so there the copy ends before this returns. If it fails, each call does."""
 
     def __init__(self, target, source):
-        # RLock, because signal handlers call it too
-        self._lock, self._target, self._source = threading.RLock(), target, source
+        # RLock, because signal handlers call it too. A handler within the copy makes its own.
+        self._lock, self._target, self._source, self._failure = threading.RLock(), target, source, None
 
     def __call__(self):
         with self._lock:
-            source, self._source = self._source, None
-            if source is not None:
-                self._target.copy_(source)
-                # Otherwise torch would reuse the memory for another tensor while the copy is under way.
-                stream = sys.modules["torch"].cuda.current_stream(source.device)
-                source.record_stream(stream)
-                if _native.Operation.in_callback():
-                    stream.synchronize()
+            if self._failure is not None:
+                raise self._failure
+            if self._source is None:
+                return
+            try:
+                self._copy(self._source)
+            except Exception as failure:
+                self._failure = failure
+                raise
+            finally:
+                self._source = None
+
+    def _copy(self, source):
+        self._target.copy_(source)
+        # Otherwise torch would reuse the memory for another tensor while the copy is under way.
+        stream = sys.modules["torch"].cuda.current_stream(source.device)
+        source.record_stream(stream)
+        if _native.Operation.in_callback():
+            stream.synchronize()
 
 
 def _of_device_array(array, writable):

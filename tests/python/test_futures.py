@@ -3,6 +3,7 @@
 
 import asyncio
 import concurrent.futures
+import sys
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import weightfs
 from operations import StandingWrite
 from tensors import content, random_tensor
+from weightfs import _memory
 
 
 def slow_handle():
@@ -59,6 +61,69 @@ def test_waiting_ends_with_the_timeout(local):
     standing.go()
     assert future.wait(60) is True
     assert future.result() == 1 << 20
+
+
+def test_a_timeout_is_of_each_class_that_python_has_for_it(local):
+    handle = slow_handle()
+    standing = StandingWrite(handle, random_tensor(1 << 20), local / "file")
+    for call in (standing.future.result, standing.future.exception):
+        with pytest.raises(concurrent.futures.TimeoutError) as caught:
+            call(timeout=0)
+        assert isinstance(caught.value, TimeoutError)   # another class before Python 3.11
+    standing.go()
+
+
+def test_an_awaited_failure_was_asked_for(handle):
+    async def work(future):
+        with pytest.raises(OSError, match="No space left"):
+            await future
+        return future
+
+    assert not asyncio.run(work(handle.write_async(bytearray(10), "/dev/full", 0)))._failed_unasked()
+
+
+def test_a_signal_handler_that_raises_when_a_wait_begins_leaves_no_future_without_its_end(local, handle, monkeypatch):
+    """The exception comes between any two lines of the registration."""
+    for line in range(1, 4):
+        standing = StandingWrite(handle, bytearray(10), local / "file")
+        seen = [0]
+
+        def trace(frame, event, _):
+            if frame.f_code.co_name != "_condition":
+                return None
+            seen[0] += event == "line"
+            if seen[0] == line + 1:
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                standing.future.add_done_callback(lambda _: None)
+        finally:
+            sys.settrace(None)
+        standing.go()
+        assert concurrent.futures.wait([standing.future], 10).not_done == set()
+
+
+def test_a_copy_that_fails_fails_for_everybody():
+    """The scattering of a GPU tensor that is not contiguous, by a thread and by a signal handler within it."""
+    class Fails:
+        inner = None
+
+        def copy_(self, source):
+            if self.inner is None:
+                with pytest.raises(RuntimeError) as caught:
+                    self.inner = True
+                    scatter()
+                self.inner = caught.value
+            raise RuntimeError("no copy")
+
+    target = Fails()
+    scatter = _memory._Scatter(target, object())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no copy"):
+            scatter()
 
 
 def test_a_cancelled_operation_stops_and_leaves_no_file(local):

@@ -360,7 +360,8 @@ def test_a_mask_without_a_true_value_has_the_length_of_the_table(table):
     path, values = table
     none = [False] * 10
     with weightfs.reader(path) as reader:
-        for out in (torch.empty(0, 100), numpy.empty((0, 400), "u1"), memoryview(bytearray(400)).cast("B", (1, 400))[:0]):
+        view = memoryview(bytearray(400)).cast("B", (1, 400))[:0]
+        for out in (torch.empty(0, 100), numpy.empty((0, 400), "u1"), view):
             with pytest.raises(IndexError, match="mask"):
                 reader.rows(none, out)
             assert reader.rows([False] * len(values), out) == 0

@@ -10,6 +10,7 @@ import shutil
 import pytest
 
 import store_files
+from harness import needs, process
 from harness.filesystems import wait_until, weightfs
 from harness.process import Failure
 from harness.tree import snapshot
@@ -195,6 +196,36 @@ def test_the_replica_of_a_running_mount_follows(factory, tmp_path):
             weightfs("umount", point)
 
     assert wait_until(has_followed, 60)
+
+
+@needs.root
+def test_info_shows_that_the_replica_is_behind(factory):
+    """The device has holes on a full filesystem, so the replica cannot be written until there is space."""
+    small = factory.directory("small")
+    process.run(["mount", "-t", "tmpfs", "-o", "size=80m,huge=never", "none", small])
+    try:
+        with open(small / "pool", "wb") as stream:
+            stream.truncate(64 << 20)
+        store = factory.store(devices=[small / "pool"], sparse=False)
+        process.run(["fallocate", "--dig-holes", small / "pool"])
+        mount = factory.mount(store)
+        process.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k", "status=none"], codes=(1,))
+
+        def shown():
+            return "not current" in weightfs("info", mount.path).out
+
+        assert not shown()
+        for number in range(1000):
+            (mount.path / str(number)).mkdir()
+        synced = os.open(mount.path, os.O_RDONLY)
+        os.fsync(synced)   # the replica has durable changes only
+        os.close(synced)
+        assert wait_until(shown)
+        (small / "filler").unlink()
+        assert wait_until(lambda: not shown())
+        mount.fsck()
+    finally:
+        process.run(["umount", "-l", small])
 
 
 def test_an_older_catalog_is_noticed_and_catches_up(filled, tmp_path):

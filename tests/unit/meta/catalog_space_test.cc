@@ -7,8 +7,11 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -25,6 +28,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::atomic<bool> no_fallocate = false;  // fallocate(2) fails as on a filesystem without it
+
 // A tmpfs of 64 MiB.
 class CatalogSpaceTest : public testing::Test {
  protected:
@@ -35,6 +40,7 @@ class CatalogSpaceTest : public testing::Test {
     mounted_ = true;
   }
   void TearDown() override {
+    no_fallocate = false;
     if (mounted_) umount2(path().c_str(), MNT_DETACH);
   }
 
@@ -172,6 +178,22 @@ TEST_F(CatalogSpaceTest, AReserveWithHolesHoldsNothing) {
   EXPECT_EQ(opened->size(), 0U);
 }
 
+TEST_F(CatalogSpaceTest, WithoutFallocateFreeSpaceIsKeptInPlaceOfTheReserve) {
+  no_fallocate = true;
+  auto store = Open(true);
+  ASSERT_OK(Put(*store, 0));
+  EXPECT_EQ(fs::file_size(reserve()), 0U);
+  store.reset();
+  Fill(CatalogSpace::kLeastNeed);
+  store = Open();
+  ASSERT_NE(store, nullptr);
+  EXPECT_EQ(store->CheckSpace(KvChange::kGrow).error().code, ErrorCode::kNoSpace);
+  ASSERT_OK(store->CheckSpace(KvChange::kRemove));
+  KvBatch batch;
+  batch.Delete(Key(0));
+  ASSERT_OK(store->Write(std::move(batch)));
+}
+
 TEST_F(CatalogSpaceTest, AClosedFileKeepsNoSpaceBeyondItsEnd) {
   auto store = Open(true);
   for (uint64_t number = 0; number < 100; ++number) ASSERT_OK(Put(*store, number));
@@ -192,3 +214,12 @@ TEST(CatalogSpaceNeed, GrowsWithTheCatalogWithinLimits) {
 
 }  // namespace
 }  // namespace weightfs
+
+// Replaces libc's function.
+extern "C" int fallocate(int descriptor, int mode, off_t offset, off_t length) {
+  if (weightfs::no_fallocate) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_fallocate, descriptor, mode, offset, length));
+}

@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 
 import numpy
@@ -14,6 +16,8 @@ import pytest
 import torch
 
 import weightfs
+from harness import process
+from harness.filesystems import wait_until
 from harness.filesystems import weightfs as command
 from tensors import content, flip_on_device, misaligned, random_tensor
 
@@ -429,6 +433,41 @@ def test_a_forked_child_opens_its_own_reader(leased):
             out = bytearray(4096)
             each.read(0, out)
             assert out == data[:4096]
+
+
+FORKS = """
+import os, sys, weightfs
+reader = weightfs.reader(sys.argv[1], direct="require")
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+if sys.argv[2] == "closes":
+    reader.close()
+print(child, flush=True)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("end", ["closes", "is killed"])
+def test_a_forked_child_keeps_a_lease_until_its_parent_ends_it_or_both_have_ended(leased, end):
+    path, _ = leased
+
+    def leases():
+        return json.loads(command("info", "--json", path.parent).out)["statistics"]["leases"]
+
+    assert wait_until(lambda: leases() == 0)
+    with process.Processes() as started:
+        parent = started.start([sys.executable, "-c", FORKS, path, end], stdin=subprocess.PIPE)
+        process.read_line(parent)
+        if end == "closes":
+            assert wait_until(lambda: leases() == 0)
+        else:
+            parent.kill()
+            parent.wait(timeout=30)
+            assert leases() == 1
+        parent.stdin.close()   # ends the child
+        assert wait_until(lambda: leases() == 0)
 
 
 def test_a_closed_reader_stays_closed_in_a_forked_child(leased):

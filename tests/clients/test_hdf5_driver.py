@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -304,6 +305,29 @@ def test_mode_a_raises_the_error_of_the_open(work, why):
                 opened()
             raised.append((type(caught.value), str(caught.value)))
     assert raised[0] == raised[1] and raised[1][0] is not FileExistsError
+
+
+def test_the_latest_format_is_refused_after_its_writer_was_killed(work):
+    """A limit that docs/HDF5.md states. The copy is what a writer leaves that is killed after its flush."""
+    with ours.File(work / "data.h5", "w", libver="latest") as file:
+        file["x"] = values(1, 1000)
+        file.flush()
+        shutil.copyfile(work / "data.h5", work / "copy.h5")
+    for opened in (h5py.File, ours.File):
+        with pytest.raises(OSError, match="already open for write"):
+            opened(work / "copy.h5")
+        with opened(work / "data.h5") as file:
+            assert np.array_equal(file["x"], values(1, 1000))
+
+
+def test_mode_a_of_h5py_takes_every_error_for_a_missing_file(work):
+    """A limit that docs/HDF5.md states: h5py does not know the errors of a driver that is registered by its name."""
+    path = work / "data.h5"
+    path.write_bytes(b"something else" * 1000)
+    ours.register()
+    with pytest.raises(FileExistsError):
+        h5py.File(path, "a", driver="weightfs")
+    assert path.read_bytes() == b"something else" * 1000
 
 
 def test_mode_a_creates_a_missing_file(work):

@@ -147,7 +147,8 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
       std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space, *parts->write_back, commit);
   parts->files =
       std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
-                                             *parts->committer, *parts->reader, *parts->stripes, *parts->small_writes});
+                                             *parts->committer, *parts->reader, *parts->stripes, *parts->small_writes,
+                                             options.commit_interval});
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
   if (options.replica) StartReplica(*parts);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
@@ -296,7 +297,7 @@ void Store::Flush(const InodePtr& inode, std::atomic<uint64_t>* reported_failure
     }
     done(std::move(result));
   };
-  p_->committer->Commit(inode, CommitLevel::kDurable, finish, /*kept=*/true);
+  p_->committer->Commit(inode, CommitLevel::kDurable, finish, {.kept = true});
 }
 
 void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure, bool writes) {
@@ -306,7 +307,10 @@ void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure, bool wri
     MutexLock lock(inode->mutex);
     last = inode->open_writers == 0;
     if (File* file = inode->file.get()) {
-      if (reported_failure != 0) file->write_error().Report(reported_failure);
+      if (reported_failure != 0) {
+        file->write_error().Report(reported_failure);
+        p_->committer->ForgetError(inode);
+      }
       if (last) file->Settle();  // before that, the new content of a file being replaced is not complete
       commit = !inode->deleted && file->commit().changed() && !file->commit().replacing();
     }
@@ -379,12 +383,12 @@ Result<std::vector<FileExtent>> Store::Extents(const InodePtr& inode, FileBlock 
 
 void Store::Sync(const InodePtr& inode, Done done, bool kept) {
   if (p_->read_only) return done({});
-  p_->committer->Commit(inode, CommitLevel::kDurable, std::move(done), kept);
+  p_->committer->Commit(inode, CommitLevel::kDurable, std::move(done), {.kept = kept});
 }
 
 void Store::SyncAll(Done done) {
   if (p_->read_only) return done({});
-  p_->committer->CommitAll(CommitScope::kSettled, CommitLevel::kDurable, std::move(done));
+  p_->committer->CommitAll(CommitLevel::kDurable, std::move(done));
 }
 
 Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {

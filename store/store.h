@@ -88,7 +88,8 @@ class Store {
   bool OpensSlowly(InodeId ino);
   // Reads the mapping of a large file, so that no read or write has to. `truncate` implements O_TRUNC: the file is
   // emptied in memory. If the caller writes, its old content stays committed until the new content is committed (when
-  // no writer has it open any more, at fsync, or after 30 s). `writes`: the caller may write; kPermission for an immutable file, also with `truncate`.
+  // no writer has it open any more, at fsync, or after 30 s). `writes`: the caller may write; kPermission for an
+  // immutable file, also with `truncate`.
   Result<InodePtr> OpenFile(InodeId ino, bool truncate, bool writes = false);
   // Called for each close(2) of a descriptor. Reports an error of earlier writes; with sync_on_close it also waits for
   // a commit. A process that exits or execs closes its copies of a descriptor without looking at the error. Therefore
@@ -129,7 +130,8 @@ class Store {
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
 
   // fsync(2): makes the data, the attributes and the name durable, and every namespace change before them. SyncAll
-  // makes everything durable, except the content of files that are being replaced (CommitScope::kSettled). With `kept`, an error of the file's earlier writes stays pending for the next caller.
+  // makes everything durable, except the content of files that are being replaced (CommitQueue::CommitAll). With
+  // `kept`, an error of the file's earlier writes stays pending for the next caller.
   void Sync(const InodePtr& inode, Done done, bool kept = false);
   void SyncAll(Done done);
   Result<void> Sync(const InodePtr& inode);

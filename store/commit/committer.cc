@@ -30,7 +30,8 @@ struct Committer::FileError {
 struct Committer::Cycle {
   std::vector<Request> requests;
   std::vector<Deletion> deletions;
-  std::vector<std::pair<InodePtr, bool>> inodes;  // true: a request waits for it
+  std::vector<std::pair<InodePtr, bool>> inodes;  // true: also while it is being replaced
+  std::vector<InodePtr> failed;                   // whose errors the end reports
   std::vector<Sealed> sealed;
   std::unordered_map<const Inode*, FileError> errors;
   std::optional<Error> error;  // of the whole cycle
@@ -40,8 +41,9 @@ struct Committer::Cycle {
 Committer::Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back,
                      const Options& options)
     : catalog_(catalog), devices_(devices), space_(space), write_back_(write_back), options_(options) {
-  // Commit at once, because nobody can write to the file until then.
-  write_back_.OnFailed([this](const InodePtr& inode) { Commit(inode, CommitLevel::kOrdered, nullptr); });
+  // Revert at once, because nobody can write to the file until then.
+  write_back_.OnFailed(
+      [this](const InodePtr& inode) { Commit(inode, CommitLevel::kOrdered, nullptr, {.settled = true}); });
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -63,11 +65,11 @@ void Committer::CommitSoon(const InodePtr& inode) {
   closed_.push_back(inode);
 }
 
-void Committer::Add(Request request, CommitScope scope) {
+void Committer::Add(Request request, bool all) {
   {
     MutexLock lock(mutex_);
     if (!stopping_) {
-      scope_ = std::max(scope_, scope);
+      all_ = all_ || all;
       requests_.push_back(std::move(request));
       wake_.notify_one();
       return;
@@ -76,13 +78,11 @@ void Committer::Add(Request request, CommitScope scope) {
   if (request.done) request.done(ErrorCode::kShutdown);
 }
 
-void Committer::Commit(const InodePtr& inode, CommitLevel level, Done done, bool kept) {
-  Add({.inode = inode, .level = level, .done = std::move(done), .kept = kept}, CommitScope::kNone);
+void Committer::Commit(const InodePtr& inode, CommitLevel level, Done done, CommitOptions options) {
+  Add({.inode = inode, .level = level, .done = std::move(done), .options = options}, /*all=*/false);
 }
 
-void Committer::CommitAll(CommitScope scope, CommitLevel level, Done done) {
-  Add({nullptr, level, std::move(done)}, scope);
-}
+void Committer::CommitAll(CommitLevel level, Done done) { Add({nullptr, level, std::move(done)}, /*all=*/true); }
 
 std::vector<InodePtr> Committer::Uncommitted() {
   MutexLock lock(mutex_);
@@ -98,27 +98,21 @@ std::vector<InodePtr> Committer::Uncommitted() {
 
 void Committer::NoteError(Cycle* cycle, const InodePtr& inode) {
   const WriteErrorState& state = inode->file->write_error();
+  if (!state.error()) return;
   cycle->errors.emplace(inode.get(), FileError{*state.error(), state.failures()});
+  if (inode->deleted) return;
   MutexLock lock(mutex_);
   failed_files_.insert(inode);
 }
 
-void Committer::ForgetReported() {
-  std::unordered_set<InodePtr> files;
-  {
-    MutexLock lock(mutex_);
-    files = failed_files_;
-  }
-  std::erase_if(files, [](const InodePtr& inode) {
-    MutexLock lock(inode->mutex);
-    return !inode->deleted && inode->file->write_error().error();
-  });
+void Committer::ForgetError(const InodePtr& inode) {
+  if (inode->file->write_error().error()) return;  // it has failed again
   MutexLock lock(mutex_);
-  for (const InodePtr& inode : files) failed_files_.erase(inode);
+  failed_files_.erase(inode);
 }
 
 void Committer::FlushDevices(Done done) {
-  Add({.inode = nullptr, .level = CommitLevel::kOrdered, .done = std::move(done), .flush = true}, CommitScope::kNone);
+  Add({.inode = nullptr, .level = CommitLevel::kOrdered, .done = std::move(done), .flush = true}, /*all=*/false);
 }
 
 void Committer::OnReverted(std::function<void(InodeId)> notify) {
@@ -133,6 +127,7 @@ void Committer::AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) {
     wake_.notify_one();
   }
   deletions_.push_back({inode, std::move(runs)});
+  failed_files_.erase(inode);
 }
 
 Result<void> Committer::Stop() {
@@ -141,7 +136,7 @@ Result<void> Committer::Stop() {
   {
     MutexLock lock(mutex_);
     if (stopping_) return {};
-    scope_ = std::max(scope_, CommitScope::kSettled);
+    all_ = true;
     requests_.push_back(
         {nullptr, CommitLevel::kDurable, [&](Result<void> done) { promise.set_value(std::move(done)); }});
     stopping_ = true;
@@ -176,8 +171,7 @@ void Committer::Run() {
 // Moves due work into `cycle`; returns false when there is none.
 bool Committer::TakeWorkLocked(Cycle* cycle) {
   const auto now = Clock::now();
-  const CommitScope scope = std::exchange(scope_, CommitScope::kNone);
-  const bool all = scope != CommitScope::kNone;
+  const bool all = std::exchange(all_, false);
   const bool closed = !closed_.empty() && (all || closed_due_ <= now);
   const bool changed = !changed_.empty() && (all || changed_.begin()->first <= now);
   const bool deleted = !deletions_.empty() && (deletions_due_ <= now || all || !requests_.empty());
@@ -188,19 +182,21 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
   const auto add = [&](InodePtr inode, bool urgent) {
     if (inode && seen.insert(inode.get()).second) cycle->inodes.emplace_back(std::move(inode), urgent);
   };
-  for (const Request& request : cycle->requests) add(request.inode, true);
+  for (const bool settled : {false, true}) {
+    for (const Request& request : cycle->requests) {
+      if (request.options.settled == settled) add(request.inode, !settled);
+    }
+  }
   if (closed) {
-    for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), scope == CommitScope::kEverything);
+    for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), false);
   }
   // Files that are due within a tenth of the interval share the flush.
   const auto horizon = all ? Clock::time_point::max() : now + options_.interval / 10;
   while (changed && !changed_.empty() && changed_.begin()->first <= horizon) {
-    add(std::move(changed_.begin()->second), scope == CommitScope::kEverything);
+    add(std::move(changed_.begin()->second), false);
     changed_.erase(changed_.begin());
   }
-  if (stopping_) {  // for their errors
-    for (const InodePtr& inode : failed_files_) add(inode, false);
-  }
+  if (stopping_) cycle->failed = {failed_files_.begin(), failed_files_.end()};
   for (const auto& [inode, urgent] : cycle->inodes) in_cycle_.push_back(inode);
   return true;
 }
@@ -240,7 +236,6 @@ void Committer::RunCycle(Cycle cycle) {
     if (cycle.wrote) ++commits_;
   }
   Finish(&cycle, CommitLevel::kDurable);
-  ForgetReported();
 }
 
 // Starts the write of every dirty block and takes the current differences from the catalog. A seal computes missing
@@ -260,9 +255,11 @@ bool Committer::StartWrites(const InodePtr& inode, bool urgent, std::vector<Seal
     MutexLock lock(inode->mutex);
     if (inode->deleted || !inode->file) return false;
     File& file = *inode->file;
-    // A partial replacement is useless: wait for its last close, for an fsync, or for the delay.
+    // A partial replacement is useless: wait for its last close, for an fsync, or for the delay. A failed file is
+    // reverted either way.
     const CommitState& state = file.commit();
-    if (state.replacing() && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
+    const bool waits = state.replacing() && !file.write_error().failed();
+    if (waits && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
       MutexLock queue(mutex_);
       changed_.emplace(state.replacing_since() + options_.replace_delay, inode);
       return false;
@@ -280,8 +277,12 @@ void Committer::WaitForWrites(Cycle* cycle) {
     MutexLock lock(inode.mutex);
     File& file = *inode.file;
     file.WaitForSealedWrites(lock);
-    if (file.write_error().error()) NoteError(cycle, sealed.inode);
+    NoteError(cycle, sealed.inode);
     if (file.write_error().failed() && !inode.deleted) Revert(&sealed, lock);  // a deleted file needs no revert
+  }
+  for (const InodePtr& inode : cycle->failed) {
+    MutexLock lock(inode->mutex);
+    NoteError(cycle, inode);
   }
   for (Deletion& deletion : cycle->deletions) {
     MutexLock lock(deletion.inode->mutex);
@@ -373,6 +374,7 @@ void Committer::Revert(Sealed* sealed, MutexLock& lock) {
   inode.file->WaitForAllWrites(lock);
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
   inode.file->Revert(inode.committed_size, inode.committed_blocks);
+  ForgetError(sealed->inode);
   write_back_.UpdateQueue(sealed->inode);
   sealed->content.reset();
   lock.Unlock();
@@ -402,12 +404,14 @@ void Committer::Finish(Cycle* cycle, CommitLevel level) {
         MutexLock lock(request.inode->mutex);
         // A file that has failed again keeps its error, because no caller has received that one yet.
         WriteErrorState& state = request.inode->file->write_error();
-        if (!request.kept && !state.failed()) state.Report(found->second.failure);
+        if (!request.options.kept && !state.failed()) state.Report(found->second.failure);
+        ForgetError(request.inode);
       }
     } else if (!request.flush && !cycle->errors.empty()) {
       const auto& [inode, failure] = *cycle->errors.begin();
-      result = Error{failure.error.code, fmt::format("writes of {} files have failed, of inode {} among them",
-                                                     cycle->errors.size(), inode->id.value)};
+      const size_t others = cycle->errors.size() - 1;
+      const std::string more = others == 0 ? "" : fmt::format(", and of {} other{}", others, others == 1 ? "" : "s");
+      result = Error{failure.error.code, fmt::format("writes of inode {} have failed{}", inode->id.value, more)};
     }
     std::exchange(request.done, nullptr)(std::move(result));
   }

@@ -35,9 +35,11 @@ class Committer final : public CommitQueue {
   ~Committer();
 
   void NoteChanged(const InodePtr& inode) override EXCLUDES(mutex_);
-  void Commit(const InodePtr& inode, CommitLevel level, Done done, bool kept = false) override EXCLUDES(mutex_);
-  void CommitAll(CommitScope scope, CommitLevel level, Done done) override EXCLUDES(mutex_);
+  void Commit(const InodePtr& inode, CommitLevel level, Done done, CommitOptions options = {}) override
+      EXCLUDES(mutex_);
+  void CommitAll(CommitLevel level, Done done) override EXCLUDES(mutex_);
   std::vector<InodePtr> Uncommitted() override EXCLUDES(mutex_);
+  void ForgetError(const InodePtr& inode) override REQUIRES(inode->mutex) EXCLUDES(mutex_);
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) override EXCLUDES(mutex_);
   bool failed() const override { return failed_.load() || catalog_.failed(); }
 
@@ -66,7 +68,7 @@ class Committer final : public CommitQueue {
     CommitLevel level;
     Done done;
     bool flush = false;  // flush the devices only
-    bool kept = false;   // keep the file's error pending
+    CommitOptions options = {};
   };
   struct Deletion {
     InodePtr inode;
@@ -76,16 +78,16 @@ class Committer final : public CommitQueue {
   struct FileError;
   struct Cycle;
 
-  void Add(Request request, CommitScope scope) EXCLUDES(mutex_);
+  void Add(Request request, bool all) EXCLUDES(mutex_);
   void Run();
   bool TakeWorkLocked(Cycle* cycle) REQUIRES(mutex_);
   void RunCycle(Cycle cycle);
   void Seal(Cycle* cycle);
   bool StartWrites(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) EXCLUDES(mutex_);
   void WaitForWrites(Cycle* cycle);
-  // Notes the file's pending error for the callers of the cycle, and keeps the file in memory until it is reported.
+  // Notes the file's pending error, if it has one, for the callers of the cycle, and keeps the file in memory until the
+  // error is reported.
   void NoteError(Cycle* cycle, const InodePtr& inode) REQUIRES(inode->mutex) EXCLUDES(mutex_);
-  void ForgetReported() EXCLUDES(mutex_);
   void WriteCatalog(Cycle* cycle);
   Result<void> WriteOne(Cycle* cycle, Sealed* sealed);
   static void AppendExtents(InodeId ino, const SealedFile& content, KvBatch* batch);
@@ -109,12 +111,12 @@ class Committer final : public CommitQueue {
   std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);  // by due time
   std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
   std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);  // not in the other lists, perhaps not in the catalog yet
-  std::unordered_set<InodePtr> failed_files_ GUARDED_BY(mutex_);  // that have, or had, an error to report
+  std::unordered_set<InodePtr> failed_files_ GUARDED_BY(mutex_);  // their errors have not been reported
   Clock::time_point closed_due_ GUARDED_BY(mutex_);
   std::vector<Request> requests_ GUARDED_BY(mutex_);
   std::vector<Deletion> deletions_ GUARDED_BY(mutex_);
   Clock::time_point deletions_due_ GUARDED_BY(mutex_);
-  CommitScope scope_ GUARDED_BY(mutex_) = CommitScope::kNone;  // the widest scope requested
+  bool all_ GUARDED_BY(mutex_) = false;  // a request is for all files
   bool stopping_ GUARDED_BY(mutex_) = false;
   Mutex notify_mutex_;  // held during a notification, so that none is running after OnReverted(nullptr)
   std::function<void(InodeId)> reverted_ GUARDED_BY(notify_mutex_);

@@ -15,9 +15,10 @@ enum class CommitLevel : unsigned char {
   kDurable,
 };
 
-// The files that a commit of all files includes. kSettled leaves out files being replaced (O_TRUNC and not closed yet
-// by their writers), so that a crash leaves the old content or the new.
-enum class CommitScope : unsigned char { kNone, kSettled, kEverything };
+struct CommitOptions {
+  bool kept = false;     // the file's error stays pending for others
+  bool settled = false;  // leaves the file out while it is being replaced; its error stays pending
+};
 
 // Thread-safe.
 class CommitQueue {
@@ -25,12 +26,15 @@ class CommitQueue {
   // Records that the file now differs from the catalog (CommitState). It is committed within the interval.
   virtual void NoteChanged(const InodePtr& inode) REQUIRES(inode->mutex) = 0;
   // Commits the file now, and with kDurable also everything written to the catalog before. `done` gets the file's
-  // error, and the error then counts as reported unless it is `kept` for others. `done` may be null.
-  virtual void Commit(const InodePtr& inode, CommitLevel level, Done done, bool kept = false) = 0;
-  // Commits every file of the scope that differs from the catalog.
-  virtual void CommitAll(CommitScope scope, CommitLevel level, Done done) = 0;
+  // error, and the error then counts as reported unless it is kept. `done` may be null.
+  virtual void Commit(const InodePtr& inode, CommitLevel level, Done done, CommitOptions options = {}) = 0;
+  // Commits every file that differs from the catalog, except files being replaced (O_TRUNC and not closed yet by their
+  // writers), so that a crash leaves their old content or their new content.
+  virtual void CommitAll(CommitLevel level, Done done) = 0;
   // Returns the files that were changed, or whose writes failed, since their last commit. It may include others.
   virtual std::vector<InodePtr> Uncommitted() = 0;
+  // Call this when the error of a failed write was reported. Until then the queue keeps the file in memory.
+  virtual void ForgetError(const InodePtr& inode) REQUIRES(inode->mutex) = 0;
   // Reports that the deletion of a file is in the catalog. Its space is freed when the deletion is durable and no write
   // of the file is in progress.
   virtual void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) = 0;

@@ -21,7 +21,8 @@ bool CommitState::Change() {
 
 bool CommitState::Replace(Clock::time_point now) {
   const bool first = Change();
-  if (!replacing_since_) replacing_since_ = now;
+  if (!replacing()) replacing_since_ = now;
+  if (!first_replaced_) first_replaced_ = now;
   phase_ = committing() ? Phase::kCommittingReplace : Phase::kReplacing;
   return first;
 }
@@ -32,7 +33,7 @@ void CommitState::Settle() {
 
 void CommitState::Seal() {
   WEIGHTFS_ASSERT(phase_ == Phase::kDirty || phase_ == Phase::kReplacing);
-  replacing_since_.reset();
+  first_replaced_.reset();
   phase_ = Phase::kCommitting;
 }
 
@@ -50,7 +51,7 @@ void CommitState::Committed() {
 
 void CommitState::Revert() {
   phase_ = Phase::kClean;
-  replacing_since_.reset();
+  first_replaced_.reset();
 }
 
 bool WriteErrorState::WriteFailed(const Error& error) {

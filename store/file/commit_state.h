@@ -35,8 +35,11 @@ class CommitState {
   bool uncommitted() const { return phase_ != Phase::kClean; }
   bool committing() const { return phase_ >= Phase::kCommitting; }
   bool replacing() const { return phase_ == Phase::kReplacing || phase_ == Phase::kCommittingReplace; }
-  // The time of the first replacement since the last seal; meaningful while the file is in a replacing state.
-  Clock::time_point replacing_since() const { return replacing_since_.value_or(Clock::time_point()); }
+  // The beginning of the replacement; meaningful while the file is in a replacing state.
+  Clock::time_point replacing_since() const { return replacing_since_; }
+  // True if a replacement has begun since the last seal; the time of the first one.
+  bool WasReplaced() const { return first_replaced_.has_value(); }
+  Clock::time_point first_replaced() const { return *first_replaced_; }
 
   // Records that the file differs from the last seal. Returns true when it did not differ before; then notify the
   // committer.
@@ -54,7 +57,8 @@ class CommitState {
 
  private:
   Phase phase_ = Phase::kClean;
-  std::optional<Clock::time_point> replacing_since_;
+  Clock::time_point replacing_since_;
+  std::optional<Clock::time_point> first_replaced_;
 };
 
 // The states of a failed device write of a file.

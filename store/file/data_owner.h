@@ -34,9 +34,12 @@ class DataOwner {
   // then counts as reported unless it is `kept` for others. Blocks; call it without locks.
   virtual Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept = false,
                                           InodePtr* failed = nullptr) = 0;
-  // Same for every file that is not being replaced (O_TRUNC and not closed yet). Errors stay pending with their files;
-  // CheckWritable tells whether the commit as a whole failed.
-  virtual void CommitSettledBeforeNaming() = 0;
+  // Same for those of the files, or for all files (nullptr), that are not being replaced (O_TRUNC and not closed yet).
+  // Errors stay pending with their files; CheckWritable tells whether the commit as a whole failed.
+  virtual void CommitSettledBeforeNaming(const std::vector<InodePtr>* files) = 0;
+  // Returns the first error of these files that is still to be reported; all of them then count as reported unless
+  // `kept`. Commits nothing.
+  virtual Result<void> ReportErrors(std::span<const InodePtr> files, bool kept) = 0;
   // The files whose data may differ from the catalog, or that have an error to report.
   virtual std::vector<InodePtr> UncommittedFiles() = 0;
 

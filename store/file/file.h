@@ -84,6 +84,8 @@ class File {
   WriteErrorState& write_error() { return write_error_; }
   const WriteErrorState& write_error() const { return write_error_; }
   BlockCount reserved() const { return reservation_.held(); }
+  // What the next commit frees.
+  const std::vector<DeviceRun>& freed() const { return freed_; }
   // See ChecksumTable::Get.
   Result<bool> Checksums(FileBlock first, std::span<uint32_t> out, ChecksumSegments& loaded,
                          std::vector<uint64_t>* missing) {

@@ -26,7 +26,7 @@ template <typename Plan, typename Apply>
 Result<void> FileIo::Change(const InodePtr& inode, PendingWrites* writes, const Plan& plan, const Apply& apply,
                             BlockCount expected) {
   WriteSupplies supplies;
-  SpaceSearch search;
+  SpaceSearch search{inode};
   // If this fails, the plan states the exact need.
   if (expected.value > 0) static_cast<void>(p_.space.Reserve(&supplies.space, expected).has_value());
   while (true) {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <future>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "common/sync_wait.h"
@@ -53,12 +54,47 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
     // replaced.
     if (search->attempts == 3) return ErrorCode::kNoSpace;
     if (search->attempts == 1 && wait_for_closes_) wait_for_closes_();
-    const CommitScope scope = search->attempts++ < 2 ? CommitScope::kSettled : CommitScope::kEverything;
     p_.space.ReleaseAllPreallocations();
     p_.space.CollectOrphanedReservations();
-    CommitAllAndWait(scope, CommitLevel::kDurable);
+    if (search->attempts++ < 2) {
+      CommitAllAndWait(CommitLevel::kDurable);
+    } else {
+      RETURN_IF_ERROR(CommitReplacements(search->inode, count, privileged));
+    }
     RETURN_IF_ERROR(CheckWritable());
   }
+  return {};
+}
+
+// Commits files that are being replaced, for the space of their old content: the writer's own file first, then the ones
+// that have been open for longest. A crash then leaves a part of their new content, so this commits none unless the
+// request fits afterwards.
+Result<void> FileIo::CommitReplacements(const InodePtr& own, BlockCount count, bool privileged) {
+  struct Replaced {
+    bool other;
+    CommitState::Clock::time_point since;
+    BlockCount freed;
+    InodePtr inode;
+  };
+  std::vector<Replaced> files;
+  for (const InodePtr& inode : p_.commits.Uncommitted()) {
+    MutexLock lock(inode->mutex);
+    if (inode->deleted || !inode->file || !inode->file->commit().replacing()) continue;
+    const BlockCount freed = p_.space.Unpinned(inode->file->freed());
+    if (freed.value > 0) files.push_back({inode != own, inode->file->commit().replacing_since(), freed, inode});
+  }
+  std::sort(files.begin(), files.end(), [](const Replaced& left, const Replaced& right) {
+    return std::tie(left.other, left.since) < std::tie(right.other, right.since);
+  });
+  std::vector<InodePtr> chosen;
+  BlockCount freed;
+  for (const Replaced& file : files) {
+    if (p_.space.WouldFit(count, freed, privileged)) break;
+    freed += file.freed;
+    chosen.push_back(file.inode);
+  }
+  if (!p_.space.WouldFit(count, freed, privileged)) return ErrorCode::kNoSpace;
+  static_cast<void>(CommitFiles(chosen, CommitLevel::kDurable, {.kept = true}, nullptr).has_value());
   return {};
 }
 
@@ -104,7 +140,7 @@ Result<void> FileIo::FetchContent(const InodePtr& inode, FileBlock block, WriteS
 
 void FileIo::Touch(const InodePtr& inode) {
   if (inode->file->Touch()) p_.commits.NoteChanged(inode);
-  if (inode->file->NeedsCommit()) p_.commits.Commit(inode, CommitLevel::kOrdered, nullptr);
+  if (inode->file->NeedsCommit()) p_.commits.Commit(inode, CommitLevel::kOrdered, nullptr, {.settled = true});
 }
 
 Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
@@ -187,14 +223,29 @@ void FileIo::ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, b
   p_.write_back.UpdateQueue(inode);
 }
 
+// A file may be replaced again and again, each time before the commit of its complete content was due. Commits that
+// content before the next replacement once the commit interval has passed.
+void FileIo::CommitOverdue(const InodePtr& inode) {
+  {
+    MutexLock lock(inode->mutex);
+    if (!inode->file) return;
+    const CommitState& state = inode->file->commit();
+    if (!state.WasReplaced() || state.replacing()) return;
+    if (CommitState::Clock::now() - state.first_replaced() < p_.commit_interval) return;
+  }
+  const std::vector<InodePtr> files = {inode};
+  CommitSettledBeforeNaming(&files);
+}
+
 Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {
   if (size > kMaximumFileSize) return ErrorCode::kFileTooBig;
+  if (replace) CommitOverdue(inode);
   const auto plan = [&](const File& file, WritePlan* out) -> Result<void> {
     PlanShrink(file, inode->attributes.size, size, out);
     return {};
   };
   const auto apply = [&](File& file, WritePlan ready) {
-    const bool replaces = size == 0 && inode->attributes.size > 0 && replace && inode->committed_size > 0;
+    const bool replaces = size == 0 && replace && inode->committed_size > 0;
     file.Apply(std::move(ready));
     file.SetSize(size);
     if (replaces ? file.BeginReplacement() : file.Touch()) p_.commits.NoteChanged(inode);
@@ -218,7 +269,8 @@ std::vector<InodePtr> FileIo::UncommittedFiles() {
   return files;
 }
 
-Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* failed) {
+Result<void> FileIo::CommitFiles(std::span<const InodePtr> files, CommitLevel level, CommitOptions options,
+                                 InodePtr* failed) {
   struct OneCommit {
     InodePtr inode;
     std::promise<Result<void>> done = {};
@@ -228,8 +280,7 @@ Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool ke
     if (!IsUncommitted(inode)) continue;
     auto& commit = commits.emplace_back(inode);
     p_.commits.Commit(
-        inode, CommitLevel::kOrdered, [&commit](Result<void> result) { commit.done.set_value(std::move(result)); },
-        kept);
+        inode, level, [&commit](Result<void> result) { commit.done.set_value(std::move(result)); }, options);
   }
   Result<void> first;
   for (auto& commit : commits) {
@@ -241,11 +292,36 @@ Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool ke
   return first;
 }
 
-void FileIo::CommitSettledBeforeNaming() { CommitAllAndWait(CommitScope::kSettled, CommitLevel::kOrdered); }
+Result<void> FileIo::CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* failed) {
+  return CommitFiles(files, CommitLevel::kOrdered, {.kept = kept}, failed);
+}
+
+void FileIo::CommitSettledBeforeNaming(const std::vector<InodePtr>* files) {
+  if (files == nullptr) {
+    CommitAllAndWait(CommitLevel::kOrdered);
+  } else {
+    static_cast<void>(CommitFiles(*files, CommitLevel::kOrdered, {.kept = true, .settled = true}, nullptr).has_value());
+  }
+}
+
+Result<void> FileIo::ReportErrors(std::span<const InodePtr> files, bool kept) {
+  Result<void> first;
+  for (const InodePtr& inode : files) {
+    MutexLock lock(inode->mutex);
+    if (!inode->file || inode->deleted) continue;
+    WriteErrorState& state = inode->file->write_error();
+    if (!state.error()) continue;
+    if (first) first = *state.error();
+    if (kept) continue;
+    state.Report(state.failures());
+    p_.commits.ForgetError(inode);
+  }
+  return first;
+}
 
 // Errors stay pending with their files.
-void FileIo::CommitAllAndWait(CommitScope scope, CommitLevel level) {
-  const auto commit = [&](Done done) { p_.commits.CommitAll(scope, level, std::move(done)); };
+void FileIo::CommitAllAndWait(CommitLevel level) {
+  const auto commit = [&](Done done) { p_.commits.CommitAll(level, std::move(done)); };
   static_cast<void>(SyncWait(commit).has_value());
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <span>
 #include <type_traits>
@@ -35,6 +36,7 @@ class FileIo final : public DataOwner {
     Reader& reader;
     BufferPool& stripes;  // Staging::kStripe
     BufferPool& small;    // Staging::kSmall
+    std::chrono::milliseconds commit_interval;
   };
 
   explicit FileIo(const Parts& parts) : p_(parts) {}
@@ -65,7 +67,8 @@ class FileIo final : public DataOwner {
 
   Result<void> CheckWritable() const override;
   Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* failed) override;
-  void CommitSettledBeforeNaming() override;
+  void CommitSettledBeforeNaming(const std::vector<InodePtr>* files) override;
+  Result<void> ReportErrors(std::span<const InodePtr> files, bool kept) override;
   std::vector<InodePtr> UncommittedFiles() override;
   Result<DataRecords> ReadRecords(const InodePtr& inode) override;
   bool DeleteRecords(const InodePtr& inode, const DataRecords& records, KvBatch* batch) override;
@@ -74,8 +77,9 @@ class FileIo final : public DataOwner {
   uint64_t written_bytes() const { return written_bytes_.load(); }
 
  private:
-  // How hard to search for space: harder with each attempt.
+  // A search for space for the file: harder with each attempt.
   struct SpaceSearch {
+    const InodePtr& inode;
     int attempts = 0;
   };
 
@@ -95,7 +99,10 @@ class FileIo final : public DataOwner {
   Result<void> CheckWritable(Inode& inode) REQUIRES(inode.mutex);
   Result<void> Fetch(const InodePtr& inode, const WriteNeeds& needs, WriteSupplies* supplies, SpaceSearch* search);
   Result<void> FetchSpace(BlockCount count, bool privileged, SpaceReservation* reservation, SpaceSearch* search);
-  void CommitAllAndWait(CommitScope scope, CommitLevel level);
+  Result<void> CommitReplacements(const InodePtr& own, BlockCount count, bool privileged);
+  void CommitAllAndWait(CommitLevel level);
+  Result<void> CommitFiles(std::span<const InodePtr> files, CommitLevel level, CommitOptions options, InodePtr* failed);
+  void CommitOverdue(const InodePtr& inode);
   void FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies);
   Result<void> FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies);
   Result<void> WriteStep(const InodePtr& inode, uint64_t* offset, bool append, std::span<const std::byte> data,

@@ -131,7 +131,7 @@ Result<BlockReservation> FileIo::ReserveDirect(const InodePtr& inode, FileBlock 
                      }));
   }
   SpaceReservation reservation;
-  SpaceSearch search;
+  SpaceSearch search{inode};
   RETURN_IF_ERROR(FetchSpace(count, false, &reservation, &search));
   return p_.space.ReserveBlocks(request, &reservation);
 }

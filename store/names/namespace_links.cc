@@ -181,7 +181,7 @@ Result<InodeId> Namespace::CommitData(InodeId parent, std::string_view name) {
   } else if (S_ISDIR(entry->type)) {
     RETURN_IF_ERROR(CommitTree(entry->ino));
   } else if (S_ISLNK(entry->type) && !data_.UncommittedFiles().empty()) {
-    data_.CommitSettledBeforeNaming();
+    data_.CommitSettledBeforeNaming(nullptr);
     const std::vector<InodePtr> failed = FailedFiles(data_);
     if (failed.empty()) return entry->ino;
     ASSIGN_OR_RETURN(const std::string target, ReadLink(entry->ino));
@@ -192,19 +192,14 @@ Result<InodeId> Namespace::CommitData(InodeId parent, std::string_view name) {
 
 Result<void> Namespace::CommitTree(InodeId directory) {
   constexpr size_t kMostEntries = 100'000;  // of a tree that is searched during every rename
-  std::vector<InodePtr> candidates = data_.UncommittedFiles();
-  std::erase_if(candidates, [](const InodePtr& inode) {
-    MutexLock lock(inode->mutex);
-    return inode->file && inode->file->commit().replacing();
-  });
   std::vector<InodePtr> files;
-  ASSIGN_OR_RETURN(const bool complete, FilesBelow(directory, candidates, kMostEntries, &files));
+  ASSIGN_OR_RETURN(const bool complete, FilesBelow(directory, data_.UncommittedFiles(), kMostEntries, &files));
+  data_.CommitSettledBeforeNaming(complete ? &files : nullptr);
   if (!complete) {
-    data_.CommitSettledBeforeNaming();
     files.clear();
     RETURN_IF_ERROR(FilesBelow(directory, FailedFiles(data_), SIZE_MAX, &files));
   }
-  return data_.CommitBeforeNaming(files);
+  return data_.ReportErrors(files, /*kept=*/false);
 }
 
 // Returns the error of a failed file that the target of a symbolic link in the directory names, or that is below it.
@@ -221,7 +216,7 @@ Result<void> Namespace::CheckLinkedFiles(InodeId directory, std::string_view tar
       std::copy_if(failed.begin(), failed.end(), std::back_inserter(named),
                    [&](const InodePtr& inode) { return inode->id == found->ino; });
       if (S_ISDIR(found->type)) RETURN_IF_ERROR(FilesBelow(found->ino, failed, SIZE_MAX, &named));
-      RETURN_IF_ERROR(data_.CommitBeforeNaming(named, /*kept=*/true));
+      RETURN_IF_ERROR(data_.ReportErrors(named, /*kept=*/true));
     }
     // The store does not know where it is mounted, so any tail of an absolute path may be one in the store.
     begin = absolute ? target.find('/', begin + 1) : std::string_view::npos;

@@ -59,10 +59,26 @@ Result<void> SpaceManager::MarkUsed(const DeviceRun& run) {
   return {};
 }
 
+bool SpaceManager::FitsLocked(BlockCount count, BlockCount freed, bool privileged) const {
+  const uint64_t kept = reserved_ + (privileged ? 0 : held_back_.value);
+  return count.value == 0 || free_ + freed.value >= kept + count.value;
+}
+
+bool SpaceManager::WouldFit(BlockCount count, BlockCount freed, bool privileged) const {
+  MutexLock lock(mutex_);
+  return FitsLocked(count, freed, privileged);
+}
+
+BlockCount SpaceManager::Unpinned(const std::vector<DeviceRun>& runs) const {
+  MutexLock lock(mutex_);
+  BlockCount count;
+  for (const DeviceRun& run : runs) count += run.run.count - pins_.PinnedIn(run);
+  return count;
+}
+
 Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount count, bool privileged) {
   MutexLock lock(mutex_);
-  const uint64_t kept = reserved_ + (privileged ? 0 : held_back_.value);
-  if (count.value > 0 && free_ < kept + count.value) return ErrorCode::kNoSpace;
+  if (!FitsLocked(count, {}, privileged)) return ErrorCode::kNoSpace;
   reserved_ += count.value;
   reservation->space_ = this;
   reservation->held_ += count;

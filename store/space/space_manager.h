@@ -113,6 +113,11 @@ class SpaceManager {
   // call may use the reserve for operations that free space.
   Result<void> Reserve(SpaceReservation* reservation, BlockCount count, bool privileged = false);
 
+  // True if Reserve would succeed once `freed` more blocks are free.
+  bool WouldFit(BlockCount count, BlockCount freed, bool privileged) const EXCLUDES(mutex_);
+  // The blocks of the runs that no read lease pins: Retire frees them at once, or after reads in progress.
+  BlockCount Unpinned(const std::vector<DeviceRun>& runs) const EXCLUDES(mutex_);
+
   struct Request {
     InodeId ino;
     FileBlock first;  // position in the file, for striping
@@ -173,6 +178,7 @@ class SpaceManager {
 
   explicit SpaceManager(size_t devices) : pins_(devices) {}
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
+  bool FitsLocked(BlockCount count, BlockCount freed, bool privileged) const REQUIRES(mutex_);
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   void CollectRetired(std::vector<DeviceRun>* ready) REQUIRES(mutex_);
   void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);

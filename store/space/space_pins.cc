@@ -51,6 +51,16 @@ void SpacePins::Remove(const DeviceRun& run, std::vector<DeviceRun>* free) {
   }
 }
 
+BlockCount SpacePins::PinnedIn(const DeviceRun& run) const {
+  const Blocks& blocks = devices_[run.device.value];
+  const uint64_t begin = run.run.start.value, end = run.run.end().value;
+  BlockCount pinned;
+  for (auto at = blocks.FirstFrom(begin); at != blocks.end() && at->first < end; ++at) {
+    pinned += BlockCount{std::min(end, at->second.end) - std::max(begin, at->first)};
+  }
+  return pinned;
+}
+
 void SpacePins::Park(const DeviceRun& run, std::vector<DeviceRun>* free) {
   Blocks& blocks = Split(run);
   const uint64_t end = run.run.end().value;

@@ -24,6 +24,8 @@ class SpacePins {
   // last pin is removed.
   void Park(const DeviceRun& run, std::vector<DeviceRun>* free);
 
+  // The blocks of the run that have pins.
+  BlockCount PinnedIn(const DeviceRun& run) const;
   BlockCount pinned() const { return pinned_; }  // with at least one pin, parked ones included
   BlockCount parked() const { return parked_; }
 

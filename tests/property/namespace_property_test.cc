@@ -21,7 +21,8 @@ class NoData final : public DataOwner {
  public:
   Result<void> CheckWritable() const override { return {}; }
   Result<void> CommitBeforeNaming(std::span<const InodePtr>, bool, InodePtr*) override { return {}; }
-  void CommitSettledBeforeNaming() override {}
+  void CommitSettledBeforeNaming(const std::vector<InodePtr>*) override {}
+  Result<void> ReportErrors(std::span<const InodePtr>, bool) override { return {}; }
   std::vector<InodePtr> UncommittedFiles() override { return {}; }
   Result<DataRecords> ReadRecords(const InodePtr&) override { return DataRecords(); }
   bool DeleteRecords(const InodePtr&, const DataRecords&, KvBatch*) override { return true; }

@@ -280,6 +280,65 @@ TEST(FileSpace, AZeroRangeWithoutSpaceIsCommittedAsItIsRead) {
   EXPECT_GE(store->Space().free.value, before);
 }
 
+// A pool with committed files "a" and "b", both replaced by a half and open, and a large file.
+struct TwoReplacements {
+  TwoReplacements() {
+    EXPECT_TRUE(store.WriteFile("large", Pattern(1, 20 * kMiB)) && store.WriteFile("a", old) &&
+                store.WriteFile("b", old) && store->SyncAll());
+    a = Replace("a");
+    b = Replace("b");
+    EXPECT_TRUE(store->SyncAll());
+  }
+  InodePtr Replace(const char* name) {
+    InodePtr file = store.OpenPath(name, /*truncate=*/true).value();
+    EXPECT_TRUE(store.WriteAt(file, 0, half));
+    return file;
+  }
+  // Allocates so much more than is available.
+  Result<void> Allocate(const InodePtr& file, uint64_t more) {
+    // Statistics counts the old content as free.
+    const uint64_t available = ToBytes(store->Space().available).value - 2 * old.size();
+    return store->Fallocate(file, FallocateMode::kAllocateKeepSize, kGiB, available + more);
+  }
+  std::string AfterCrash(const char* name) {
+    TestStore crashed(store.journal().ImageAt(store.journal().size()), {});
+    return crashed.ReadPath(name).value_or("unreadable");
+  }
+  const std::string old = Pattern(2, 4 * kMiB), half = Pattern(3, kMiB);
+  TestStore store;
+  InodePtr a, b;
+};
+
+TEST(FileSpace, AnAllocationThatDoesNotFitAnywayCommitsNoHalfReplacedFile) {
+  TwoReplacements pool;
+  EXPECT_EQ(pool.Allocate(pool.store.Create("other").value(), 9 * kMiB).error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(pool.Allocate(pool.a, 9 * kMiB).error().code, ErrorCode::kNoSpace);
+  EXPECT_TRUE(pool.AfterCrash("a") == pool.old && pool.AfterCrash("b") == pool.old);
+}
+
+TEST(FileSpace, AnAllocationCommitsTheHalfReplacedFileItselfFirst) {
+  TwoReplacements pool;
+  ASSERT_OK(pool.Allocate(pool.b, 3 * kMiB));
+  EXPECT_TRUE(pool.AfterCrash("a") == pool.old);
+  EXPECT_TRUE(pool.AfterCrash("b") == pool.half);
+}
+
+TEST(FileSpace, OldContentThatALeasePinsMakesNoSpace) {
+  TestStore store;
+  const std::string old = Pattern(2, 4 * kMiB);
+  ASSERT_OK(store.WriteFile("a", old));
+  ASSERT_OK(store->SyncAll());
+  const InodePtr file = store.OpenPath("a", /*truncate=*/false).value();
+  const auto lease = store->LeaseRead(file, 0, old.size());
+  ASSERT_OK(lease);
+  const InodePtr half = store.OpenPath("a", /*truncate=*/true).value(), other = store.Create("b").value();
+  ASSERT_OK(store.WriteAt(half, 0, "half"));
+  const uint64_t available = ToBytes(store->Space().available).value;
+  EXPECT_EQ(store->Fallocate(other, FallocateMode::kAllocate, 0, available).error().code, ErrorCode::kNoSpace);
+  TestStore crashed(store.journal().ImageAt(store.journal().size()), {});
+  EXPECT_TRUE(Must(crashed.ReadPath("a")) == old);
+}
+
 TEST(FileSpace, AnAllocationThatCanNeverFitCommitsNoHalfReplacedFile) {
   TestStore store;
   const std::string old = Pattern(1, 4 * kMiB);

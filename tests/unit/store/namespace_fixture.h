@@ -38,7 +38,18 @@ class FakeDataOwner final : public DataOwner {
     if (commit_error && !files.empty()) return *commit_error;
     return {};
   }
-  void CommitSettledBeforeNaming() override { ++settled; }
+  void CommitSettledBeforeNaming(const std::vector<InodePtr>* files) override {
+    if (files == nullptr) {
+      ++settled;
+      return;
+    }
+    MutexLock lock(mutex_);
+    for (const InodePtr& inode : *files) committed_.push_back(inode->id.value);
+  }
+  Result<void> ReportErrors(std::span<const InodePtr> files, bool) override {
+    if (commit_error && !files.empty()) return *commit_error;
+    return {};
+  }
   std::vector<InodePtr> UncommittedFiles() override { return uncommitted; }
   Result<DataRecords> ReadRecords(const InodePtr& inode) override {
     if (on_read) std::exchange(on_read, nullptr)();

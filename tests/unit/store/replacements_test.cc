@@ -60,6 +60,15 @@ class Replacements : public ::testing::Test {
     store_->CloseFile(file);
     EXPECT_FALSE(store_->SyncAll().has_value());
   }
+  InodePtr ReplaceHalfAfterAFailure() {
+    EXPECT_TRUE(store_->SyncAll());
+    store_.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    const InodePtr file = store_.OpenPath("kept").value();
+    EXPECT_TRUE(store_.WriteAt(file, 0, Pattern(1, 5000)));
+    EXPECT_FALSE(store_->SyncAll().has_value());
+    EXPECT_FALSE(store_->OpenFile(file->id, /*truncate=*/true, /*writes=*/true).has_value()) << "the error, once";
+    return ReplaceHalf();
+  }
   Result<void> Rename(std::string_view from, std::string_view to) {
     return store_->names().Rename(kRootInode, from, kRootInode, to, RenameMode::kReplace);
   }
@@ -191,6 +200,58 @@ TEST_F(Replacements, AnUnreportedErrorOutlivesTheInodeCache) {
   EXPECT_EQ(Rename("temporary", "kept").error().code, ErrorCode::kIo);
   EXPECT_EQ(store_.ReadPath("kept").value(), "old");
   ASSERT_OK(store_->Close());  // the error was reported
+}
+
+// The error of a failed write is pending, and the file is then replaced by its writer.
+TEST_F(Replacements, TheReportOfAnErrorCommitsNoReplacement) {
+  for (const size_t entries : {size_t{10}, kManyEntries}) {
+    AddEntries("d", entries);
+    const InodePtr half = ReplaceHalfAfterAFailure();
+    EXPECT_EQ(Rename("d", "e").error().code, ErrorCode::kIo);
+    EXPECT_EQ(ContentAfterKill("kept"), "old");
+    ASSERT_OK(Rename("d", "e"));
+    EXPECT_EQ(ContentAfterKill("kept"), "old");
+    ASSERT_OK(Rename("e", "d"));
+    store_->CloseFile(half, 0, /*writes=*/true);
+    ASSERT_OK(store_.WriteFile("kept", "old"));
+  }
+}
+
+TEST_F(Replacements, TheReportOfAnErrorThroughALinkCommitsNoReplacement) {
+  MakeLink("link", "kept");
+  const InodePtr half = ReplaceHalfAfterAFailure();
+  EXPECT_EQ(Rename("link", "latest").error().code, ErrorCode::kIo);
+  EXPECT_EQ(ContentAfterKill("kept"), "old");
+}
+
+TEST_F(Replacements, AStoreThatEndsReportsTheErrorOfAFileThatIsBeingReplaced) {
+  ReplaceHalfAfterAFailure();  // and leaves it open
+  const auto closed = store_->Close();
+  ASSERT_FALSE(closed.has_value());
+  EXPECT_EQ(closed.error().what, "writes of inode 3 have failed");
+  EXPECT_EQ(ContentAfterKill("kept"), "old");
+}
+
+TEST_F(Replacements, AnEmptyFileIsReplacedToo) {
+  ASSERT_OK(store_.WriteFile("kept", ""));
+  const InodePtr half = ReplaceHalf();
+  ASSERT_OK(store_->SyncAll());
+  EXPECT_EQ(ContentAfterKill("kept"), "old");
+}
+
+// Each replacement begins before the commit of the last one was due.
+TEST_F(Replacements, AFileThatIsReplacedAgainAndAgainIsCommittedInTime) {
+  TestStoreOptions options = Options();
+  options.store.commit_interval = std::chrono::milliseconds(0);
+  TestStore store(options);
+  ASSERT_OK(store.WriteFile("kept", "old"));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.WriteFile("kept", "complete"));
+  const InodePtr half = store.OpenPath("kept", /*truncate=*/true).value();
+  ASSERT_OK(store.WriteAt(half, 0, "half"));
+  ASSERT_OK(store->SyncAll());
+  TestStore after(store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill}), {});
+  EXPECT_EQ(after.ReadPath("kept").value_or("unreadable"), "complete");
 }
 
 TEST_F(Replacements, AStoreThatEndsReportsErrorsThatNobodyHasReceived) {

@@ -34,7 +34,7 @@ class CommitterTest : public ::testing::Test {
   Result<void> Commit(const InodePtr& inode, CommitLevel level = CommitLevel::kDurable, bool kept = false) {
     std::promise<Result<void>> done;
     committer_->Commit(
-        inode, level, [&](Result<void> result) { done.set_value(std::move(result)); }, kept);
+        inode, level, [&](Result<void> result) { done.set_value(std::move(result)); }, {.kept = kept});
     return done.get_future().get();
   }
   bool IsInCatalog(uint64_t ino) { return rig_.kv().Get(keys::Inode(InodeId{ino})).value().has_value(); }
@@ -62,42 +62,30 @@ TEST_F(CommitterTest, ACommitWritesOneFileAndLeavesOthers) {
 TEST_F(CommitterTest, ACommitOfEverythingIsOneFlush) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize)), other = NewChangedFile(11, Pattern(2, kBlockSize));
   std::promise<Result<void>> done;
-  committer_->CommitAll(CommitScope::kEverything, CommitLevel::kDurable,
-                        [&](Result<void> result) { done.set_value(std::move(result)); });
+  committer_->CommitAll(CommitLevel::kDurable, [&](Result<void> result) { done.set_value(std::move(result)); });
   EXPECT_TRUE(done.get_future().get());
   EXPECT_TRUE(IsInCatalog(10) && IsInCatalog(11));
   EXPECT_EQ(rig_.device().counts().flushes, 1U);
   EXPECT_FALSE(IsUncommitted(file) || IsUncommitted(other));
 }
 
-TEST_F(CommitterTest, AFileThatIsBeingReplacedIsCommittedOnlyWithEverything) {
+TEST_F(CommitterTest, AFileThatIsBeingReplacedIsCommittedOnlyByItself) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   {
     MutexLock lock(file->mutex);
     static_cast<void>(file->file->BeginReplacement());
   }
-  const auto commit = [&](CommitScope scope) {
-    std::promise<void> done;
-    committer_->CommitAll(scope, CommitLevel::kOrdered, [&](const Result<void>&) { done.set_value(); });
-    done.get_future().wait();
-  };
-  commit(CommitScope::kSettled);
+  committer_->CommitSoon(file);  // an earlier close
+  std::promise<void> all;
+  committer_->CommitAll(CommitLevel::kOrdered, [&](const Result<void>&) { all.set_value(); });
+  all.get_future().wait();
   EXPECT_FALSE(IsInCatalog(10));
-  commit(CommitScope::kEverything);
-  EXPECT_TRUE(IsInCatalog(10));
-}
-
-TEST_F(CommitterTest, ACommitOfEverythingTakesAClosedFileThatIsBeingReplaced) {
-  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
-  committer_->CommitSoon(file);
-  {
-    MutexLock lock(file->mutex);
-    static_cast<void>(file->file->BeginReplacement());
-  }
-  std::promise<void> done;
-  committer_->CommitAll(CommitScope::kEverything, CommitLevel::kOrdered,
-                        [&](const Result<void>&) { done.set_value(); });
-  done.get_future().wait();
+  std::promise<void> settled;
+  committer_->Commit(
+      file, CommitLevel::kOrdered, [&](const Result<void>&) { settled.set_value(); }, {.settled = true});
+  settled.get_future().wait();
+  EXPECT_FALSE(IsInCatalog(10));
+  EXPECT_TRUE(Commit(file, CommitLevel::kOrdered));
   EXPECT_TRUE(IsInCatalog(10));
 }
 

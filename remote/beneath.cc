@@ -3,7 +3,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <array>
@@ -15,6 +17,16 @@
 #include "common/printable.h"
 
 namespace weightfs::remote {
+namespace {
+
+// The text of such a link may name something else: /proc/PID/root of a process in another mount namespace, or a file
+// descriptor whose file was deleted.
+bool IsProcLink(int link) {
+  struct statfs filesystem {};
+  return fstatfs(link, &filesystem) == 0 && filesystem.f_type == PROC_SUPER_MAGIC;
+}
+
+}  // namespace
 
 // Reads each link itself. The kernel would follow the link that is there at the second look, and all after it.
 Result<UniqueFd> OpenPath(const std::string& path) {
@@ -36,12 +48,17 @@ Result<UniqueFd> OpenPath(const std::string& path) {
       at = std::move(next);
       continue;
     }
+    if (++links > kMostLinks) return ErrorCode{ELOOP};
+    owners.insert(status.st_uid);
+    if (IsProcLink(next.get())) {  // the kernel follows it; no user can replace it
+      at = UniqueFd(openat(at.get(), name.c_str(), O_PATH | O_CLOEXEC));
+      if (!at) return ErrorCode{errno};
+      continue;
+    }
     std::array<char, PATH_MAX> target;
     const ssize_t size = readlinkat(next.get(), "", target.data(), target.size());
     if (size < 0) return ErrorCode{errno};
     if (static_cast<size_t>(size) == target.size()) return ErrorCode::kNameTooLong;
-    if (++links > kMostLinks) return ErrorCode{ELOOP};
-    owners.insert(status.st_uid);
     rest = std::string(target.data(), static_cast<size_t>(size)) + "/" + rest;
     if (rest.starts_with('/')) at = UniqueFd(open("/", kDirectory));
   }

@@ -11,8 +11,8 @@
 namespace weightfs::remote {
 
 // Opens what a path names, for *at calls and Reopen (O_PATH). Symbolic links on the way are followed, but one of
-// another user than root and this one only to something of that user: kAccess with a full line. The other errors have a
-// code and no text.
+// another user than root and this one only to something of that user: kAccess with a full line. A link of proc(5) leads
+// where the kernel leads it, not where its text says. The other errors have a code and no text.
 Result<UniqueFd> OpenPath(const std::string& path);
 
 // Opens the directory that a relative path has its last component in, which becomes `name`. Never follows a symbolic

@@ -5,12 +5,14 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 
 import pytest
 
 from harness import process
 from harness.filesystems import weightfs as plain
+from harness.namespaces import mount, own_mounts
 from harness.tree import differences
 from harness.users import NOBODY
 from versions import MIB, SERIES, URL, comparable, keys, pull, refused, weightfs
@@ -198,6 +200,37 @@ def test_links_on_the_path_that_lead_nowhere(server, local):
     for name, why in (("loop", "Too many levels"), ("nowhere", "No such file"), ("file/..", "Not a directory"),
                       ("", "No such file")):
         assert why in refused(server, "push", f"{local}/{name}" if name else "", URL)
+
+
+def test_links_of_proc_lead_where_the_kernel_leads(server, processes, local):
+    """Their text may name something else: here, another directory at the same path, and another file."""
+    assert os.geteuid() == 0, "it mounts a filesystem"
+    step = local / "step"
+    step.mkdir()
+    (step / "file").write_bytes(b"of this namespace")
+    with own_mounts():
+        mount("weightfs-tests", step, "tmpfs")
+        (step / "file").write_bytes(b"of the other namespace")
+        other = processes.start(["cat"], stdin=subprocess.PIPE, cwd=step)
+    for version, path in enumerate((f"root{step}", "cwd", "cwd/file"), 1):
+        weightfs(server, "push", f"/proc/{other.pid}/{path}", URL, "--version", version)
+        assert server.objects.get("tests", f"{SERIES}/{version}/file").body == b"of the other namespace"
+    with open(step / "file", "rb") as opened:
+        os.remove(step / "file")
+        (step / "file (deleted)").write_bytes(b"a decoy")
+        weightfs(server, "push", f"/proc/{os.getpid()}/fd/{opened.fileno()}", URL, "--version", 4)
+    assert server.objects.get("tests", f"{SERIES}/4/file (deleted)").body == b"of this namespace"
+    weightfs(server, "push", "/proc/self/cwd", URL, "--version", 5, cwd=step)
+
+
+def test_links_of_proc_that_may_not_be_followed(server, processes, local):
+    """The process of another user leads only to what belongs to that user; another one's is not followed at all."""
+    assert os.geteuid() == 0, "it runs programs as other users"
+    (local / "secret").mkdir()
+    other = processes.start(["cat"], stdin=subprocess.PIPE, cwd=local / "secret", user=NOBODY, group=NOBODY, extra_groups=())
+    assert f"belongs to user {NOBODY}" in refused(server, "push", f"/proc/{other.pid}/cwd", URL)
+    assert "Permission denied" in refused(server, "push", f"/proc/{os.getpid()}/cwd", URL, user=NOBODY, group=NOBODY, extra_groups=())
+    assert not keys(server)
 
 
 @pytest.mark.parametrize("place", ["local", "mount"], indirect=True)

@@ -7,9 +7,9 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -70,50 +70,37 @@ void Report(const Arguments& arguments, const std::string& path, const std::stri
   }
 }
 
-// Pushes an open directory or file. Returns the version.
-Result<uint64_t> PushOne(const Arguments& arguments, const OpenedSeries& opened, int source, const std::string& path,
-                         const std::atomic<bool>& interrupted) {
+// Pushes an open directory or file.
+Result<remote::PushReport> PushOne(const Arguments& arguments, const OpenedSeries& opened, int source,
+                                   const std::string& path, const std::atomic<bool>& interrupted) {
   TransferProgress progress("push", path, arguments.progress);
   const remote::PushOptions options{.version = arguments.version,
                                     .take_over = arguments.take_over,
+                                    .replace_earlier = arguments.watched.has_value(),
                                     .verify = arguments.verify,
                                     .storage_class = arguments.storage_class,
                                     .progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
                                     .interrupted = [&] { return interrupted.load(); }};
   ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, source, path, options));
   Report(arguments, path, opened.series->url(report.version), report);
-  return report.version;
+  return report;
 }
 
 // Removes versions below the one that was just pushed. After a run went back, greater ones are of states that it has
 // left: if they counted, each new version would be removed after the next push.
-Result<void> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed,
-                        const std::atomic<bool>& interrupted) {
-  if (arguments.keep == 0) return {};
+Result<remote::PruneReport> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed,
+                                       const std::atomic<bool>& interrupted) {
+  if (arguments.keep == 0) return remote::PruneReport();
   const remote::PruneOptions options{.keep = arguments.keep,
                                      .up_to = pushed,
                                      .all_versions = arguments.all_versions,
                                      .interrupted = [&] { return interrupted.load(); }};
-  ASSIGN_OR_RETURN(const auto report, remote::Prune(*opened.series, options));
-  WarnOfOldVersions(opened.series->url(), report);
-  return {};
-}
-
-// Whether a version would be one of those that --keep removes: it was pushed and removed by an earlier program.
-Result<bool> IsOutdated(const Arguments& arguments, const OpenedSeries& opened, uint64_t version,
-                        const std::atomic<bool>& interrupted) {
-  if (arguments.keep == 0) return false;
-  ASSIGN_OR_RETURN(const auto report,
-                   remote::Prune(*opened.series, {.keep = arguments.keep, .dry_run = true, .interrupted = [&] {
-                                                    return interrupted.load();
-                                                  }}));
-  return report.kept.size() >= arguments.keep && version < report.kept.back();
+  return remote::Prune(*opened.series, options);
 }
 
 struct FoundPublication {
-  uint64_t version = 0;
   std::string name;
-  std::array<uint8_t, 16> id{};
+  client::Publication published;
 };
 
 // A directory is not opened through a link, because another user may have put it there.
@@ -137,11 +124,11 @@ Result<Publications> FindPublications(const std::string& path) {
     // What is not published now is looked at again; a directory may also be removed meanwhile.
     if (!opened) continue;
     if (const auto published = client::PublicationOf(opened.get(), path + "/" + name)) {
-      out.found.push_back({published->version, name, published->id});
+      out.found.push_back({name, *published});
     }
   }
   std::sort(out.found.begin(), out.found.end(), [](const FoundPublication& a, const FoundPublication& b) {
-    return std::tie(a.version, a.name) < std::tie(b.version, b.name);
+    return std::tie(a.published.version, a.name) < std::tie(b.published.version, b.name);
   });
   return out;
 }
@@ -159,75 +146,114 @@ class Watch {
     while (!interrupted_) {
       const bool passed = Look();
       pause = passed ? kLook : std::min(pause * kPauseFactor, kLongestPause);
-      const auto until = std::chrono::steady_clock::now() + pause;
-      while (!interrupted_ && std::chrono::steady_clock::now() < until) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      }
+      const auto until = Clock::now() + pause;
+      while (!interrupted_ && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    return kSuccess;
+    if (left_ == 0) return kSuccess;
+    Print(stderr, fmt::format("weightfs: {}: {} published director{} not pushed\n", Printable(*arguments_.watched),
+                              left_, left_ == 1 ? "y was" : "ies were"));
+    return kFailure;
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  using Id = std::array<uint8_t, 16>;
+  // Of a publication that was tried.
+  struct Outcome {
+    bool done = false;                                  // pushed, or not wanted any more
+    Clock::time_point next = Clock::time_point::min();  // when it is tried again
+    std::string said;                                   // the error that was reported
+  };
+
   // Returns false after a failure that may pass.
   bool Look() {
     // Opened for each look, because an open descriptor keeps a mount from being unmounted.
     const auto publications = FindPublications(*arguments_.watched);
     if (!publications) {
-      Say(publications.error());
+      Say(publications.error(), &said_);
       return false;
     }
+    said_.clear();
+    const auto is_left = [&](const FoundPublication& found) { return !outcomes_[found.published.id].done; };
+    left_ = static_cast<size_t>(std::ranges::count_if(publications->found, is_left));
     for (const FoundPublication& publication : publications->found) {
       if (interrupted_) return true;
-      if (settled_.contains(publication.id)) continue;
-      const auto done = Push(publications->directory.get(), publication);
+      if (Clock::now() < outcomes_[publication.published.id].next) continue;
+      // A step of before, from which the run went back, must not remove the steps of now.
+      const bool prunes = std::ranges::none_of(publications->found, [&](const FoundPublication& other) {
+        return other.published.version < publication.published.version &&
+               other.published.time_ns > publication.published.time_ns;
+      });
+      const auto pushed = Push(publications->directory.get(), publication, prunes);
       static_cast<void>(FlushOutput().has_value());
-      if (!done && interrupted_) return true;
-      if (!done) {
-        Say(done.error());
-        // Of these, only a person can change the outcome.
-        const bool lasting = done.error().code == ErrorCode::kExists || done.error().code == ErrorCode::kInvalid;
-        if (!lasting) return false;
-      }
-      settled_.insert(publication.id);
+      if (!pushed && interrupted_) return true;
+      if (!pushed && !Postpone(publication, pushed.error())) return false;
+      if (!pushed) continue;
+      outcomes_[publication.published.id] = {.done = true, .next = Clock::time_point::max(), .said = {}};
+      --left_;
     }
-    said_.clear();
     return true;
   }
 
-  Result<void> Push(int directory, const FoundPublication& publication) {
-    const std::string path = *arguments_.watched + "/" + publication.name;
-    ASSIGN_OR_RETURN(const bool outdated, IsOutdated(arguments_, opened_, publication.version, interrupted_));
-    if (outdated) {
-      Print(stderr, fmt::format("weightfs: {}: version {} is older than the {} that are kept: not pushed\n",
-                                Printable(path), publication.version, arguments_.keep));
-      return {};
+  // Returns false if the later publications must wait, too.
+  bool Postpone(const FoundPublication& publication, const Error& error) {
+    Outcome& outcome = outcomes_[publication.published.id];
+    Say(error, &outcome.said);
+    switch (error.code) {
+      case ErrorCode::kExists:
+      case ErrorCode::kInvalid:  // of these, only a person can change the outcome
+        outcome.next = Clock::time_point::max();
+        return true;
+      case ErrorCode::kBusy:  // another program pushes it
+        outcome.next = Clock::now() + kLongestPause;
+        return true;
+      default: return false;
     }
-    const UniqueFd source = OpenIn(directory, publication.name);
+  }
+
+  Result<void> Push(int directory, const FoundPublication& publication, bool prunes) {
+    const auto& [name, found] = publication;
+    const std::string path = *arguments_.watched + "/" + name;
+    if (arguments_.keep > 0) {
+      // Versions that were there before are of a run that went back; they make nothing outdated.
+      ASSIGN_OR_RETURN(const bool outdated,
+                       opened_.series->IsSuperseded(found.version, found.time_ns, arguments_.keep,
+                                                    [&] { return interrupted_.load(); }));
+      if (outdated) {
+        Print(stderr, fmt::format("weightfs: {}: version {} is older than the {} that are kept: not pushed\n",
+                                  Printable(path), found.version, arguments_.keep));
+        return {};
+      }
+    }
+    const UniqueFd source = OpenIn(directory, name);
     if (!source) return SystemError(path, "cannot be opened");
     const auto published = client::PublicationOf(source.get(), path);
-    if (!published || published->id != publication.id) {
+    if (!published || published->id != found.id) {
       return Error{ErrorCode::kStale, Printable(path) + ": was replaced before it was pushed"};
     }
-    ASSIGN_OR_RETURN(const uint64_t version, PushOne(arguments_, opened_, source.get(), path, interrupted_));
+    ASSIGN_OR_RETURN(const auto report, PushOne(arguments_, opened_, source.get(), path, interrupted_));
+    if (report.existed || !prunes) return {};
     // The version is there; the next push prunes again.
-    if (const auto pruned = PruneAfter(arguments_, opened_, version, interrupted_); !pruned && !interrupted_) {
-      Fail(pruned.error());
+    const auto pruned = PruneAfter(arguments_, opened_, report.version, interrupted_);
+    if (!pruned && !interrupted_) Fail(pruned.error());
+    if (pruned && pruned->leaves_old_versions && !std::exchange(warned_, true)) {
+      WarnOfOldVersions(opened_.series->url(), *pruned);
     }
     return {};
   }
 
   // A failure that lasts is reported once.
-  void Say(const Error& error) {
-    if (error.what == said_) return;
-    said_ = error.what;
-    Fail(error);
+  static void Say(const Error& error, std::string* said) {
+    if (std::exchange(*said, error.what) != error.what) Fail(error);
   }
 
   const Arguments& arguments_;
   const OpenedSeries& opened_;
   const std::atomic<bool>& interrupted_;
-  std::set<std::array<uint8_t, 16>> settled_;  // ids of publications
-  std::string said_;
+  std::map<Id, Outcome> outcomes_;
+  size_t left_ = 0;  // published directories that the last look has found, and that are not done
+  bool warned_ = false;
+  std::string said_;  // of the watched directory itself
 };
 
 int Push(const Arguments& arguments) {
@@ -239,8 +265,10 @@ int Push(const Arguments& arguments) {
   if (!source.has_value()) return Fail(source.error());
   const auto pushed = PushOne(arguments, *opened, source->get(), arguments.path, interrupted);
   if (!pushed.has_value()) return Fail(pushed.error());
-  const auto pruned = PruneAfter(arguments, *opened, *pushed, interrupted);
-  return pruned.has_value() ? kSuccess : Fail(pruned.error());
+  const auto pruned = PruneAfter(arguments, *opened, pushed->version, interrupted);
+  if (!pruned.has_value()) return Fail(pruned.error());
+  WarnOfOldVersions(opened->series->url(), *pruned);
+  return kSuccess;
 }
 
 // With --watch the only name is the URL. Returns what is wrong with the names, or with options that need others.
@@ -308,6 +336,8 @@ void AddPush(CLI::App& app, int* exit_code) {
       "are beside them, below URL/VERSION/.weightfs; the version exists once its manifest does. Publish a directory\n"
       "first ('weightfs publish'): it then cannot change meanwhile, and its version is that of the publication.\n"
       "If a push is interrupted, the same command continues it. Credentials are found as by AWS's programs.\n"
+      "With --watch a directory that is published again, because a run went back, replaces the version that was\n"
+      "pushed from the same path before. It exits with 1 if a directory that it has found was not pushed.\n"
       "Links in the directory are pushed as links. One on the path to it is followed if it belongs to you, to root or\n"
       "to the owner of what it leads to.\n\n"
       "Examples:\n"

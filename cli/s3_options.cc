@@ -121,8 +121,8 @@ Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arg
 
 void WarnOfOldVersions(const std::string& url, const remote::PruneReport& report) {
   if (!report.leaves_old_versions) return;
-  Print(stderr, fmt::format("weightfs: warning: {0}: its bucket keeps old versions of deleted objects, so no space was "
-                            "freed; 'weightfs prune {0} --keep N --all-versions' deletes them, too\n",
+  Print(stderr, fmt::format("weightfs: warning: {0}: its bucket keeps old versions of the objects that were removed, so "
+                            "their space is not free; 'weightfs prune {0} --keep N --all-versions' deletes them\n",
                             url));
 }
 

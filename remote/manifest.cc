@@ -229,11 +229,13 @@ void Manifest::NumberBlocks() {
 }
 
 std::string Manifest::Encode() const {
-  std::string text = Line({{"weightfs-manifest", kFormat},
-                           {"version", version},
-                           {"push", push},
-                           {"source", Printable(source)},
-                           {"created", created_ns}});
+  Json head = {{"weightfs-manifest", kFormat},
+               {"version", version},
+               {"push", push},
+               {"source", Printable(source)},
+               {"created", created_ns}};
+  if (published_ns != 0) head["published"] = published_ns;
+  std::string text = Line(head);
   for (const DirectoryEntry& directory : directories) {
     Json json = {{"directory", directory.path}, {"mode", directory.mode}, {"modified", directory.modified_ns}};
     if (!directory.attributes.empty()) json["attributes"] = EncodeAttributes(directory.attributes);
@@ -266,6 +268,7 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
     manifest.push = head.at("push").get<std::string>();
     manifest.source = head.at("source").get<std::string>();
     manifest.created_ns = head.at("created").get<int64_t>();
+    manifest.published_ns = head.value("published", int64_t{0});
     if (format < 1 || manifest.version == 0 || manifest.version > kMaximumVersion || !IsHex(manifest.push, kIdDigits)) {
       return Damaged("an impossible first line");
     }
@@ -283,6 +286,10 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
 
 std::string Claim::Encode() const {
   Json json = {{"weightfs-claim", kFormat}, {"push", push}, {"source", Printable(source)}, {"created", created_ns}};
+  if (published_ns != 0) json["published"] = published_ns;
+  if (!storage_class.empty()) json["storage-class"] = Printable(storage_class);
+  if (!encryption.empty()) json["encryption"] = Printable(encryption);
+  if (!encryption_key.empty()) json["encryption-key"] = Printable(encryption_key);
   if (taken_over) json["taken-over"] = true;
   return Line(json);
 }
@@ -295,6 +302,10 @@ Result<Claim> Claim::Decode(std::string_view text) {
     Claim claim{.push = json.at("push").get<std::string>(),
                 .source = json.at("source").get<std::string>(),
                 .created_ns = json.at("created").get<int64_t>(),
+                .published_ns = json.value("published", int64_t{0}),
+                .storage_class = json.value("storage-class", std::string()),
+                .encryption = json.value("encryption", std::string()),
+                .encryption_key = json.value("encryption-key", std::string()),
                 .taken_over = json.value("taken-over", false)};
     if (!IsHex(claim.push, kIdDigits)) return Error{ErrorCode::kCorrupt, "the claim is damaged"};
     return claim;

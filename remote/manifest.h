@@ -67,8 +67,9 @@ struct LinkEntry {
 struct Manifest {
   uint64_t version = 0;                          // 1 to 2^63 - 1
   std::string push;                              // id of the push that made it, 32 hexadecimal digits; as in the claim
-  std::string source = {};                       // for people: host and directory
+  std::string source = {};                       // host and directory, Printable once it is encoded
   int64_t created_ns = 0;                        // since the epoch
+  int64_t published_ns = 0;                      // of the publication that was pushed; 0: none
   std::vector<DirectoryEntry> directories = {};  // ordered by path, so parents come first
   std::vector<FileEntry> files = {};             // ordered by path
   std::vector<LinkEntry> links = {};             // ordered by path
@@ -89,8 +90,11 @@ struct Manifest {
 // The claim of a version.
 struct Claim {
   std::string push;         // 32 hexadecimal digits
-  std::string source = {};  // for people
+  std::string source = {};  // as in Manifest
   int64_t created_ns = 0;
+  int64_t published_ns = 0;  // as in Manifest
+  // What the objects are sent with, because a push that is continued must not mix two; empty: what the bucket says.
+  std::string storage_class = {}, encryption = {}, encryption_key = {};
   // When the version was claimed, another push had been there, which may still write: objects and parts that are in the
   // bucket are not trusted.
   bool taken_over = false;

@@ -56,9 +56,9 @@ class Pusher {
   Result<void> CheckManifestSize() const;
   Result<void> WriteManifest();
   Result<void> ConfirmClaim() const;
-  Claim OurClaim(bool taken_over) const {
-    return {.push = manifest().push, .source = source(), .created_ns = Now(), .taken_over = taken_over};
-  }
+  Claim OurClaim(bool taken_over) const;
+  Result<void> CheckStorage(const Claim& claim) const;
+  bool IsEarlier(const std::string& source, int64_t published_ns, int64_t created_ns) const;
   std::string source() const { return HostName() + ":" + tree_.root; }
   Manifest& manifest() { return tree_.manifest; }
   const Manifest& manifest() const { return tree_.manifest; }
@@ -74,6 +74,24 @@ class Pusher {
   std::set<std::string> abandoned_;  // ids of uploads that the service does not complete
   PushReport report_;
 };
+
+Claim Pusher::OurClaim(bool taken_over) const {
+  const s3::Settings& settings = series_.bucket().client().settings();
+  return {.push = manifest().push,
+          .source = source(),
+          .created_ns = Now(),
+          .published_ns = manifest().published_ns,
+          .storage_class = options_.storage_class,
+          .encryption = settings.encryption,
+          .encryption_key = settings.encryption_key,
+          .taken_over = taken_over};
+}
+
+// True of what PushOptions::replace_earlier replaces. Both times are of this host's clock.
+bool Pusher::IsEarlier(const std::string& source, int64_t published_ns, int64_t created_ns) const {
+  return options_.replace_earlier && publication_ && source == Printable(this->source()) &&
+         (published_ns != 0 ? published_ns : created_ns) < publication_->time_ns;
+}
 
 // A publication that was read before the files tells that they cannot have changed since.
 Result<void> Pusher::ReadPublication() {
@@ -102,6 +120,7 @@ Result<void> Pusher::ChooseVersion() {
                        : options_.version ? *options_.version
                                           : UtcVersion(tree_.newest_ns());
   manifest().push = publication_ ? ToHex(publication_->id) : tree_.Fingerprint();
+  manifest().published_ns = publication_ ? publication_->time_ns : 0;
   manifest().source = source();
   report_.version = manifest().version;
   report_.files = manifest().files.size();
@@ -110,18 +129,24 @@ Result<void> Pusher::ChooseVersion() {
 }
 
 // True if an earlier push of the same source has made the version. A manifest of our own that arrived damaged, so that
-// no reader accepts it, is removed.
+// no reader accepts it, is removed, and so is one that we replace.
 Result<bool> Pusher::IsComplete() {
   const auto existing = series_.Load(manifest().version, options_.interrupted);
   if (!existing && existing.error().code == ErrorCode::kNotFound) return false;
   if (!existing && existing.error().code == ErrorCode::kCorrupt) {
     const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
-    if (!claim || claim->push != manifest().push) return existing.error();
+    const bool ours = claim && (claim->push == manifest().push ||
+                                IsEarlier(claim->source, claim->published_ns, claim->created_ns));
+    if (!ours) return existing.error();
     RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
     return false;
   }
   if (!existing) return existing.error();
   if (existing->push != manifest().push) {
+    if (IsEarlier(existing->source, existing->published_ns, existing->created_ns)) {
+      RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
+      return false;
+    }
     return Error{ErrorCode::kExists,
                  fmt::format("{}: exists already, from {}, {}; push it as another version with --version", url(),
                              existing->source, FormatUtc(existing->created_ns))};
@@ -138,18 +163,39 @@ Result<void> Pusher::TakeClaim() {
     RETURN_IF_ERROR(MakeClaim());
     found = series_.LoadClaim(manifest().version, options_.interrupted);
   }
-  if (found && found->push == manifest().push) {
+  const bool ours = found && found->push == manifest().push;
+  const Result<void> stored_alike = ours ? CheckStorage(*found) : Result<void>();
+  if (ours && stored_alike) {
     trusts_objects_ = !found->taken_over;
     return {};
   }
   if (!found && found.error().code != ErrorCode::kCorrupt) return found.error();
   const std::string other =
       found ? fmt::format("from {}, {}", found->source, FormatUtc(found->created_ns)) : "with a damaged claim";
-  if (options_.take_over) return TakeOver(other);
+  const bool earlier = found && IsEarlier(found->source, found->published_ns, found->created_ns);
+  if (options_.take_over || earlier) return TakeOver(other);
+  if (!stored_alike) return stored_alike;
   return Error{ErrorCode::kBusy,
                fmt::format("{}: another push began this version, {}; let it finish, or replace it with --take-over if "
                            "it has ended",
                            url(), other)};
+}
+
+// The objects of one version are all sent with the same options.
+Result<void> Pusher::CheckStorage(const Claim& claim) const {
+  const auto text = [](const Claim& of) {
+    std::string options;
+    if (!of.storage_class.empty()) options += " --storage-class " + Printable(of.storage_class);
+    if (!of.encryption.empty()) options += " --sse " + Printable(of.encryption);
+    if (!of.encryption_key.empty()) options += " --sse-kms-key-id " + Printable(of.encryption_key);
+    return options.empty() ? std::string(" neither --storage-class nor --sse") : options;
+  };
+  const std::string begun = text(claim), now = text(OurClaim(/*taken_over=*/false));
+  if (begun == now) return {};
+  return Error{ErrorCode::kInvalid,
+               fmt::format("{}: this push was interrupted, and was begun with{}: repeat that, or send everything again "
+                           "with --take-over",
+                           url(), begun)};
 }
 
 // What is there without a claim is not from a push of ours.

@@ -15,6 +15,8 @@ namespace weightfs::remote {
 struct PushOptions {
   std::optional<uint64_t> version = std::nullopt;  // default: that of the publication, or the time of the latest change
   bool take_over = false;                          // replace an unfinished push that is not of this source
+  // Of a publication: replace what an earlier publication at the same path of this host has pushed, or begun to push.
+  bool replace_earlier = false;
   bool verify = false;                             // read everything back before the version exists
   std::string storage_class = {};                  // of the files; empty: the bucket's
   // Called with bytes sent (or found in the bucket) and the total, on the calling thread.
@@ -43,7 +45,8 @@ struct PushReport {
 //   kBusy       another push has begun this version (the next step: --take-over), or has taken it over
 //   kTooLarge   the manifest would have more than kMaximumManifest bytes
 //   kStale      a file changed during the push
-//   kInvalid    a file cannot be in a bucket (ScanTree); another version than that of the publication; version 0
+//   kInvalid    a file cannot be in a bucket (ScanTree); another version than that of the publication; version 0; the
+//               interrupted push was begun with another storage class or encryption
 //   kCorrupt    what was sent arrived damaged three times (`verify`), or a file is damaged here
 //   kCancelled  `interrupted` returned true
 //   others      of s3::Client, and of reading the files

@@ -2,6 +2,7 @@
 #include "remote/series.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <functional>
 
@@ -65,6 +66,23 @@ Result<Manifest> Series::LoadLatest(const s3::Interrupted& interrupted) const {
     if (manifest || manifest.error().code != ErrorCode::kNotFound) return manifest;
   }
   return Error{ErrorCode::kNotFound, url() + ": no version was pushed here"};
+}
+
+Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t count,
+                                  const s3::Interrupted& interrupted) const {
+  ASSIGN_OR_RETURN(const auto numbers, Numbers(interrupted));
+  size_t found = 0;
+  for (const uint64_t greater : numbers) {
+    if (greater <= version || found >= count) break;
+    const auto manifest = Load(greater, interrupted);
+    if (manifest) {
+      found += (manifest->published_ns != 0 ? manifest->published_ns : manifest->created_ns) > time_ns;
+      continue;
+    }
+    constexpr std::array kIncomplete = {ErrorCode::kNotFound, ErrorCode::kCorrupt, ErrorCode::kVersion};
+    if (std::ranges::find(kIncomplete, manifest.error().code) == kIncomplete.end()) return manifest.error();
+  }
+  return found >= count;
 }
 
 Result<Claim> Series::LoadClaim(uint64_t version, const s3::Interrupted& interrupted) const {

@@ -42,6 +42,10 @@ class Series {
   Result<Manifest> Load(uint64_t version, const s3::Interrupted& interrupted = {}) const;
   // Returns the manifest of the greatest version that has one. kNotFound: there is none.
   Result<Manifest> LoadLatest(const s3::Interrupted& interrupted = {}) const;
+  // True if at least `count` complete versions are greater, and later: of publications after `time_ns`, or, without a
+  // publication, pushed after it.
+  Result<bool> IsSuperseded(uint64_t version, int64_t time_ns, size_t count,
+                            const s3::Interrupted& interrupted = {}) const;
   // Returns the claim of a version; kNotFound if it has none, kCorrupt if it is damaged.
   Result<Claim> LoadClaim(uint64_t version, const s3::Interrupted& interrupted = {}) const;
 

@@ -43,9 +43,11 @@ Error ResponseError(const Request& request, std::string_view what) {
   return {ErrorCode::kIo, fmt::format("{} {}: {}", request.method, ToString(request.object), what)};
 }
 
-// A machine without MD5 sends none.
-void AddMd5(Request* request) {
-  if (auto md5 = Md5Text(request->body)) request->headers.emplace_back("content-md5", std::move(*md5));
+// Returns false, and adds none, on a machine without MD5.
+bool AddMd5(Request* request) {
+  auto md5 = Md5Text(request->body);
+  if (md5) request->headers.emplace_back("content-md5", std::move(*md5));
+  return md5.has_value();
 }
 
 // Adds what was requested to an error of the parser.
@@ -386,13 +388,10 @@ Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> versions, const 
   if (versions.empty()) return {};
   const auto document = DeleteDocument(versions);
   Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
-  const auto md5 = Md5Text(AsBytes(document));
-  if (!md5) {
-    return Error{ErrorCode::kNotSupported,
-                 ToString(request.object) + ": OpenSSL on this machine has no MD5 (perhaps in FIPS mode)"};
-  }
-  request.headers = {{"content-type", "application/xml"}, {"content-md5", *md5}};
+  request.headers = {{"content-type", "application/xml"}};
   request.body = AsBytes(document);
+  // S3 demands a checksum here, and not every service knows the CRC-32C.
+  if (!AddMd5(&request)) request.headers.emplace_back(kCrc32cHeader, Crc32cText(request.body));
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
   ASSIGN_OR_RETURN(const auto failures, Named(ParseDeleteFailures(response.body), request.object));
   if (failures.empty()) return {};

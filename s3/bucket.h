@@ -97,10 +97,13 @@ struct Listing {
 // Typed requests; see Client for retries, errors and threads. The client must outlive the Bucket, and the callbacks
 // have the contract of ResponseCallback. The Bucket must outlive its requests. Thread-safe.
 //
-// Every body has a checksum that the service compares, so that a body which is changed on its way is not stored, and
-// buckets with Object Lock accept it. A CRC-32C costs almost nothing; but only a service that knows it confirms it. The
-// Content-MD5, which every service knows, costs a core for 0.8 GB/s, and is sent until a CRC-32C has been confirmed,
-// and for parts of uploads for which the service did not confirm the algorithm (if OpenSSL has it: not in FIPS mode).
+// The body of every object and part has a checksum that the service compares, so that a body which is changed on its
+// way is not stored, and buckets with Object Lock accept it. The documents of CompleteMultipartUpload and DeleteObjects
+// are protected by the signature, which covers their SHA-256; the latter has a checksum, too, because S3 demands it.
+//
+// A CRC-32C costs almost nothing; but only a service that knows it confirms it. The Content-MD5, which every service
+// knows, costs a core for 0.8 GB/s, and is sent until a CRC-32C has been confirmed, and for parts of uploads for which
+// the service did not confirm the algorithm (if OpenSSL has it: not in FIPS mode).
 class Bucket {
  public:
   Bucket(Client& client, std::string name) : client_(client), name_(std::move(name)) {}

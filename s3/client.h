@@ -24,8 +24,9 @@ struct Request {
   Location object;  // an empty key: the bucket itself
   Fields query = {};
   Fields headers = {};  // in addition to those of HTTP and of the signature
-  // The body. The memory must stay valid and unchanged until the callback. Up to 64 KiB are signed with their SHA-256;
-  // a larger body is not (UNSIGNED-PAYLOAD), so damage on a plain connection is found by checksums only.
+  // The body. The memory must stay valid and unchanged until the callback. Up to 64 KiB, and the documents of a POST,
+  // are signed with their SHA-256; a larger body is not (UNSIGNED-PAYLOAD), so damage on a plain connection is found by
+  // checksums only.
   std::span<const std::byte> body = {};
   // The memory for the body of a successful response. Its size must match exactly; otherwise the request is retried and
   // fails. The memory must stay valid until the callback; before it, or after an error, its content is undefined.
@@ -83,7 +84,7 @@ struct ClientStatistics {
 //   kExists     412 or a lasting 409 of a PUT or POST      kStale      412 of a GET or HEAD: the object was replaced
 //   kNoSpace    507, QuotaExceeded                         kTooLarge   see Request::body_limit
 //   kCancelled  Cancel, `interrupted`, or the destructor   kInvalid    the request cannot be sent (a line break)
-//   kRange      416: the object is shorter                 kNotSupported  OpenSSL has no SHA-256 or MD5 (FIPS)
+//   kRange      416: the object is shorter                 kNotSupported  OpenSSL has no SHA-256
 //   kIo         everything else
 //
 // Thread-safe. The thread of the client sends and receives; a second one loads credentials.

@@ -221,8 +221,8 @@ Result<Fields> ClientLoop::SignedHeaders(const Job& job, const RequestUrl& url) 
   auto headers = request.headers;
   if (settings_.requester_pays) headers.emplace_back("x-amz-request-payer", "requester");
   if (settings_.sign) {
-    const auto hash =
-        request.body.size() <= kSignedBody ? Sha256Hex(AsText(request.body)) : std::string(kUnsignedPayload);
+    const bool covers_body = request.body.size() <= kSignedBody || request.method == "POST";
+    const auto hash = covers_body ? Sha256Hex(AsText(request.body)) : std::string(kUnsignedPayload);
     if (!hash) return fail(hash.error().code, hash.error().what);
     const SignedRequest input{request.method, url.host, url.path, request.query, headers, *hash, job.region};
     const auto added = Sign(input, job.credentials, std::chrono::system_clock::now() + clock_error_);

@@ -156,7 +156,7 @@ class Operations:
                       f"<IsTruncated>{str(bool(last)).lower()}</IsTruncated>{''.join(listed)}</ListBucketResult>")
 
     def post_bucket_delete(self, body):
-        if "content-md5" not in self.lower:
+        if not self.objects.check_sums(self.bucket, body, self.lower) and "content-md5" not in self.lower:
             raise Failure(400, "InvalidRequest", "Missing required header for this request: Content-MD5")
         named = [(node.findtext("Key"), node.findtext("VersionId")) for node in xml_root(body).iter("Object")]
         keys = [key for key, _ in named]

@@ -2,9 +2,10 @@
 """Checksums of what is sent, Object Lock, storage classes, encryption, requester pays, and unencrypted services."""
 import pytest
 
+from harness import needs, process
 from harness.s3_server import S3Server
 from harness.tree import differences
-from versions import MIB, SERIES, URL, comparable, pull, refused, weightfs, write
+from versions import MIB, SERIES, URL, comparable, keys, make_tree, pull, refused, weightfs, write
 
 CRC32C, MD5 = "x-amz-checksum-crc32c", "content-md5"
 
@@ -96,6 +97,79 @@ def test_files_have_a_storage_class_and_all_objects_an_encryption(server, tree, 
     assert stored(server, "6/one")[0].headers["x-amz-server-side-encryption"] == "AES256"
     assert "x-amz-server-side-encryption-aws-kms-key-id" not in stored(server, "6/one")[0].headers
     pull(server, target)
+
+
+OPTIONS = [("--storage-class", "STANDARD_IA"), ("--sse", "AES256"), ("--sse-kms-key-id", "key-1"), ()]
+
+
+@pytest.mark.parametrize("first, second", [(first, second) for first in OPTIONS for second in OPTIONS
+                                           if first != second])
+def test_a_continued_push_does_not_mix_options(server, local, first, second):
+    tree = make_tree(local / "source", large=MIB)
+    server.fail(1, "status", method="PUT", key="/manifest$", status=403, code="AccessDenied")
+    refused(server, "push", tree, URL, "--version", 5, *first)
+    before = keys(server)
+    error = refused(server, "push", tree, URL, "--version", 5, *second)
+    assert f"was begun with {' '.join(first) or 'neither'}" in error.replace("--sse aws:kms ", "")
+    assert keys(server) == before
+    weightfs(server, "push", tree, URL, "--version", 5, *second, "--take-over")
+    assert len(stored(server, "/large")) == 2
+    weightfs(server, "push", tree, URL, "--version", 6, *second)
+
+
+def test_a_push_with_the_same_options_is_continued(server, tree):
+    options = ("--storage-class", "STANDARD_IA", "--sse-kms-key-id", "key-1")
+    server.fail(1, "status", method="PUT", key="/manifest$", status=403, code="AccessDenied")
+    refused(server, "push", tree, URL, "--version", 5, *options)
+    weightfs(server, "push", tree, URL, "--version", 5, *options)
+    assert len(stored(server, "/large")) == 2   # its parts, each once
+
+
+NO_MD5 = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+
+const void* EVP_md5(void);
+
+int EVP_Digest(const void* data, size_t count, unsigned char* md, unsigned* size, const void* type, void* engine) {
+  int (*next)(const void*, size_t, unsigned char*, unsigned*, const void*, void*) = dlsym(RTLD_NEXT, "EVP_Digest");
+  return type == EVP_md5() ? 0 : next(data, count, md, size, type, engine);
+}
+"""
+
+
+@needs.program("cc")
+def test_a_machine_without_md5(either, tree, target, local):
+    """As OpenSSL in FIPS mode: bodies have the CRC-32C alone, also the list of keys to delete. A service that does not
+    know it may refuse the latter, and says why."""
+    source, library = local / "no_md5.c", local / "no_md5.so"
+    source.write_text(NO_MD5)
+    process.run(["cc", "-shared", "-fPIC", "-o", library, source, "-lcrypto"])
+    plain = either.environment()
+    either.environment = lambda: {**plain, "LD_PRELOAD": str(library)}
+    for version in (1, 2):
+        weightfs(either, "push", tree, URL, "--version", version)
+    if either.objects.radosgw:
+        assert "Missing required header for this request: Content-MD5" in refused(either, "prune", URL, "--keep", 1)
+    else:
+        weightfs(either, "prune", URL, "--keep", 1)
+        assert not keys(either, f"{SERIES}/1/")
+    assert not [record for record in either.requests if MD5 in record.headers]
+    pull(either, target)
+
+
+def test_long_documents_are_signed(server, probe):
+    """The list of the parts of a large file has more than 64 KiB, and no checksum of its own."""
+    upload = server.objects.create_upload("tests", "key", {})
+    for number in range(1, 2001):
+        server.objects.put_part("tests", "key", upload, number, b"part", {})
+    assert "EntityTooSmall" in probe.refused("complete", key="key", upload_id=upload).text
+    probe("delete-many", keys=[f"{number:03}" * 100 for number in range(400)])
+    sent = [record for record in server.requests if record.method == "POST"]
+    assert len(sent) == 2
+    for record in sent:
+        assert record.size > 64 << 10 and len(record.headers["x-amz-content-sha256"]) == 64
 
 
 def test_a_requester_pays(server, tree, target):

@@ -111,8 +111,8 @@ void AddPrune(CLI::App& app, int* exit_code) {
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   AddS3Options(*command, &arguments->s3);
   command->footer(
-      "A version stops existing before its files are removed. If it is interrupted, the next prune continues. Objects\n"
-      "outside s3://BUCKET/PREFIX/NAME/<version>/ are never touched.\n\n"
+      "A version stops existing before its files are removed, and a push of it ends. If prune is interrupted, the next\n"
+      "one continues. Objects outside s3://BUCKET/PREFIX/NAME/<version>/ are never touched.\n\n"
       "Examples:\n"
       "  weightfs prune s3://models/llama --keep 3 --dry-run\n"
       "  weightfs prune s3://models/llama --keep 3 --unfinished-after 1\n"

@@ -291,6 +291,7 @@ std::string Claim::Encode() const {
   if (!encryption.empty()) json["encryption"] = Printable(encryption);
   if (!encryption_key.empty()) json["encryption-key"] = Printable(encryption_key);
   if (taken_over) json["taken-over"] = true;
+  if (removing) json["removing"] = true;
   return Line(json);
 }
 
@@ -306,7 +307,8 @@ Result<Claim> Claim::Decode(std::string_view text) {
                 .storage_class = json.value("storage-class", std::string()),
                 .encryption = json.value("encryption", std::string()),
                 .encryption_key = json.value("encryption-key", std::string()),
-                .taken_over = json.value("taken-over", false)};
+                .taken_over = json.value("taken-over", false),
+                .removing = json.value("removing", false)};
     if (!IsHex(claim.push, kIdDigits)) return Error{ErrorCode::kCorrupt, "the claim is damaged"};
     return claim;
   } catch (const std::exception&) {

@@ -4,7 +4,7 @@
 //
 // A version N of s3://BUCKET/PREFIX/NAME has the objects
 //   PREFIX/NAME/N/PATH                   the bytes of the file PATH, as they are
-//   PREFIX/NAME/N/.weightfs/claim        who pushes or has pushed the version
+//   PREFIX/NAME/N/.weightfs/claim        who pushes, has pushed or removes the version
 //   PREFIX/NAME/N/.weightfs/sums/I       checksums: slice I of all checksums of the version
 //   PREFIX/NAME/N/.weightfs/manifest     written last: without it there is no such version
 #pragma once
@@ -98,6 +98,8 @@ struct Claim {
   // When the version was claimed, another push had been there, which may still write: objects and parts that are in the
   // bucket are not trusted.
   bool taken_over = false;
+  // It is the claim of a prune, whose id is in `push`: the version is being removed, or a prune was killed.
+  bool removing = false;
 
   std::string Encode() const;  // JSON
   // kCorrupt: damaged; kVersion: written by a newer program.

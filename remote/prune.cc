@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/prune.h"
 
+#include <fmt/format.h>
+#include <sys/random.h>
+
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <utility>
 
+#include "common/hex.h"
 #include "common/result.h"
 
 namespace weightfs::remote {
 namespace {
 
 using std::chrono::system_clock;
+
+constexpr int kRounds = 3;  // of a removal, while an ended push has not noticed it
 
 // Everything that a version has in the bucket.
 struct Contents {
@@ -20,6 +28,12 @@ struct Contents {
   bool has_manifest = false;
   std::optional<Claim> claim = {};
   std::vector<s3::ObjectVersion> versions = {};  // with PruneOptions::all_versions
+  // True if neither other objects and uploads nor old versions of other objects are left.
+  bool HasOnly(const std::string& claim_key) const {
+    const auto is_other = [&](const auto& object) { return object.key != claim_key; };
+    return uploads.empty() && std::none_of(objects.begin(), objects.end(), is_other) &&
+           std::none_of(versions.begin(), versions.end(), is_other);
+  }
   // When the version changed last.
   system_clock::time_point Changed() const {
     system_clock::time_point last;
@@ -39,6 +53,17 @@ std::vector<s3::ObjectInfo> CurrentObjects(const std::vector<s3::ObjectVersion>&
     objects.push_back({.key = object.key, .size = object.size, .modified = object.modified});
   }
   return objects;
+}
+
+// Its id is that of no other push or prune.
+Claim MakeRemovingClaim() {
+  std::array<uint8_t, 16> id{};
+  static_cast<void>(getrandom(id.data(), id.size(), 0));  // it returns so few bytes at once, always
+  const auto now = system_clock::now().time_since_epoch();
+  return {.push = ToHex(id),
+          .source = "weightfs prune",
+          .created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(),
+          .removing = true};
 }
 
 class Pruner {
@@ -68,7 +93,7 @@ class Pruner {
       return Remove(version, contents);  // an earlier call removed it
     } else if (!contents.claim) {
       if (!contents.objects.empty()) report_.foreign.push_back(version);
-    } else if (system_clock::now() - contents.Changed() < options_.unfinished_after) {
+    } else if (!contents.claim->removing && system_clock::now() - contents.Changed() < options_.unfinished_after) {
       report_.unfinished.push_back(version);
     } else {
       return Remove(version, contents);
@@ -80,6 +105,8 @@ class Pruner {
     const s3::Bucket& bucket = series_.bucket();
     const std::string prefix = series_.Prefix(version);
     Contents contents;
+    // A push has a claim before its first upload, so the claim of each of these uploads is listed.
+    ASSIGN_OR_RETURN(contents.uploads, bucket.ListMultipartUploads(prefix, options_.interrupted));
     if (options_.all_versions) {
       ASSIGN_OR_RETURN(auto listing,
                        bucket.ListVersions({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
@@ -90,7 +117,6 @@ class Pruner {
                        bucket.ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
       contents.objects = std::move(listing.objects);
     }
-    ASSIGN_OR_RETURN(contents.uploads, bucket.ListMultipartUploads(prefix, options_.interrupted));
     const auto has = [&](const std::string& key) {
       return std::any_of(contents.objects.begin(), contents.objects.end(),
                          [&](const s3::ObjectInfo& object) { return object.key == key; });
@@ -115,10 +141,8 @@ class Pruner {
   }
 
   Result<void> Remove(uint64_t version, const Contents& contents) {
-    const s3::Bucket& bucket = series_.bucket();
-    const std::string manifest = series_.ManifestKey(version), claim = series_.ClaimKey(version);
     PrunedVersion removed{.version = version,
-                          .unfinished = contents.claim && !contents.has_manifest,
+                          .unfinished = contents.claim && !contents.claim->removing && !contents.has_manifest,
                           .uploads = contents.uploads.size()};
     const auto count = [&](uint64_t size) { ++removed.objects, removed.bytes += size; };
     for (const s3::ObjectVersion& object : contents.versions) {
@@ -127,36 +151,95 @@ class Pruner {
     if (!options_.all_versions) {
       for (const s3::ObjectInfo& object : contents.objects) count(object.size);
     }
-    report_.removed.push_back(removed);
-    if (options_.dry_run) return {};
-    if (options_.all_versions) return RemoveVersions(version, contents);
-    ASSIGN_OR_RETURN(const bool kept, bucket.DeleteObject(manifest, options_.interrupted));
-    report_.leaves_old_versions = report_.leaves_old_versions || kept;
-    RETURN_IF_ERROR(Abort(contents.uploads));
-    std::vector<std::string> keys;
-    for (const s3::ObjectInfo& object : contents.objects) {
-      if (object.key != manifest && object.key != claim) keys.push_back(object.key);
+    if (!options_.dry_run) {
+      ASSIGN_OR_RETURN(const bool done, contents.objects.empty() ? RemoveListed(version, contents)
+                                                                 : RemoveClaimed(version, contents));
+      if (!done) return {};
     }
-    RETURN_IF_ERROR(bucket.DeleteObjects(keys, options_.interrupted));
-    RETURN_IF_ERROR(bucket.DeleteObject(claim, options_.interrupted));
+    report_.removed.push_back(removed);
     return {};
   }
 
-  // Deletes the versions of objects that were listed, and none that a push has made since. A delete marker goes after the
-  // content that it hides, which would be the current version otherwise.
-  Result<void> RemoveVersions(uint64_t version, const Contents& contents) const {
+  // Removes a version that a push may be making. The claim ends that push; what it writes until it notices is removed,
+  // too. Returns false if the push has completed the version before.
+  Result<bool> RemoveClaimed(uint64_t version, Contents contents) {
+    const s3::Bucket& bucket = series_.bucket();
+    const Claim ours = MakeRemovingClaim();
+    RETURN_IF_ERROR(bucket.PutObject(series_.ClaimKey(version), ours.Encode(), {}, options_.interrupted));
+    if (!contents.has_manifest) {
+      const auto manifest = bucket.HeadObject(series_.ManifestKey(version), options_.interrupted);
+      if (!manifest && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+      if (manifest) return GiveBack(version, contents);
+    }
+    for (int round = 1; round <= kRounds; ++round) {
+      RETURN_IF_ERROR(RemoveFiles(version, contents));
+      ASSIGN_OR_RETURN(contents, Examine(version));
+      // Another prune, or a push that has taken over, goes on here.
+      if (!contents.claim || contents.claim->push != ours.push) return true;
+      if (contents.HasOnly(series_.ClaimKey(version))) return RemoveListed(version, contents);
+    }
+    return Error{ErrorCode::kBusy, fmt::format("{}: another program writes there while it is removed; the next prune "
+                                               "continues", series_.url(version))};
+  }
+
+  // A push that has not compared its claim yet makes the version again.
+  Result<bool> GiveBack(uint64_t version, const Contents& contents) {
+    if (contents.claim && !contents.claim->push.empty()) {
+      RETURN_IF_ERROR(series_.bucket().PutObject(series_.ClaimKey(version), contents.claim->Encode(), {},
+                                                 options_.interrupted));
+    }
+    report_.kept.push_back(version);
+    return false;
+  }
+
+  // Removes what was listed: the manifest first, and the claim last.
+  Result<bool> RemoveListed(uint64_t version, const Contents& contents) {
+    RETURN_IF_ERROR(RemoveFiles(version, contents));
+    const std::string claim = series_.ClaimKey(version);
+    if (options_.all_versions) {
+      RETURN_IF_ERROR(RemoveOneByOne(VersionsOf(claim, contents)));
+    } else {
+      RETURN_IF_ERROR(series_.bucket().DeleteObject(claim, options_.interrupted));
+    }
+    return true;
+  }
+
+  // Removes all but the claim. Of old versions those that were listed, and none that a push has made since: a delete
+  // marker goes after the content that it hides, which would be the current version otherwise.
+  Result<void> RemoveFiles(uint64_t version, const Contents& contents) {
     const s3::Bucket& bucket = series_.bucket();
     const std::string manifest = series_.ManifestKey(version), claim = series_.ClaimKey(version);
-    std::vector<s3::ObjectVersion> of_manifest, of_claim, others;
-    for (const s3::ObjectVersion& object : contents.versions) {
-      (object.key == manifest ? of_manifest : object.key == claim ? of_claim : others).push_back(object);
+    if (options_.all_versions) {
+      RETURN_IF_ERROR(RemoveOneByOne(VersionsOf(manifest, contents)));
+    } else {
+      ASSIGN_OR_RETURN(const bool kept, bucket.DeleteObject(manifest, options_.interrupted));
+      report_.leaves_old_versions = report_.leaves_old_versions || kept;
     }
-    RETURN_IF_ERROR(RemoveOneByOne(std::move(of_manifest)));
-    RETURN_IF_ERROR(Abort(contents.uploads));
-    const auto markers = MoveMarkersBack(others);
-    RETURN_IF_ERROR(bucket.DeleteVersions({others.begin(), markers}, options_.interrupted));
-    RETURN_IF_ERROR(bucket.DeleteVersions({markers, others.end()}, options_.interrupted));
-    return RemoveOneByOne(std::move(of_claim));
+    for (const s3::UploadInfo& upload : contents.uploads) {
+      const auto aborted = bucket.AbortMultipartUpload(upload, options_.interrupted);
+      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
+    }
+    const auto is_file = [&](const std::string& key) { return key != manifest && key != claim; };
+    if (!options_.all_versions) {
+      std::vector<std::string> keys;
+      for (const s3::ObjectInfo& object : contents.objects) {
+        if (is_file(object.key)) keys.push_back(object.key);
+      }
+      return bucket.DeleteObjects(keys, options_.interrupted);
+    }
+    std::vector<s3::ObjectVersion> files;
+    std::copy_if(contents.versions.begin(), contents.versions.end(), std::back_inserter(files),
+                 [&](const s3::ObjectVersion& object) { return is_file(object.key); });
+    const auto markers = MoveMarkersBack(files);
+    RETURN_IF_ERROR(bucket.DeleteVersions({files.begin(), markers}, options_.interrupted));
+    return bucket.DeleteVersions({markers, files.end()}, options_.interrupted);
+  }
+
+  static std::vector<s3::ObjectVersion> VersionsOf(const std::string& key, const Contents& contents) {
+    std::vector<s3::ObjectVersion> versions;
+    std::copy_if(contents.versions.begin(), contents.versions.end(), std::back_inserter(versions),
+                 [&](const s3::ObjectVersion& object) { return object.key == key; });
+    return versions;
   }
 
   // Begins with the oldest version, so that none becomes the current one. A request for several has no order.
@@ -172,14 +255,6 @@ class Pruner {
   static std::vector<s3::ObjectVersion>::iterator MoveMarkersBack(std::vector<s3::ObjectVersion>& versions) {
     return std::stable_partition(versions.begin(), versions.end(),
                                  [](const s3::ObjectVersion& object) { return !object.is_marker; });
-  }
-
-  Result<void> Abort(const std::vector<s3::UploadInfo>& uploads) const {
-    for (const s3::UploadInfo& upload : uploads) {
-      const auto aborted = series_.bucket().AbortMultipartUpload(upload, options_.interrupted);
-      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
-    }
-    return {};
   }
 
   const Series& series_;

@@ -43,10 +43,11 @@ struct PruneReport {
   std::vector<uint64_t> foreign;       // with objects, but neither a manifest nor a claim: not made by weightfs, kept
 };
 
-// Removes all complete versions but the greatest `keep` that can be read, and abandoned ones. The manifest is deleted
-// first, after which the version does not exist, and the claim last, so that a later call continues what was
-// interrupted. Deletes nothing but objects below PREFIX/NAME/<version>/. Errors are one full line, those of s3::Client;
-// versions before the error may have been removed.
+// Removes all complete versions but the greatest `keep` that can be read, and abandoned ones. A claim with `removing`
+// replaces that of the push, which ends with kBusy. Then the manifest is deleted, after which the version does not
+// exist, and the claim last, so that a later call continues what was interrupted. Deletes nothing but objects below
+// PREFIX/NAME/<version>/. Errors are one full line, those of s3::Client; versions before the error may have been
+// removed.
 Result<PruneReport> Prune(const Series& series, const PruneOptions& options);
 
 }  // namespace weightfs::remote

@@ -44,7 +44,8 @@ class Pusher {
  private:
   Result<void> ReadPublication();
   Result<void> ChooseVersion();
-  Result<bool> IsComplete();
+  Result<bool> WasCompleted();
+  Result<bool> IsComplete(Result<Manifest> existing);
   Result<void> TakeClaim();
   Result<void> MakeClaim();
   Result<void> TakeOver(const std::string& other);
@@ -128,10 +129,22 @@ Result<void> Pusher::ChooseVersion() {
   return {};
 }
 
-// True if an earlier push of the same source has made the version. A manifest of our own that arrived damaged, so that
-// no reader accepts it, is removed, and so is one that we replace.
-Result<bool> Pusher::IsComplete() {
-  const auto existing = series_.Load(manifest().version, options_.interrupted);
+// True if an earlier push of the same source has made the version, and nobody removes or replaces it. The manifest of a
+// push that has lost its claim may have arrived late, so the claim decides.
+Result<bool> Pusher::WasCompleted() {
+  auto existing = series_.Load(manifest().version, options_.interrupted);
+  if (existing) {
+    const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
+    if (claim && (claim->removing || claim->push != existing->push)) return false;
+    const ErrorCode code = claim ? ErrorCode::kNotFound : claim.error().code;
+    if (code != ErrorCode::kNotFound && code != ErrorCode::kCorrupt) return claim.error();
+  }
+  return IsComplete(std::move(existing));
+}
+
+// True if the manifest is that of a push of the same source. A manifest of our own that arrived damaged, so that no
+// reader accepts it, is removed, and so is one that we replace.
+Result<bool> Pusher::IsComplete(Result<Manifest> existing) {
   if (!existing && existing.error().code == ErrorCode::kNotFound) return false;
   if (!existing && existing.error().code == ErrorCode::kCorrupt) {
     const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
@@ -152,7 +165,7 @@ Result<bool> Pusher::IsComplete() {
                              existing->source, FormatUtc(existing->created_ns))};
   }
   report_.existed = true;
-  manifest() = *existing;
+  manifest() = std::move(*existing);
   return true;
 }
 
@@ -175,6 +188,12 @@ Result<void> Pusher::TakeClaim() {
   const bool earlier = found && IsEarlier(found->source, found->published_ns, found->created_ns);
   if (options_.take_over || earlier) return TakeOver(other);
   if (!stored_alike) return stored_alike;
+  if (found && found->removing) {
+    return Error{ErrorCode::kBusy,
+                 fmt::format("{}: a prune removes this version since {}; let it finish, or run weightfs prune again if "
+                             "it was killed",
+                             url(), FormatUtc(found->created_ns))};
+  }
   return Error{ErrorCode::kBusy,
                fmt::format("{}: another push began this version, {}; let it finish, or replace it with --take-over if "
                            "it has ended",
@@ -311,9 +330,10 @@ Result<void> Pusher::CheckClaim() const {
   const auto found = series_.LoadClaim(manifest().version, options_.interrupted);
   if (found && found->push == manifest().push) return {};
   if (!found && found.error().code != ErrorCode::kNotFound) return found.error();
+  const bool replaced = found && !found->removing;
   return Error{ErrorCode::kBusy,
                fmt::format("{}: was {} during this push, so this push has ended", url(),
-                           found ? "taken over from " + found->source : std::string("removed (by weightfs prune?)"))};
+                           replaced ? "taken over from " + found->source : std::string("removed by weightfs prune"))};
 }
 
 // The slices' hashes are not known yet.
@@ -336,7 +356,7 @@ Result<void> Pusher::WriteManifest() {
     const auto put = series_.bucket().PutObject(key, text, {.if_none_match = true}, options_.interrupted);
     if (!put && put.error().code != ErrorCode::kExists) return put.error();
     // An attempt whose answer was lost may have written it, and so may a second push of the same source.
-    const auto complete = IsComplete();
+    const auto complete = IsComplete(series_.Load(manifest().version, options_.interrupted));
     report_.existed = false;
     if (!complete && complete.error().code != ErrorCode::kExists) return complete.error();
     if (!complete) {
@@ -349,12 +369,12 @@ Result<void> Pusher::WriteManifest() {
   return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kAttempts)};
 }
 
-// Who has taken over the version removes our manifest; if there is no claim, nobody else will.
+// A push that has taken over the version removes our manifest. A prune may have looked for it before it was there.
 Result<void> Pusher::ConfirmClaim() const {
   auto ours = CheckClaim();
   if (ours || ours.error().code != ErrorCode::kBusy) return ours;
   const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
-  if (!claim && claim.error().code == ErrorCode::kNotFound) {
+  if (claim ? claim->removing : claim.error().code == ErrorCode::kNotFound) {
     RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
   }
   return ours;
@@ -365,7 +385,7 @@ Result<PushReport> Pusher::Run() {
   ASSIGN_OR_RETURN(tree_, ScanTree(opened_));
   RETURN_IF_ERROR(ChooseVersion());
   RETURN_IF_ERROR(CheckManifestSize());
-  ASSIGN_OR_RETURN(const bool complete, IsComplete());
+  ASSIGN_OR_RETURN(const bool complete, WasCompleted());
   if (complete) {
     if (options_.verify) RETURN_IF_ERROR(VerifyVersion(series_, manifest(), options_));
     return report_;

@@ -57,8 +57,8 @@ Result<T> Named(Result<T> result, const Location& object) {
   return result;
 }
 
-// Ends a list that a faulty service never ends, that takes all memory, or that names something outside its prefix, which
-// a caller might delete. Pages without entries may occur: a service skips what was deleted.
+// Ends a list that a faulty service never ends, that takes all memory, or that names something outside its prefix,
+// which a caller might delete. Pages without entries may occur: a service skips what was deleted.
 class ListProgress {
  public:
   // `listed`: the bucket and the prefix.
@@ -75,8 +75,9 @@ class ListProgress {
       return Fail(ErrorCode::kTooLarge, fmt::format("there are more than {} entries; give a longer prefix", limit_));
     }
     if (bytes_ <= kMaxListedBytes) return {};
-    return Fail(ErrorCode::kTooLarge, fmt::format("the names of its entries have more than {} MiB; give a longer prefix",
-                                                  kMaxListedBytes >> 20));
+    return Fail(ErrorCode::kTooLarge,
+                fmt::format("the names of its entries have more than {} MiB; give a longer prefix",
+                            kMaxListedBytes >> 20));
   }
   Result<void> EndPage() {
     if (std::exchange(entries_before_, entries_) < entries_ || ++empty_pages_ <= kMaxEmptyPages) return {};

@@ -170,7 +170,8 @@ def test_a_list_of_long_keys_ends(service):
     ("<CommonPrefixes><Prefix>1/</Prefix></CommonPrefixes>", "outside the prefix"),
     (f"<DeleteMarker><Key>runs/model/1</Key><VersionId>{'1' * 5000}</VersionId></DeleteMarker>",
      "without a valid VersionId"),
-    ("<CommonPrefixes><Prefix>runs/model/1/</Prefix></CommonPrefixes>" * 20_000, "there are more than 1000000 entries")])
+    ("<CommonPrefixes><Prefix>runs/model/1/</Prefix></CommonPrefixes>" * 20_000,
+     "there are more than 1000000 entries")])
 def test_a_hostile_list_of_versions_ends(service, entry, error):
     numbers = itertools.count()
 

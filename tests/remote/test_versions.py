@@ -123,8 +123,7 @@ def test_an_interrupted_prune_is_continued(server, tree):
     assert [each["version"] for each in listed(server)] == [2]
     assert f"{SERIES}/1/.weightfs/claim" in keys(server)
     server.undeletable = set()
-    assert prune(server, "--keep", 1)["unfinished"] == [1]
-    prune(server, "--keep", 1, "--unfinished-after", 0)
+    assert prune(server, "--keep", 1)["unfinished"] == []
     assert keys(server) == sorted(written)
 
 
@@ -237,7 +236,8 @@ def test_all_versions_of_objects_are_deleted_on_request(server, tree, target):
     assert {**report, "dry_run": True} == expected
     assert [removed["version"] for removed in report["removed"]] == [3, 2, 1] and report["foreign"] == []
     objects = len(keys(server, f"{SERIES}/4/"))
-    assert [removed["objects"] for removed in report["removed"]] == [objects + 2, objects, objects]
+    assert [removed["objects"] for removed in report["removed"]] == [objects + 2, objects, objects + 1], \
+        "one version more, and the claim of the first prune"
     for version in (1, 2, 3):
         assert not history(server, version) and not keys(server, f"{SERIES}/{version}/")
     assert history(server, 9) and len(history(server, 4)) == objects

@@ -161,7 +161,7 @@ void Store::StartReplica(Parts& parts) {
   replica::WriterOptions options = *parts.options.replica;
   std::vector<DeviceRun> runs;
   if (options.root) {
-    for (const auto* stream : {&options.root->checkpoint_stream, &options.root->log}) {
+    for (const auto* stream : replica::StreamsOf(*options.root)) {
       for (const replica::Segment& segment : stream->segments) runs.push_back(segment.run);
     }
   }

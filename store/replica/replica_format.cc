@@ -15,11 +15,10 @@ namespace {
 constexpr uint8_t kVersionFormat = 1;
 constexpr uint64_t kFrameMagic = 0x454D'4152'4653'4657ULL;  // "WFSFRAME" in disk byte order
 constexpr uint64_t kRootMagic = 0x544F'4F52'4653'4657ULL;   // "WFSFROOT"
-constexpr uint32_t kRootVersion = 1;
+constexpr uint32_t kRootVersion = 1, kRootVersionWithLists = 2;
 constexpr size_t kRootFixedSize = 24;  // magic, version, size, checksum
 constexpr size_t kSegmentSize = 30;
 constexpr size_t kChecksumOffset = 60;  // of a frame
-constexpr size_t kRootChecksumOffset = 16;
 constexpr uint64_t kLargestSequence = UINT64_MAX / 2;
 constexpr uint64_t kLargestBlock = INT64_MAX / kBlockSize;  // offsets of a device are signed
 
@@ -113,7 +112,7 @@ bool TakeStream(Decoder& decoder, Stream* stream) {
 // Readers visit each segment, so segments that share blocks would make them read those again and again.
 bool AreDisjoint(const Root& root) {
   std::vector<DeviceRun> runs;
-  for (const Stream* stream : {&root.checkpoint_stream, &root.log}) {
+  for (const Stream* stream : StreamsOf(root)) {
     for (const Segment& segment : stream->segments) runs.push_back(segment.run);
   }
   const auto position = [](const DeviceRun& run) { return std::pair(run.device.value, run.run.start.value); };
@@ -241,15 +240,20 @@ std::string EncodeRoot(const Root& root) {
   AppendLittle(body, root.next_stream);
   AppendLittle(body, root.checkpoint.sequence);
   AppendLittle(body, root.checkpoint_frames);
-  AppendStream(body, root.checkpoint_stream);
-  AppendStream(body, root.log);
+  if (root.lists.empty()) {
+    body += EncodeList(root);
+  } else {
+    WEIGHTFS_ASSERT(root.lists.size() == kListCopies);
+    for (const Stream& list : root.lists) AppendStream(body, list);
+    AppendLittle(body, root.list_size);
+  }
   AppendLittle(body, static_cast<uint32_t>(root.description.size()));
   body += root.description;
   const size_t size = kRootFixedSize + body.size();
   if (size > kRootCapacity) return {};
   std::string bytes;
   AppendLittle(bytes, kRootMagic);
-  AppendLittle(bytes, kRootVersion);
+  AppendLittle(bytes, root.lists.empty() ? kRootVersion : kRootVersionWithLists);
   AppendLittle(bytes, static_cast<uint32_t>(size));
   AppendLittle(bytes, Crc32c(BytesOf(body)));
   AppendLittle(bytes, uint32_t{0});  // reserved
@@ -263,14 +267,15 @@ size_t RootSize(std::string_view block) {
   const auto magic = decoder.Little<uint64_t>();
   const auto version = decoder.Little<uint32_t>();
   const auto size = decoder.Little<uint32_t>();
-  if (!decoder.ok() || magic != kRootMagic || version != kRootVersion) return 0;
+  if (!decoder.ok() || magic != kRootMagic || version < kRootVersion || version > kRootVersionWithLists) return 0;
   return size < kRootFixedSize || size > kRootCapacity ? 0 : RoundUp(size, kBlockSize);
 }
 
 std::optional<Root> DecodeRoot(std::string_view bytes) {
   if (bytes.empty() || RootSize(bytes) != bytes.size()) return std::nullopt;
   Decoder head(bytes);
-  head.Bytes(kRootChecksumOffset - sizeof(uint32_t));
+  head.Little<uint64_t>();
+  const auto version = head.Little<uint32_t>();
   const auto size = head.Little<uint32_t>();
   const auto checksum = head.Little<uint32_t>();
   const std::string_view body = bytes.substr(kRootFixedSize, size - kRootFixedSize);
@@ -288,11 +293,42 @@ std::optional<Root> DecodeRoot(std::string_view bytes) {
   root.next_stream = decoder.Little<uint64_t>();
   root.checkpoint.sequence = decoder.Little<uint64_t>();
   root.checkpoint_frames = decoder.Little<uint64_t>();
-  if (!TakeStream(decoder, &root.checkpoint_stream) || !TakeStream(decoder, &root.log)) return std::nullopt;
+  if (version == kRootVersion) {
+    if (!TakeStream(decoder, &root.checkpoint_stream) || !TakeStream(decoder, &root.log)) return std::nullopt;
+  } else {
+    root.lists.resize(kListCopies);
+    for (Stream& list : root.lists) {
+      if (!TakeStream(decoder, &list)) return std::nullopt;
+    }
+    root.list_size = decoder.Little<uint64_t>();
+    if (root.list_size > kLargestList) return std::nullopt;
+  }
   const auto description = decoder.Little<uint32_t>();
   root.description = decoder.Bytes(description);
   if (!decoder.Done() || root.checkpoint.sequence > kLargestSequence || !AreDisjoint(root)) return std::nullopt;
   return root;
+}
+
+std::string EncodeList(const Root& root) {
+  std::string bytes;
+  AppendStream(bytes, root.checkpoint_stream);
+  AppendStream(bytes, root.log);
+  return bytes;
+}
+
+bool DecodeList(std::string_view bytes, Root* root) {
+  Decoder decoder(bytes);
+  Root read = *root;
+  const bool whole = TakeStream(decoder, &read.checkpoint_stream) && TakeStream(decoder, &read.log) && decoder.Done();
+  if (!whole || !AreDisjoint(read)) return false;
+  *root = std::move(read);
+  return true;
+}
+
+std::vector<const Stream*> StreamsOf(const Root& root) {
+  std::vector<const Stream*> streams = {&root.checkpoint_stream, &root.log};
+  for (const Stream& list : root.lists) streams.push_back(&list);
+  return streams;
 }
 
 }  // namespace weightfs::replica

@@ -84,6 +84,7 @@ struct Stream {
 };
 
 // The root: where checkpoint and log are, and everything else that is needed to open the store without its directory.
+// If their segments do not fit into it, they are listed in a stream of their own, of which there are two copies.
 struct Root {
   Uuid store_id{};
   DeviceId device;        // the one that holds this copy
@@ -93,18 +94,27 @@ struct Root {
   Version checkpoint;              // of the catalog, when the checkpoint was taken
   uint64_t checkpoint_frames = 0;  // in its stream
   Stream checkpoint_stream, log;   // the log has every entry after the checkpoint
+  std::vector<Stream> lists;       // the copies; empty if the root has the segments itself
+  uint64_t list_size = 0;          // bytes of one
   std::string description;         // the text of store.json
 };
 // Offsets of the copies on each device, between the copies of the superblock. A root with an even sequence is written
 // to the first and third, one with an odd sequence to the others.
 inline constexpr std::array<uint64_t, 4> kRootOffsets = {64 * kKiB, 576 * kKiB, 1088 * kKiB, 1600 * kKiB};
 inline constexpr uint64_t kRootCapacity = 384 * kKiB;
-// Whole blocks; empty when the root has too many segments for kRootCapacity.
+inline constexpr size_t kListCopies = 2;
+inline constexpr uint64_t kLargestList = 64 * kMiB;
+// Whole blocks; empty when the root has too many segments for kRootCapacity. A root with lists has their segments only.
 std::string EncodeRoot(const Root& root);
 // The size of the root that begins with this block, from its unverified header; 0 when it is none.
 size_t RootSize(std::string_view block);
 // nullopt when the bytes are not a root, or its segments are impossible: outside the data area of every device, too
 // large, or not disjoint.
 std::optional<Root> DecodeRoot(std::string_view bytes);
+// The list of the segments of checkpoint and log, and back. False when the bytes are none, or segments are impossible.
+std::string EncodeList(const Root& root);
+bool DecodeList(std::string_view bytes, Root* root);
+// Every stream of the root.
+std::vector<const Stream*> StreamsOf(const Root& root);
 
 }  // namespace weightfs::replica

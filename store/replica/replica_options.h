@@ -2,6 +2,7 @@
 // What a store needs to keep its replica, and the state of the replica.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,6 +19,8 @@ struct WriterOptions {
   std::optional<Root> root;    // of a replica whose last version is `tail.version`, and whose blocks are marked as used
   Tail tail;
   Version version;  // of the catalog; if it is not tail.version, the log cannot continue
+  size_t largest_root = kRootCapacity;  // the segments of a larger one are listed beside it
+  std::chrono::milliseconds first_retry{5000};  // until a checkpoint that failed is tried again; doubled each time
 };
 
 struct ReplicaStatistics {

@@ -177,6 +177,27 @@ std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_i
   return newest;
 }
 
+Result<std::optional<std::string>> ReadList(Devices devices, const Root& root, const Stream& list) {
+  ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, list));
+  std::string bytes;
+  while (bytes.size() < root.list_size) {
+    ASSIGN_OR_RETURN(const auto frame, frames.Next());
+    if (!frame || frame->payload.empty()) break;
+    bytes += frame->payload;
+  }
+  return bytes.size() == root.list_size ? std::optional(std::move(bytes)) : std::nullopt;
+}
+
+Result<void> LoadSegments(Devices devices, Root* root) {
+  const std::vector<Stream> lists = root->lists;
+  for (const Stream& list : lists) {
+    ASSIGN_OR_RETURN(const auto bytes, ReadList(devices, *root, list));
+    if (bytes && DecodeList(*bytes, root)) return {};
+  }
+  if (lists.empty()) return {};
+  return Error{ErrorCode::kCorrupt, "the lists of the segments of the replica are damaged"};
+}
+
 Result<Tail> FindTail(Devices devices, const Root& root) {
   Tail tail;
   tail.version = root.checkpoint;

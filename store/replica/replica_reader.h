@@ -87,9 +87,13 @@ class EntryReader {
   uint64_t frame_count_ = 0;
 };
 
-// The newest valid root on the devices; nullopt when there is none. `store_id` restricts the search. Unreadable copies
-// are skipped.
+// The newest valid root on the devices, which may be in any order; nullopt when there is none. `store_id` restricts the
+// search. Unreadable copies are skipped.
 std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_id);
+// Reads the segments of a root with lists, from the first intact list. Does nothing for other roots.
+Result<void> LoadSegments(Devices devices, Root* root);
+// The bytes of a list of the root; nullopt if it is damaged.
+Result<std::optional<std::string>> ReadList(Devices devices, const Root& root, const Stream& list);
 
 // The end of the log.
 struct Tail {

@@ -33,6 +33,10 @@ uint64_t FirstStream() {
   return number >> 1;
 }
 
+Error TooManySegments() {
+  return {ErrorCode::kNoSpace, "the free space of the pool is in too many small pieces"};
+}
+
 }  // namespace
 
 ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, SpaceManager& space, Flush flush,
@@ -48,8 +52,9 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
   root_ = options_.root;
   root_sequence_ = options_.root_sequence;
   next_stream_ = root_ ? root_->next_stream : FirstStream();
+  retry_ = options_.first_retry;
   if (root_) {
-    for (const Stream* stream : {&root_->checkpoint_stream, &root_->log}) {
+    for (const Stream* stream : StreamsOf(*root_)) {
       for (const Segment& segment : stream->segments) blocks_ += segment.run.run.count;
     }
   }
@@ -228,7 +233,12 @@ Result<void> ReplicaWriter::Extend(StreamWriter& stream, uint64_t begun) {
   if (!log_in_root_ || &stream != &*log_) return {};
   Root root = *root_;
   root.log = stream.stream();
-  return WriteRoot(std::move(root));
+  auto written = WriteRoot(std::move(root));
+  if (!written) {  // the caller drops the stream, and root_ lacks these segments
+    const auto& segments = stream.stream().segments;
+    Release({segments.end() - static_cast<ptrdiff_t>(runs.size()), segments.end()});
+  }
+  return written;
 }
 
 // The current log is too long, or there is none.
@@ -247,6 +257,10 @@ StreamWriter ReplicaWriter::NewStream() {
 
 void ReplicaWriter::BeginCheckpoint() {
   if (Clock::now() < retry_at_) return;
+  if (auto settled = SettleRoots(); !settled) {
+    Report(settled.error());
+    return Postpone();
+  }
   if (!log_) {
     // Collect before the snapshot: the log needs every entry after it.
     log_.emplace(NewStream());
@@ -320,19 +334,21 @@ Result<void> ReplicaWriter::FinishCheckpoint() {
     old = root_->checkpoint_stream.segments;
     if (!log_in_root_) old.insert(old.end(), root_->log.segments.begin(), root_->log.segments.end());
   }
-  const auto trimmed = log_->TrimTo(version.sequence);
+  StreamWriter log = *log_;  // if the root cannot be written, the log goes on after the old checkpoint
+  const auto trimmed = log.TrimTo(version.sequence);
   old.insert(old.end(), trimmed.begin(), trimmed.end());
   Root root;
   root.checkpoint = version;
   root.checkpoint_frames = checkpoint_->stream.frames();
   root.checkpoint_stream = checkpoint_->stream.stream();
-  root.log = log_->stream();
+  root.log = log.stream();
   RETURN_IF_ERROR(WriteRoot(std::move(root)));
+  log_.emplace(std::move(log));
   checkpoint_.reset();
   log_in_root_ = true;
   Release(old);
   unflushed_ = false;
-  retry_ = kFirstRetry;
+  retry_ = options_.first_retry;
   if (std::exchange(reported_behind_, false)) spdlog::info("the replica of the catalog is current again");
   MutexLock lock(mutex_);
   ++statistics_.checkpoints;
@@ -343,15 +359,50 @@ Result<void> ReplicaWriter::FinishCheckpoint() {
 Result<void> ReplicaWriter::WriteRoot(Root root) {
   root.store_id = options_.store_id;
   root.description = options_.description;
-  root.next_stream = next_stream_;
   root.time_ns =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  root.lists.clear();
+  const size_t size = EncodeRoot(root).size();
+  auto written = size == 0 || size > options_.largest_root ? WriteLists(&root) : Result<void>();
+  root.next_stream = next_stream_;
+  if (written) written = WriteOnDevices(root);
+  if (!written) {
+    ReleaseLists(root);
+    return written;
+  }
+  const std::optional<Root> old = std::exchange(root_, std::move(root));
+  if (old) ReleaseLists(*old);
+  Release(std::exchange(held_, {}));
+  return {};
+}
+
+// Writes the lists of the segments, and makes them durable, because a root may refer only to such.
+Result<void> ReplicaWriter::WriteLists(Root* root) {
+  const std::string bytes = EncodeList(*root);
+  root->list_size = bytes.size();
+  if (bytes.size() > kLargestList) return TooManySegments();
+  while (root->lists.size() < kListCopies) {
+    StreamWriter list = NewStream();
+    const auto written = [&]() -> Result<void> {
+      for (std::string_view rest = bytes; !rest.empty();) {
+        if (list.full()) RETURN_IF_ERROR(Extend(list, 0));
+        RETURN_IF_ERROR(list.WriteFrame(&rest, kNoEntry));
+      }
+      return {};
+    }();
+    root->lists.push_back(list.stream());
+    RETURN_IF_ERROR(written);
+  }
+  return flush_();
+}
+
+Result<void> ReplicaWriter::WriteOnDevices(Root& root) {
+  if (EncodeRoot(root).empty()) return TooManySegments();
   root.sequence = ++root_sequence_;
   roots_differ_ = true;  // until all devices have it
   for (uint16_t index = 0; index < devices_.size(); ++index) {
     root.device = DeviceId{index};
     const std::string bytes = EncodeRoot(root);
-    if (bytes.empty()) return Error{ErrorCode::kNoSpace, "the replica of the catalog has too many segments"};
     std::memcpy(memory_.data(), bytes.data(), bytes.size());
     for (size_t copy = root.sequence % 2; copy < kRootOffsets.size(); copy += 2) {
       const std::span<const std::byte> memory(memory_.data(), bytes.size());
@@ -361,7 +412,24 @@ Result<void> ReplicaWriter::WriteRoot(Root root) {
   }
   RETURN_IF_ERROR(flush_());
   roots_differ_ = false;
-  root_ = std::move(root);
+  return {};
+}
+
+// After a failed write of a root, some devices may have it and others not. Before more space is taken, all get the root
+// before it again, or none if there was none, so that the space of the failed one is free.
+Result<void> ReplicaWriter::SettleRoots() {
+  if (!roots_differ_) return {};
+  if (root_) return WriteRoot(*root_);
+  std::memset(memory_.data(), 0, kBlockSize);
+  for (uint16_t index = 0; index < devices_.size(); ++index) {
+    for (const uint64_t offset : kRootOffsets) {
+      RETURN_IF_ERROR(devices_[DeviceId{index}].Write(ByteOffset{offset}, {memory_.data(), kBlockSize}));
+    }
+    devices_.NoteWrite(DeviceId{index});
+  }
+  RETURN_IF_ERROR(flush_());
+  roots_differ_ = false;
+  Release(std::exchange(held_, {}));
   return {};
 }
 
@@ -392,7 +460,10 @@ void ReplicaWriter::FallBehind(const Error& error) {
 }
 
 void ReplicaWriter::Release(const std::vector<Segment>& segments) {
-  if (roots_differ_) return;  // a root on some device may refer to them: they stay allocated until the next mount
+  if (roots_differ_) {
+    held_.insert(held_.end(), segments.begin(), segments.end());
+    return;
+  }
   std::vector<DeviceRun> runs;
   BlockCount blocks;
   for (const Segment& segment : segments) {
@@ -403,6 +474,10 @@ void ReplicaWriter::Release(const std::vector<Segment>& segments) {
   space_.AddUsed(-static_cast<int64_t>(blocks.value));
   space_.Retire(std::move(runs));
   Refill();
+}
+
+void ReplicaWriter::ReleaseLists(const Root& root) {
+  for (const Stream& list : root.lists) Release(list.segments);
 }
 
 // Reserves the space that a small catalog may still need. In a full pool there may be none.

@@ -32,9 +32,6 @@ namespace weightfs::replica {
 // devices keep up and have free space.
 inline constexpr std::chrono::milliseconds kFlushInterval{1000};  // half of it until the write, half until the flush
 
-// The time until a checkpoint that failed is tried again.
-inline constexpr std::chrono::seconds kFirstRetry{5};
-
 // Thread-safe. One thread writes. Space comes from `space`; when there is none, or a device fails, the replica falls
 // behind, which is logged, and the store goes on.
 class ReplicaWriter final : public EntrySink {
@@ -89,12 +86,16 @@ class ReplicaWriter final : public EntrySink {
   Result<void> WritePart();
   Result<void> FinishCheckpoint();
   Result<void> WriteRoot(Root root);
+  Result<void> WriteLists(Root* root);
+  Result<void> WriteOnDevices(Root& root);
+  Result<void> SettleRoots();
   void FlushIfDue();
   void GiveUpCheckpoint(const Error& error);
   void FallBehind(const Error& error);
   void Report(const Error& error);
   void Postpone();
   void Release(const std::vector<Segment>& segments);
+  void ReleaseLists(const Root& root);
   void Refill();
   StreamWriter NewStream();
   void UpdateStatistics() EXCLUDES(mutex_);
@@ -121,7 +122,8 @@ class ReplicaWriter final : public EntrySink {
   bool unflushed_ = false;
   bool flush_failed_ = false;
   bool roots_differ_ = false;            // after a failed write of a root
-  Clock::duration retry_ = kFirstRetry;  // until the next try; doubled by each failure
+  std::vector<Segment> held_;            // released meanwhile; a root on some device may refer to them
+  Clock::duration retry_;  // until the next try; doubled by each failure
   Clock::time_point flush_due_, retry_at_;
   bool reported_behind_ = false;
 

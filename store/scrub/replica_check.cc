@@ -26,12 +26,22 @@ class Pass {
       : devices_(devices), root_(root), next_(next) {}
 
   Result<CheckResult> Run() {
-    RETURN_IF_ERROR(CheckCheckpoint());
+    RETURN_IF_ERROR(CheckLists());
+    if (!result_.stopped && !result_.damage) RETURN_IF_ERROR(CheckCheckpoint());
     if (!result_.stopped && !result_.damage) RETURN_IF_ERROR(CheckLog());
     return std::move(result_);
   }
 
  private:
+  Result<void> CheckLists() {
+    for (const Stream& list : root_.lists) {
+      ASSIGN_OR_RETURN(const auto bytes, ReadList(devices_, root_, list));
+      if (!bytes) result_.damage = "a list of its segments is damaged";
+      if (!Continue(root_.list_size)) return {};
+    }
+    return {};
+  }
+
   Result<void> CheckCheckpoint() {
     ASSIGN_OR_RETURN(auto frames, FrameReader::Create(devices_, root_.store_id, root_.checkpoint_stream));
     while (true) {
@@ -85,10 +95,12 @@ Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& sto
                                  const std::function<bool()>& expected, const std::function<bool(ByteCount)>& next) {
   std::optional<uint64_t> damaged_root;  // the sequence of the root of the last pass, if that found damage
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    const auto root = FindRoot(devices, store_id);
+    auto root = FindRoot(devices, store_id);
     if (!root && !expected()) return CheckResult{};
     CheckResult result{.damage = "no valid root is left on any device"};
-    if (root) {
+    if (root && !LoadSegments(devices, &*root)) {
+      result.damage = "the lists of its segments are damaged";
+    } else if (root) {
       ASSIGN_OR_RETURN(result, Pass(devices, *root, next).Run());
     }
     const uint64_t sequence = root ? root->sequence : 0;

@@ -45,7 +45,10 @@ Result<ReplicaState> InspectReplica(std::span<BlockDevice* const> devices, std::
   state.root = replica::FindRoot(devices, superblocks.empty() ? std::optional<Uuid>() : superblocks.front().store_id);
   if (!state.root) return state;
   state.root_sequence = state.root->sequence;
-  auto tail = replica::FindTail(devices, *state.root);
+  auto tail = [&]() -> Result<replica::Tail> {
+    RETURN_IF_ERROR(replica::LoadSegments(devices, &*state.root));
+    return replica::FindTail(devices, *state.root);
+  }();
   if (tail) {
     state.tail = *tail;
   } else {

@@ -210,7 +210,9 @@ Result<void> Recovery::FindReplica() {
                              directory_, ordered.size(), index, description_.devices[index].path)};
   }
   devices_ = std::move(ordered);
-  return {};
+  if (replica::LoadSegments(Ordered(), &root_)) return {};
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: the lists of the replica's parts are damaged; restore {} from a backup",
+                                                directory_, In(kCatalogName))};
 }
 
 // True when store.json describes the same store; the paths of its devices may have changed.

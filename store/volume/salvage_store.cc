@@ -51,8 +51,9 @@ uint64_t LastInReplica(const std::string& directory, const StoreDescription& des
     borrowed.push_back(opened->get());
     devices.push_back(std::move(*opened));
   }
-  const auto root = replica::FindRoot(borrowed, description.id);
+  auto root = replica::FindRoot(borrowed, description.id);
   if (!root || borrowed.size() != description.devices.size()) return 0;
+  if (!replica::LoadSegments(borrowed, &*root)) return root->checkpoint.sequence;
   const auto tail = replica::FindTail(borrowed, *root);
   return std::max(root->checkpoint.sequence, tail ? tail->version.sequence : 0);
 }

@@ -20,7 +20,7 @@ using fuzz::Put;
 constexpr uint64_t kMost = INT64_MAX;
 // Offsets in a frame and in a root (docs/FORMAT.md section 10).
 constexpr size_t kFrameChecksumAt = 60, kPayloadSizeAt = 52, kReservedAt = 56;
-constexpr size_t kRootSizeAt = 12, kRootChecksumAt = 16, kRootReservedAt = 20, kRootBodyAt = 24;
+constexpr size_t kRootVersionAt = 8, kRootSizeAt = 12, kRootChecksumAt = 16, kRootReservedAt = 20, kRootBodyAt = 24;
 constexpr size_t kBodyReservedAt = kRootBodyAt + 18;
 
 void CheckVersion(std::string_view bytes) {
@@ -72,7 +72,9 @@ void CheckFrame(std::string bytes, bool repaired) {
 
 void CheckRoot(std::string bytes, bool repaired) {
   if (repaired && bytes.size() >= kBodyReservedAt + sizeof(uint16_t)) {
-    bytes.replace(0, kRootSizeAt, EncodeRoot({}), 0, kRootSizeAt);
+    Root model;
+    if (bytes[kRootVersionAt] == 2) model.lists.resize(kListCopies);
+    bytes.replace(0, kRootSizeAt, EncodeRoot(model), 0, kRootSizeAt);
     Put(bytes, kRootSizeAt, static_cast<uint32_t>(bytes.size()));
     Put(bytes, kRootReservedAt, uint32_t{0});
     Put(bytes, kBodyReservedAt, uint16_t{0});
@@ -83,7 +85,7 @@ void CheckRoot(std::string bytes, bool repaired) {
   const auto root = DecodeRoot(bytes);
   if (!root) return;
   WEIGHTFS_ASSERT(root->checkpoint.sequence <= kMost);
-  for (const Stream* stream : {&root->checkpoint_stream, &root->log}) {
+  for (const Stream* stream : StreamsOf(*root)) {
     for (const Segment& segment : stream->segments) {
       const auto run = segment.run.run;
       WEIGHTFS_ASSERT(run.count.value > 0 && run.start.value <= kMost / kBlockSize - run.count.value);
@@ -93,6 +95,11 @@ void CheckRoot(std::string bytes, bool repaired) {
   if (repaired) WEIGHTFS_ASSERT(again == bytes);
   const auto same = DecodeRoot(again);
   WEIGHTFS_ASSERT(same && EncodeRoot(*same) == again);
+}
+
+void CheckList(const std::string& bytes) {
+  Root root;
+  if (DecodeList(bytes, &root)) WEIGHTFS_ASSERT(EncodeList(root) == bytes);
 }
 
 }  // namespace
@@ -115,6 +122,10 @@ std::vector<std::string> weightfs::fuzz::Seeds() {
   SealFrame({.stream = 2, .number = 1, .first_entry = 0, .payload_size = static_cast<uint32_t>(next.size())},
             std::as_writable_bytes(std::span(frame)));
   const std::string stored = EncodeRoot(root);
+  Root listed = root;
+  listed.lists = {{4, root.log.segments}, {5, {}}};
+  listed.lists[0].segments[1].run.run.start = DeviceBlock{900};
+  listed.list_size = EncodeList(root).size();
   // A past finding: a deletion with a value.
   std::string with_value(kEntryHeaderSize, '\0');
   with_value += std::string("\1\4\0\0\0\1\0\0\0gonex", 14);
@@ -126,6 +137,8 @@ std::vector<std::string> weightfs::fuzz::Seeds() {
           '\2' + frame,
           '\x82' + frame.substr(0, kFrameHeaderSize + next.size()),
           '\3' + stored,
+          '\3' + EncodeRoot(listed),
+          '\4' + EncodeList(root),
           '\x83' + stored.substr(0, Decoder(std::string_view(stored).substr(kRootSizeAt)).Little<uint32_t>())};
 }
 
@@ -139,6 +152,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 1: CheckEntry(bytes, repaired); break;
     case 2: CheckFrame(bytes, repaired); break;
     case 3: CheckRoot(bytes, repaired); break;
+    case 4: CheckList(bytes); break;
     default: break;
   }
   return 0;

@@ -58,7 +58,8 @@ Result<void> TestStore::OpenStore(std::unique_ptr<MemoryKvStore> kv,
     // As long as that of a store with several devices, so that a root has several sectors.
     options.replica = replica::WriterOptions{
         .description = std::string(1500, ' '),
-        .root_sequence = state.root_sequence, .root = state.root, .tail = state.tail, .version = state.catalog};
+        .root_sequence = state.root_sequence, .root = state.root, .tail = state.tail, .version = state.catalog,
+        .largest_root = options_.largest_root};
   }
   auto store = Store::Open(std::move(kv), std::move(bases), options);
   if (!store) return store.error();

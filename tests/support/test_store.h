@@ -19,6 +19,7 @@ struct TestStoreOptions {
   StoreOptions store = {.memory = ByteCount{48 * kMiB}};
   FaultDeviceOptions device = {};
   bool replica = false;  // keep a replica of the catalog on the devices
+  size_t largest_root = replica::kRootCapacity;  // of that replica
 };
 
 // Owns everything that the store uses, and keeps pointers to the fakes so that tests can make them fail. Not

@@ -122,6 +122,26 @@ TEST(ReplicaFormat, RootsKeepEveryField) {
   EXPECT_EQ(decoded->description, root.description);
 }
 
+TEST(ReplicaFormat, ARootWithListsHasTheirSegmentsAlone) {
+  Root root = ARoot();
+  const std::string list = EncodeList(root);
+  root.lists = {{8, {{{DeviceId{0}, {DeviceBlock{9000}, BlockCount{1}}}, 0, 0}}}, {9, {}}};
+  root.list_size = list.size();
+  const std::string bytes = EncodeRoot(root);
+  auto decoded = DecodeRoot(bytes);
+  ASSERT_TRUE(decoded.has_value());
+  EXPECT_EQ(EncodeRoot(*decoded), bytes);
+  EXPECT_EQ(decoded->lists[0].segments[0].run.run.start.value, 9000U);
+  EXPECT_EQ(decoded->list_size, list.size());
+  EXPECT_TRUE(decoded->log.segments.empty());
+  ASSERT_TRUE(DecodeList(list, &*decoded));
+  EXPECT_EQ(EncodeList(*decoded), list);
+  EXPECT_FALSE(DecodeList(list.substr(1), &*decoded));
+  // A segment of the list may have no block in common with one of the root.
+  decoded->lists[0].segments[0].run = root.log.segments[0].run;
+  EXPECT_FALSE(DecodeList(list, &*decoded));
+}
+
 TEST(ReplicaFormat, EveryFlippedBitOfARootIsDetected) {
   std::string bytes = EncodeRoot(ARoot());
   Root root;

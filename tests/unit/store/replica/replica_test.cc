@@ -241,8 +241,10 @@ TEST(Replica, ACheckpointIsNotNewerThanTheSyncedCatalog) {
   }
 }
 
-TEST(Replica, ATornWriteOfARootLeavesTheRootBefore) {
-  TestStore store(Options());
+void CutWritesOfRoots(size_t largest_root) {
+  TestStoreOptions options = Options();
+  options.largest_root = largest_root;
+  TestStore store(options);
   ASSERT_OK(store->Close());
   ASSERT_OK(store.Remount());  // a root is durable, and the journal starts anew
   for (int round = 0; round < 300; ++round) {
@@ -256,10 +258,17 @@ TEST(Replica, ATornWriteOfARootLeavesTheRootBefore) {
     for (uint64_t seed = 1; seed <= 100; ++seed) {
       const CrashImage image = store.journal().ImageAt(cut, {.seed = seed, .device_survival = 1.0});
       Restarted restarted = Restart(image);
-      ASSERT_TRUE(replica::FindRoot(restarted.borrowed(), std::nullopt).has_value()) << "cut " << cut;
+      auto root = replica::FindRoot(restarted.borrowed(), std::nullopt);
+      ASSERT_TRUE(root.has_value()) << "cut " << cut;
+      ASSERT_EQ(root->lists.empty(), largest_root == replica::kRootCapacity);
+      ASSERT_OK(replica::LoadSegments(restarted.borrowed(), &*root));
     }
   }
 }
+
+TEST(Replica, ATornWriteOfARootLeavesTheRootBefore) { CutWritesOfRoots(replica::kRootCapacity); }
+
+TEST(Replica, ATornWriteOfARootLeavesTheListsOfTheRootBefore) { CutWritesOfRoots(1); }
 
 TEST(Replica, CatchUpGivesAnOlderCatalogItsLastChanges) {
   TestStore store(Options());

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// The space of the replica: in small pieces, and after failed writes of its roots.
+#include "store/replica/replica_writer.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+#include "store/volume/catalog_replica.h"
+#include "tests/support/fault_device.h"
+#include "tests/support/memory_kv_store.h"
+#include "tests/support/result_asserts.h"
+
+namespace weightfs::replica {
+namespace {
+
+constexpr ByteCount kDevice{64 * kMiB};
+constexpr uint64_t kRecords = 4000;
+
+// Passes everything to another device. Can fail the writes of roots, which it counts.
+class RootDevice final : public BlockDevice {
+ public:
+  explicit RootDevice(BlockDevice& base) : base_(base) {}
+
+  ByteCount size() const override { return base_.size(); }
+  std::string_view path() const override { return base_.path(); }
+  Result<void> Flush() override { return base_.Flush(); }
+  void Submit(std::span<IoRequest* const> requests) override {
+    for (IoRequest* request : requests) {
+      const bool root = request->operation == IoRequest::Operation::kWrite && request->offset.value < kDataOffset;
+      if (root && CountsAndFails()) {
+        request->OnComplete(ErrorCode::kIo);
+      } else {
+        base_.Submit({&request, 1});
+      }
+    }
+  }
+
+  void Fail(bool fails) {
+    MutexLock lock(mutex_);
+    fails_ = fails;
+  }
+  void WaitForRoots(uint64_t count) {
+    MutexLock lock(mutex_);
+    ASSERT_TRUE(changed_.wait_for(lock.native(), std::chrono::minutes(1), [&] { return roots_ >= count; }));
+  }
+
+ private:
+  bool CountsAndFails() {
+    MutexLock lock(mutex_);
+    ++roots_;
+    changed_.notify_all();
+    return fails_;
+  }
+
+  BlockDevice& base_;
+  Mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t roots_ GUARDED_BY(mutex_) = 0;
+  bool fails_ GUARDED_BY(mutex_) = false;
+};
+
+class ReplicaWriterTest : public ::testing::Test {
+ protected:
+  ReplicaWriterTest() {
+    auto kv = std::make_unique<MemoryKvStore>(journal_);
+    kv_ = kv.get();
+    catalog_ = std::make_unique<MirroredKvStore>(std::move(kv), Version{});
+    options_.first_retry = std::chrono::milliseconds(1);
+  }
+
+  // Leaves free blocks only between used ones.
+  void FragmentFreeSpace() {
+    for (uint64_t block = kFirst.value; block < kFirst.value + kCount.value; block += 2) {
+      ASSERT_OK(space_->MarkUsed({DeviceId{0}, {DeviceBlock{block}, BlockCount{1}}}));
+    }
+  }
+  void Start() {
+    writer_ = std::make_unique<ReplicaWriter>(
+        *catalog_, devices_, *space_, [this]() -> Result<void> {
+          RETURN_IF_ERROR(devices_.FlushWritten());
+          return {};
+        },
+        options_);
+    catalog_->Attach(writer_.get());
+  }
+  void Stop() {
+    writer_.reset();
+    ASSERT_OK(devices_.FlushWritten());
+  }
+  void Put(uint64_t first, uint64_t count) {
+    for (uint64_t i = first; i < first + count; ++i) {
+      KvBatch batch;
+      batch.Put("record" + std::to_string(i), std::string(100, static_cast<char>(i)));
+      ASSERT_OK(catalog_->Write(std::move(batch)));
+    }
+    ASSERT_OK(catalog_->Sync());
+  }
+  // The root on the device, with its segments.
+  Root ReadRoot() {
+    auto root = FindRoot(given_, std::nullopt).value();
+    EXPECT_TRUE(LoadSegments(given_, &root).has_value());
+    return root;
+  }
+  // Prepares the next writer as a mount does.
+  void Reopen() {
+    const Root root = ReadRoot();
+    options_.root = root;
+    options_.root_sequence = root.sequence;
+    options_.tail = FindTail(given_, root).value();
+    options_.version = ReadVersion(*catalog_).value();
+    space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+    FragmentFreeSpace();
+    for (const Stream* stream : StreamsOf(root)) {
+      for (const Segment& segment : stream->segments) ASSERT_OK(space_->MarkUsed(segment.run));
+    }
+    Start();
+  }
+  void ExpectRestored() {
+    MemoryKvStore restored(std::make_shared<Journal>());
+    ASSERT_OK(RestoreCatalog(given_, ReadRoot(), restored));
+    KvContent expected = kv_->content(), content = restored.content();
+    expected.erase(std::string("S") + kVersionFact);
+    content.erase(std::string("S") + kVersionFact);
+    EXPECT_EQ(content, expected);
+  }
+
+  static constexpr DeviceBlock kFirst{kDataOffset / kBlockSize};
+  static constexpr BlockCount kCount{kDevice.value / kBlockSize - kFirst.value};
+  const std::shared_ptr<Journal> journal_ = std::make_shared<Journal>();
+  FaultDevice base_{journal_, kDevice};
+  RootDevice device_{base_};
+  const std::vector<BlockDevice*> given_ = {&device_};
+  DeviceSet devices_{given_};
+  std::unique_ptr<SpaceManager> space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  MemoryKvStore* kv_;
+  std::unique_ptr<MirroredKvStore> catalog_;
+  WriterOptions options_;
+  std::unique_ptr<ReplicaWriter> writer_;
+};
+
+TEST_F(ReplicaWriterTest, FreeSpaceInSmallPiecesHoldsAReplicaOfAnySize) {
+  options_.largest_root = 2 * kKiB;
+  FragmentFreeSpace();
+  const uint64_t free = space_->Statistics().free.value;
+  Start();
+  for (uint64_t round = 0; round < 4; ++round) {
+    Put(round * kRecords / 4, kRecords);
+    Stop();
+    const Root root = ReadRoot();
+    EXPECT_EQ(root.lists.size(), kListCopies);
+    EXPECT_GT(root.checkpoint_stream.segments.size() + root.log.segments.size(), 100U);
+    ExpectRestored();
+    Reopen();
+  }
+  const uint64_t bytes = writer_->statistics().bytes;
+  EXPECT_LT(bytes, 8 * kMiB) << "replaced checkpoints and lists are freed";
+  EXPECT_GE(space_->Statistics().free.value + bytes / kBlockSize, free - 64);
+  Stop();
+}
+
+TEST_F(ReplicaWriterTest, ADamagedListIsReadFromItsCopy) {
+  options_.largest_root = 2 * kKiB;
+  FragmentFreeSpace();
+  Start();
+  Put(0, kRecords);
+  Stop();
+  const auto corrupt = [&](size_t copy) {
+    const Root root = FindRoot(given_, std::nullopt).value();
+    base_.Corrupt(ToBytes(root.lists[copy].segments.front().run.run.start) + ByteCount{100});
+  };
+  corrupt(0);
+  ExpectRestored();
+  corrupt(1);
+  Root root = FindRoot(given_, std::nullopt).value();
+  EXPECT_EQ(LoadSegments(given_, &root).error().code, ErrorCode::kCorrupt);
+}
+
+TEST_F(ReplicaWriterTest, FailedRootsKeepTheSpaceOfOneCheckpoint) {
+  Put(0, kRecords);
+  device_.Fail(true);
+  Start();
+  device_.WaitForRoots(6);
+  const uint64_t once = space_->Statistics().free.value;
+  device_.WaitForRoots(10);
+  EXPECT_EQ(space_->Statistics().free.value, once);
+  device_.Fail(false);
+  device_.WaitForRoots(16);
+  Stop();
+  ExpectRestored();
+  EXPECT_LT(space_->total().value - space_->Statistics().free.value, 3 * kMiB / kBlockSize);
+}
+
+}  // namespace
+}  // namespace weightfs::replica

@@ -97,44 +97,54 @@ Node* Checker::Find(uint64_t ino) {
   return found == nodes_.end() || found->ino != ino ? nullptr : &*found;
 }
 
-Result<std::optional<std::string>> Checker::NameIn(uint64_t directory, uint64_t ino) {
+Result<Checker::Names> Checker::NamesIn(uint64_t directory, const std::set<uint64_t>& inodes) {
+  Names names;
   const auto entries = catalog_.NewIterator(keys::EntryPrefix(InodeId{directory}));
-  for (; entries->Valid(); entries->Next()) {
+  for (; entries->Valid() && names.size() < inodes.size(); entries->Next()) {
     const auto key = keys::ParseNamed(entries->key());
     const auto entry = EntryRecord::Decode(entries->value());
     const bool possible = key && CheckName(key->name) && !IsDots(key->name);  // other entries are dropped
-    if (possible && entry && entry->ino.value == ino) return std::optional(std::string(key->name));
+    if (possible && entry && inodes.contains(entry->ino.value)) names.try_emplace(entry->ino.value, key->name);
   }
   RETURN_IF_ERROR(entries->status());
-  return std::optional<std::string>();
+  return names;
+}
+
+Result<std::optional<std::string>> Checker::NameIn(uint64_t directory, uint64_t ino) {
+  ASSIGN_OR_RETURN(Names names, NamesIn(directory, {ino}));
+  return names.empty() ? std::optional<std::string>() : std::move(names.begin()->second);
+}
+
+// Finds what PathOf needs for all findings, and searches each directory once.
+void Checker::FindNames() {
+  std::map<uint64_t, std::set<uint64_t>> wanted;  // by directory
+  for (uint64_t ino : subjects_) {
+    while (ino != kRootInode.value) {
+      const Node* node = Find(ino);
+      if (node == nullptr || node->place == 0 || node->lost || !wanted[node->place].insert(ino).second) break;
+      ino = node->place;
+    }
+  }
+  for (const auto& [directory, inodes] : wanted) {
+    if (auto names = NamesIn(directory, inodes)) names_.merge(*names);
+  }
 }
 
 // Returns "/a/b", or an empty string when no path is known.
 std::string Checker::PathOf(uint64_t ino) {
   if (ino == kRootInode.value) return "/";
-  if (const auto known = paths_.find(ino); known != paths_.end()) return known->second;
-  std::vector<std::pair<uint64_t, std::string>> names;  // from the inode upward
-  std::string above;
-  for (uint64_t at = ino; at != kRootInode.value && names.size() <= nodes_.size();) {
-    if (const auto known = paths_.find(at); known != paths_.end()) {
-      above = known->second;
-      break;
-    }
-    const Node* node = Find(at);
-    if (node == nullptr || node->place == 0 || node->lost) return {};
-    const auto name = NameIn(node->place, at);
-    if (!name || !*name) return {};
-    names.emplace_back(at, **name);
-    at = node->place;
+  std::string path;
+  for (size_t depth = 0; ino != kRootInode.value && depth <= nodes_.size(); ++depth) {
+    const auto name = names_.find(ino);
+    if (name == names_.end()) return {};
+    path.insert(0, "/" + name->second);
+    ino = Find(ino)->place;
   }
-  for (auto name = names.rbegin(); name != names.rend(); ++name) {
-    above += "/" + name->second;
-    paths_.emplace(name->first, above);
-  }
-  return above;
+  return path;
 }
 
 void Checker::FinishTexts() {
+  FindNames();
   for (size_t i = 0; i < report_.findings.size(); ++i) {
     const uint64_t ino = subjects_[i];
     if (ino == 0) continue;

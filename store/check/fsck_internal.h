@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -133,8 +134,11 @@ class Checker {
   void Report(FindingKind kind, uint64_t ino, std::string what);
   void Drop(std::string_view key) { drops_.emplace_back(key); }
   Node* Find(uint64_t ino);
-  // The name of an inode in a directory, for messages and repairs. Searches the directory.
+  // The first names of inodes in a directory, for messages and repairs. Searches the directory once.
+  using Names = std::map<uint64_t, std::string>;  // by inode
+  Result<Names> NamesIn(uint64_t directory, const std::set<uint64_t>& inodes);
   Result<std::optional<std::string>> NameIn(uint64_t directory, uint64_t ino);
+  void FindNames();
   std::string PathOf(uint64_t ino);
   void FinishTexts();
 
@@ -157,7 +161,7 @@ class Checker {
   unsigned pass_ = 0;
   FsckReport report_;
   std::vector<uint64_t> subjects_;  // the inode of each finding
-  std::map<uint64_t, std::string> paths_;
+  Names names_;                     // of the subjects and the directories above them
   KvBatch batch_;
   uint64_t lost_and_found_ = 0;
 };

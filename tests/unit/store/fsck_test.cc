@@ -9,6 +9,7 @@
 #include "meta/keys.h"
 #include "store/names/acl.h"
 #include "tests/support/catalog_check.h"
+#include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {
@@ -64,6 +65,8 @@ class Fsck : public ::testing::Test {
     std::vector<BlockDevice*> devices;
     for (const auto& device : media.devices) devices.push_back(device.get());
     if (prepare_) prepare_(*media.devices[0]);
+    iterators_ = 0;
+    media.kv->AfterNewIterator([this] { ++iterators_; });
     const FsckOptions options{.repair = repair, .verify_data = verify, .device_sizes = {options_.device_size}};
     auto report = CheckStore(*media.kv, devices, options);
     EXPECT_TRUE(report) << ToString(report.error());
@@ -113,6 +116,7 @@ class Fsck : public ::testing::Test {
   const TestStoreOptions options_{.device_size = ByteCount{32 * kMiB}};
   CrashImage image_;
   std::function<void(FaultDevice&)> prepare_;
+  int iterators_ = 0;  // that the last check made
   InodeId directory_, sub_, big_, small_, link_, orphan_;
 };
 
@@ -522,6 +526,27 @@ TEST_F(Fsck, DamageToAnyOneRecordIsRepaired) {
       if (HasFailure()) return;
     }
   }
+}
+
+TEST_F(Fsck, TheNamesOfManyFindingsTakeOneSearchOfTheirDirectory) {
+  constexpr int kFiles = 200;
+  TestStore store(image_, options_);
+  for (int i = 0; i < kFiles; ++i) ASSERT_TRUE(store.Create("d/sub/f" + std::to_string(i)));
+  ASSERT_OK(store->Close());
+  image_ = store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill});
+  Check(/*repair=*/false);
+  const int without = iterators_;
+  for (auto& [key, value] : kv()) {
+    const auto inode = key[0] == keys::kInode ? InodeRecord::Decode(value) : Result<InodeRecord>(ErrorCode::kInvalid);
+    if (!inode || inode->size > 0 || !S_ISREG(inode->mode) || inode->links == 0) continue;
+    InodeRecord record = *inode;
+    record.links = 7;
+    value = record.Encode();
+  }
+  const FsckReport report = Check(/*repair=*/false);
+  ASSERT_EQ(report.findings.size(), size_t{kFiles});
+  EXPECT_LT(iterators_, without + 10);
+  for (const Finding& finding : report.findings) EXPECT_THAT(finding.text, HasSubstr("/d/sub/f"));
 }
 
 }  // namespace

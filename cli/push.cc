@@ -52,6 +52,10 @@ struct Arguments {
 
 void Report(const Arguments& arguments, const std::string& path, const std::string& url,
             const remote::PushReport& report) {
+  if (!report.damage.empty()) {
+    Print(stderr, fmt::format("weightfs: warning: the version was damaged, and all of it was sent again: {}\n",
+                              report.damage));
+  }
   if (arguments.json) {
     const nlohmann::ordered_json json = {{"path", path},
                                          {"url", url},
@@ -319,9 +323,12 @@ void AddPush(CLI::App& app, int* exit_code) {
   command
       ->add_option("--sse-kms-key-id", arguments->encryption_key, "Key of the encryption; implies --sse aws:kms")
       ->type_name("ID");
-  command->add_flag("--verify", arguments->verify, "Read everything back and compare it before the version exists");
+  command->add_flag("--verify", arguments->verify,
+                    "Read everything back and compare it before the version exists. If it exists and is damaged, send "
+                    "all of it again");
   command->add_flag("--take-over", arguments->take_over,
-                    "Replace an unfinished push of somebody else, or of another state of the files");
+                    "Replace an unfinished push of somebody else, or of another state of the files, and a version "
+                    "whose manifest is damaged");
   command->add_flag("--json", arguments->json, "Print the result as JSON; with --watch one line for each version");
   command
       ->add_option("--rate", arguments->rate, "Maximum bytes per second, so that other users of the network keep some")

@@ -246,7 +246,7 @@ class Engine {
       return Error{
           ErrorCode::kCorrupt,
           fmt::format("{}: the block at offset {} differs from its checksum in each of {} downloads: the object "
-                      "is damaged; use another version, or push this one again",
+                      "is damaged; use another version, or push this one again with --verify",
                       UrlOf(part), offset, kFetches),
           KeyOf(part), offset};
     }
@@ -256,9 +256,11 @@ class Engine {
 
   Error Explain(const Part& part, Error error) const {
     error.path = KeyOf(part);
-    if (error.code == ErrorCode::kNotFound) error.what += " (the version was removed meanwhile, or is not complete)";
+    if (error.code == ErrorCode::kNotFound) {
+      error.what += " (the version was removed meanwhile, or is damaged: then push it again with --verify)";
+    }
     if (error.code != ErrorCode::kRange) return error;
-    error.what += "; it was replaced: use another version, or push this one again";
+    error.what += "; it was replaced: use another version, or push this one again with --verify";
     return {ErrorCode::kCorrupt, std::move(error.what), std::move(error.path), part.offset};
   }
 
@@ -269,7 +271,7 @@ class Engine {
       return Error{
           ErrorCode::kCorrupt,
           fmt::format("{}: the object has {} bytes instead of {}: it was replaced; use another version, or push "
-                      "this one again",
+                      "this one again with --verify",
                       UrlOf(part), info.object_size, file.size),
           KeyOf(part), std::min(info.object_size, file.size)};
     }

@@ -44,10 +44,13 @@ class Pusher {
  private:
   Result<void> ReadPublication();
   Result<void> ChooseVersion();
+  Result<bool> IsVoid(const Manifest& existing) const;
   Result<bool> WasCompleted();
+  Result<bool> IsWhole();
   Result<bool> IsComplete(Result<Manifest> existing);
   Result<void> TakeClaim();
   Result<void> MakeClaim();
+  Result<void> RemoveVoidManifest(const std::string& other) const;
   Result<void> TakeOver(const std::string& other);
   Result<void> Abort(const std::vector<s3::UploadInfo>& uploads) const;
   Result<Leftovers> FindLeftovers();
@@ -71,6 +74,7 @@ class Pusher {
   const PushOptions& options_;
   LocalTree tree_;
   std::optional<client::Publication> publication_;
+  std::optional<Manifest> existing_;  // of an earlier push of the same source
   bool trusts_objects_ = true;
   std::set<std::string> abandoned_;  // ids of uploads that the service does not complete
   PushReport report_;
@@ -129,17 +133,42 @@ Result<void> Pusher::ChooseVersion() {
   return {};
 }
 
-// True if an earlier push of the same source has made the version, and nobody removes or replaces it. The manifest of a
-// push that has lost its claim may have arrived late, so the claim decides.
+// True if the manifest does not count: the push which wrote it has lost its claim before, or a prune removes the
+// version.
+Result<bool> Pusher::IsVoid(const Manifest& existing) const {
+  const auto claim = series_.LoadClaim(existing.version, options_.interrupted);
+  if (claim) return claim->removing || claim->push != existing.push;
+  const ErrorCode code = claim.error().code;
+  if (code != ErrorCode::kNotFound && code != ErrorCode::kCorrupt) return claim.error();
+  return false;
+}
+
+// True if an earlier push of the same source has made the version.
 Result<bool> Pusher::WasCompleted() {
   auto existing = series_.Load(manifest().version, options_.interrupted);
   if (existing) {
-    const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
-    if (claim && (claim->removing || claim->push != existing->push)) return false;
-    const ErrorCode code = claim ? ErrorCode::kNotFound : claim.error().code;
-    if (code != ErrorCode::kNotFound && code != ErrorCode::kCorrupt) return claim.error();
+    ASSIGN_OR_RETURN(const bool is_void, IsVoid(*existing));
+    if (is_void) return false;  // the claim decides
   }
-  return IsComplete(std::move(existing));
+  ASSIGN_OR_RETURN(const bool complete, IsComplete(std::move(existing)));
+  return complete && options_.verify ? IsWhole() : Result<bool>(complete);
+}
+
+// Compares the objects of a complete version with its checksums. Damage makes it an unfinished push of ours again,
+// whose objects are not trusted; a later push must know that, too.
+Result<bool> Pusher::IsWhole() {
+  const auto verified = VerifyVersion(series_, *existing_, options_);
+  if (verified) return true;
+  const ErrorCode code = verified.error().code;
+  if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return verified.error();
+  const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
+  if (claim && claim->push != manifest().push) RETURN_IF_ERROR(CheckClaim());
+  RETURN_IF_ERROR(series_.bucket().PutObject(series_.ClaimKey(manifest().version),
+                                             OurClaim(/*taken_over=*/true).Encode(), {}, options_.interrupted));
+  RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
+  report_.existed = false;
+  report_.damage = verified.error().what;
+  return false;
 }
 
 // True if the manifest is that of a push of the same source. A manifest of our own that arrived damaged, so that no
@@ -150,8 +179,10 @@ Result<bool> Pusher::IsComplete(Result<Manifest> existing) {
     const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
     const bool ours = claim && (claim->push == manifest().push ||
                                 IsEarlier(claim->source, claim->published_ns, claim->created_ns));
-    if (!ours) return existing.error();
-    RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
+    if (!ours && !options_.take_over) return existing.error();
+    if (ours) {
+      RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
+    }
     return false;
   }
   if (!existing) return existing.error();
@@ -165,7 +196,7 @@ Result<bool> Pusher::IsComplete(Result<Manifest> existing) {
                              existing->source, FormatUtc(existing->created_ns))};
   }
   report_.existed = true;
-  manifest() = std::move(*existing);
+  existing_ = std::move(*existing);
   return true;
 }
 
@@ -237,11 +268,25 @@ Result<void> Pusher::Abort(const std::vector<s3::UploadInfo>& uploads) const {
   return {};
 }
 
+// A damaged manifest is none either.
+Result<void> Pusher::RemoveVoidManifest(const std::string& other) const {
+  const auto existing = series_.Load(manifest().version, options_.interrupted);
+  if (!existing && existing.error().code == ErrorCode::kNotFound) return {};
+  if (!existing && existing.error().code != ErrorCode::kCorrupt) return existing.error();
+  if (existing) {
+    ASSIGN_OR_RETURN(const bool is_void, IsVoid(*existing));
+    if (!is_void) return Error{ErrorCode::kExists, fmt::format("{}: was completed meanwhile, {}", url(), other)};
+  }
+  RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
+  return {};
+}
+
 // Removes what the other push has sent before the claim is replaced, so that a later push of ours does not find it. The
 // other one may write its manifest meanwhile, over objects that are gone.
 Result<void> Pusher::TakeOver(const std::string& other) {
   const std::string prefix = series_.Prefix(manifest().version), claim = series_.ClaimKey(manifest().version);
   const std::string manifest_key = series_.ManifestKey(manifest().version);
+  RETURN_IF_ERROR(RemoveVoidManifest(other));
   ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
   RETURN_IF_ERROR(Abort(uploads));
   ASSIGN_OR_RETURN(const auto listing,
@@ -386,10 +431,7 @@ Result<PushReport> Pusher::Run() {
   RETURN_IF_ERROR(ChooseVersion());
   RETURN_IF_ERROR(CheckManifestSize());
   ASSIGN_OR_RETURN(const bool complete, WasCompleted());
-  if (complete) {
-    if (options_.verify) RETURN_IF_ERROR(VerifyVersion(series_, manifest(), options_));
-    return report_;
-  }
+  if (complete) return report_;
   RETURN_IF_ERROR(TakeClaim());
   RETURN_IF_ERROR(SendAndVerify());
   RETURN_IF_ERROR(CheckSource());

@@ -14,10 +14,11 @@ namespace weightfs::remote {
 
 struct PushOptions {
   std::optional<uint64_t> version = std::nullopt;  // default: that of the publication, or the time of the latest change
-  bool take_over = false;                          // replace an unfinished push that is not of this source
+  // Replace an unfinished push that is not of this source, a damaged manifest, and one whose push has lost its claim.
+  bool take_over = false;
   // Of a publication: replace what an earlier publication at the same path of this host has pushed, or begun to push.
   bool replace_earlier = false;
-  bool verify = false;                             // read everything back before the version exists
+  bool verify = false;  // read everything back before the version exists; if it exists and is damaged, send it again
   std::string storage_class = {};                  // of the files; empty: the bucket's
   // Called with bytes sent (or found in the bucket) and the total, on the calling thread.
   std::function<void(uint64_t done, uint64_t total)> progress = {};
@@ -29,6 +30,7 @@ struct PushReport {
   uint64_t files = 0, bytes = 0;  // of the version
   uint64_t sent_bytes = 0;        // of data, in this call
   bool existed = false;           // this push had been completed before
+  std::string damage = {};        // ... but `verify` has found this, and everything was sent again
 };
 
 // Pushes an open directory of any filesystem, or a single file (OpenSource). A directory of a weightfs mount is read

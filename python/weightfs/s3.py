@@ -152,8 +152,10 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, a
         path: the directory or file.
         url: s3://BUCKET/PREFIX/NAME, below which the versions are.
         version: its number. None: that of the publication, otherwise the time of the latest change.
-        verify: read everything back and compare it before the version exists.
-        take_over: replace an unfinished push of somebody else, or of another state of the files.
+        verify: read everything back and compare it before the version exists. If it exists and is damaged, send all of
+            it again.
+        take_over: replace an unfinished push of somebody else, or of another state of the files, and a version whose
+            manifest is damaged.
         keep: afterwards remove lower versions, so that so many stay, up to this one. Greater ones stay, too. None:
             remove none.
         all_versions: with keep, as in prune().

@@ -553,6 +553,17 @@ MUTANTS = [
            "remote/push.cc",
            "    trusts_objects_ = !found->taken_over;\n", "    trusts_objects_ = true;\n",
            ("tests/remote/test_claims.py -k before_the_claim",)),
+    Mutant("push-void", "The manifest of a push that has lost its claim is no version for other pushes.",
+           "remote/push.cc",
+           "  if (claim) return claim->removing || claim->push != existing.push;\n", "  if (claim) return false;\n",
+           ("tests/remote/test_repair.py -k lost_its_claim",)),
+    Mutant("push-repair", "A push that continues a repair does not trust the damaged objects.",
+           "remote/push.cc",
+           "  RETURN_IF_ERROR(series_.bucket().PutObject(series_.ClaimKey(manifest().version),\n"
+           "                                             OurClaim(/*taken_over=*/true)",
+           "  RETURN_IF_ERROR(series_.bucket().PutObject(series_.ClaimKey(manifest().version),\n"
+           "                                             OurClaim(/*taken_over=*/false)",
+           ("tests/remote/test_repair.py -k without_trust",)),
     Mutant("push-claim", "A push that was taken over makes no version.",
            "remote/push.cc",
            "  const auto found = series_.LoadClaim(manifest().version, options_.interrupted);\n"

@@ -33,7 +33,6 @@ constexpr Feature kFeatures[] = {
     {"dont_mask", kDontMask, true},
     {"auto_inval_data", kAutoInvalidate, true},
     {"readdirplus", kReaddirPlus, true},
-    {"readdirplus_auto", kReaddirPlusAuto, true},
     {"async_dio", kAsyncDirectIo, true},
     {"writeback_cache", kWritebackCache, false},
     {"parallel_dirops", kParallelDirectoryOps, true},

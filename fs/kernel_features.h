@@ -22,7 +22,6 @@ inline constexpr uint64_t kBigWrites = uint64_t{1} << 5;
 inline constexpr uint64_t kDontMask = uint64_t{1} << 6;
 inline constexpr uint64_t kAutoInvalidate = uint64_t{1} << 12;
 inline constexpr uint64_t kReaddirPlus = uint64_t{1} << 13;
-inline constexpr uint64_t kReaddirPlusAuto = uint64_t{1} << 14;
 inline constexpr uint64_t kAsyncDirectIo = uint64_t{1} << 15;
 inline constexpr uint64_t kWritebackCache = uint64_t{1} << 16;
 inline constexpr uint64_t kParallelDirectoryOps = uint64_t{1} << 18;

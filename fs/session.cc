@@ -64,7 +64,6 @@ constexpr Capability kCapabilities[] = {
     {kernel_flag::kDontMask, FUSE_CAP_DONT_MASK},
     {kernel_flag::kAutoInvalidate, FUSE_CAP_AUTO_INVAL_DATA},
     {kernel_flag::kReaddirPlus, FUSE_CAP_READDIRPLUS},
-    {kernel_flag::kReaddirPlusAuto, FUSE_CAP_READDIRPLUS_AUTO},
     {kernel_flag::kAsyncDirectIo, FUSE_CAP_ASYNC_DIO},
     {kernel_flag::kParallelDirectoryOps, FUSE_CAP_PARALLEL_DIROPS},
     {kernel_flag::kPosixAcl, FUSE_CAP_POSIX_ACL},

@@ -70,6 +70,18 @@ def test_a_small_file_is_read_from_the_daemon_once_and_reopened_with_two_request
     assert any(cost() == (0, 2 * count) for _ in range(20)), "open and release alone are requested"
 
 
+def test_the_attributes_of_a_listed_directory_need_no_further_requests(mount, work):
+    """As `du`, `find -size` and `ls -l` do: the whole listing first, then the attributes of each entry."""
+    count = 3000
+    for number in range(count):
+        os.close(os.open(work / str(number), os.O_CREAT | os.O_WRONLY, 0o644))
+    mount.remount()
+    before = statistics(mount)[REQUESTS]
+    for name in os.listdir(work):
+        os.stat(work / name)
+    assert statistics(mount)[REQUESTS] - before < count / 10
+
+
 @contextlib.contextmanager
 def opened(path, flags):
     descriptor = os.open(path, flags)

@@ -48,7 +48,7 @@ TEST(SessionInit, AgreesOnDirectIoWithMappings) {
   const auto init = kernel.init_reply().As<fuse_init_out>();
   EXPECT_EQ(init.flags2 & (1U << 4), 1U << 4) << "DIRECT_IO_ALLOW_MMAP";
   const uint32_t wanted = FUSE_ASYNC_READ | FUSE_ATOMIC_O_TRUNC | FUSE_BIG_WRITES | FUSE_DONT_MASK |
-                          FUSE_AUTO_INVAL_DATA | FUSE_DO_READDIRPLUS | FUSE_READDIRPLUS_AUTO | FUSE_ASYNC_DIO |
+                          FUSE_AUTO_INVAL_DATA | FUSE_DO_READDIRPLUS | FUSE_ASYNC_DIO |
                           FUSE_PARALLEL_DIROPS | FUSE_POSIX_ACL | FUSE_MAX_PAGES | FUSE_CACHE_SYMLINKS | FUSE_INIT_EXT;
   EXPECT_EQ(init.flags, wanted);
   EXPECT_EQ(init.max_write, kMiB);

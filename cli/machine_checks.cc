@@ -10,6 +10,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -29,8 +30,8 @@ namespace {
 
 using State = Check::State;
 
-// In-flight requests that one device of a mount sets aside (FileDevice::Options).
-constexpr uint64_t kAioForOneDevice = 256;
+// In-flight requests that one device of a mount sets aside (FileDevice::Options), and the poll that wakes its thread.
+constexpr uint64_t kAioForOneDevice = 257;
 
 std::string FirstLine(const std::string& path) {
   std::ifstream file(path);
@@ -112,8 +113,10 @@ Check CheckAio() {
   if (!limit.has_value() || !taken.has_value()) {
     return {"fs.aio-max-nr", "unknown", State::kMissing, "the kernel needs CONFIG_AIO"};
   }
-  const bool enough = *taken + kAioForOneDevice <= *limit;
-  return {"fs.aio-max-nr", fmt::format("{}, {} taken", *limit, *taken), enough ? State::kUsed : State::kMissing,
+  const uint64_t devices = (*limit - std::min(*taken, *limit)) / kAioForOneDevice;
+  const bool enough = devices > 0;
+  return {"fs.aio-max-nr", fmt::format("{}, {} taken: enough for {} more devices of stores", *limit, *taken, devices),
+          enough ? State::kUsed : State::kMissing,
           enough ? "" : fmt::format("sysctl fs.aio-max-nr={}", *limit + 65536)};
 }
 

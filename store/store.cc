@@ -172,6 +172,7 @@ void Store::StartReplica(Parts& parts) {
     break;
   }
   if (parts.read_only) return;
+  options.commit_interval = parts.options.commit_interval;
   Parts* raw = &parts;
   const auto flush = [raw]() -> Result<void> {
     auto flushed = SyncWait([&](Done done) { raw->committer->FlushDevices(std::move(done)); });

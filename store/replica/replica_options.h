@@ -21,6 +21,7 @@ struct WriterOptions {
   Version version;  // of the catalog; if it is not tail.version, the log cannot continue
   size_t largest_root = kRootCapacity;  // the segments of a larger one are listed beside it
   std::chrono::milliseconds first_retry{5000};  // until a checkpoint that failed is tried again; doubled each time
+  std::chrono::milliseconds commit_interval{5000};  // from a batch until the catalog is synced
 };
 
 struct ReplicaStatistics {

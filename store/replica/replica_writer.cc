@@ -66,6 +66,7 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
     collecting_ = true;
   }
   durable_ = options_.tail.version.sequence;
+  appended_ = durable_;
   UpdateStatistics();
   thread_ = std::thread([this] { Run(); });
 }
@@ -74,6 +75,11 @@ ReplicaWriter::~ReplicaWriter() { Stop(); }
 
 void ReplicaWriter::Append(std::string entry, Version version) {
   MutexLock lock(mutex_);
+  if (appended_ <= durable_) {
+    sync_due_ = Clock::now() + options_.commit_interval;
+    wake_.notify_one();
+  }
+  appended_ = version.sequence;
   if (!collecting_) return;
   if (pending_bytes_ > kPendingLimit) {
     collecting_ = false;
@@ -99,13 +105,19 @@ void ReplicaWriter::NoteDurable(uint64_t sequence) {
   if (sequence <= durable_) return;
   const bool first = !pending_.empty() && pending_.front().sequence > durable_ && pending_.front().sequence <= sequence;
   durable_ = sequence;
+  sync_due_ = Clock::now() + options_.commit_interval;  // of what was appended since
   if (first) wake_.notify_one();
+}
+
+bool ReplicaWriter::MustSyncLocked(Clock::time_point now) const {
+  if (stopping_ || sync_failed_ || appended_ <= durable_) return false;
+  return now >= sync_due_ || (pending_bytes_ >= kSyncPending && pending_.front().sequence > durable_);
 }
 
 // Small changes are gathered, so that each fsync of a program does not cost a write here.
 bool ReplicaWriter::HasDueEntriesLocked(Clock::time_point now) const {
+  if (MustSyncLocked(now)) return true;
   if (pending_.empty()) return false;
-  if (pending_bytes_ >= kSyncPending && !stopping_ && !sync_failed_) return true;
   if (pending_.front().sequence > durable_) return false;
   return stopping_ || pending_bytes_ >= kWriteNow || now >= write_due_;
 }
@@ -159,7 +171,7 @@ bool ReplicaWriter::TakeChunk(Chunk* chunk) {
   {
     MutexLock lock(mutex_);
     overflowed = std::exchange(overflowed_, false);
-    sync = pending_bytes_ >= kSyncPending && pending_.front().sequence > durable_ && !stopping_ && !sync_failed_;
+    sync = MustSyncLocked(Clock::now());
   }
   if (overflowed) FallBehind({ErrorCode::kNoMemory, "the devices are too slow for the changes of the catalog"});
   const bool failed = sync && !catalog_.Sync();  // a failure makes the store read-only
@@ -186,6 +198,7 @@ bool ReplicaWriter::WaitForWork() {
     if (checkpoint_ || (NeedsCheckpoint() && now >= retry_at_)) return true;
     auto due = Clock::time_point::max();
     if (unflushed_) due = flush_due_;
+    if (!sync_failed_ && appended_ > durable_) due = std::min(due, sync_due_);
     if (!pending_.empty() && pending_.front().sequence <= durable_) due = std::min(due, write_due_);
     if (NeedsCheckpoint()) due = std::min(due, retry_at_);
     if (due <= now) return true;

@@ -32,6 +32,9 @@ namespace weightfs::replica {
 // devices keep up and have free space.
 inline constexpr std::chrono::milliseconds kFlushInterval{1000};  // half of it until the write, half until the flush
 
+// Changes of names start no commit of data, so this thread also syncs the catalog when nobody else has done so within
+// the commit interval.
+//
 // Thread-safe. One thread writes. Space comes from `space`; when there is none, or a device fails, the replica falls
 // behind, which is logged, and the store goes on.
 class ReplicaWriter final : public EntrySink {
@@ -76,6 +79,7 @@ class ReplicaWriter final : public EntrySink {
   void Run();
   bool TakeChunk(Chunk* chunk) EXCLUDES(mutex_);
   bool WaitForWork() EXCLUDES(mutex_);
+  bool MustSyncLocked(Clock::time_point now) const REQUIRES(mutex_);
   bool HasDueEntriesLocked(Clock::time_point now) const REQUIRES(mutex_);
   void WriteLog(const Chunk& chunk);
   Result<void> WriteEntries(StreamWriter& stream, const Chunk& chunk);
@@ -132,7 +136,8 @@ class ReplicaWriter final : public EntrySink {
   std::deque<Pending> pending_ GUARDED_BY(mutex_);  // not written yet
   uint64_t pending_bytes_ GUARDED_BY(mutex_) = 0;
   Clock::time_point write_due_ GUARDED_BY(mutex_);  // when the first of them must be written
-  uint64_t durable_ GUARDED_BY(mutex_) = 0;
+  uint64_t appended_ GUARDED_BY(mutex_) = 0, durable_ GUARDED_BY(mutex_) = 0;  // sequences
+  Clock::time_point sync_due_ GUARDED_BY(mutex_);  // when appended_ > durable_
   bool collecting_ GUARDED_BY(mutex_) = false;  // entries are kept for the log
   bool sync_failed_ GUARDED_BY(mutex_) = false;
   std::atomic<bool> renew_{false};              // a checkpoint is wanted; set under mutex_, for wake_

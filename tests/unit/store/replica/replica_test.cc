@@ -185,7 +185,8 @@ TEST(Replica, NoticesACatalogThatIsOlder) {
 
 TEST(Replica, HasNoBatchThatTheCatalogHasNotSynced) {
   // So large that no checkpoint is due, which would sync the catalog.
-  const TestStoreOptions options = Options(ByteCount{8192 * kMiB});
+  TestStoreOptions options = Options(ByteCount{8192 * kMiB});
+  options.store.commit_interval = std::chrono::hours(1);
   TestStore store(options);
   ASSERT_OK(store->Close());
   ASSERT_OK(store.Remount());
@@ -211,6 +212,25 @@ TEST(Replica, HasNoBatchThatTheCatalogHasNotSynced) {
   EXPECT_FALSE(image.kv.contains(late));
   TestStore again(image, options);
   ASSERT_OK(again.opened());
+}
+
+TEST(Replica, ChangesOfNamesAreDurableAfterTheCommitInterval) {
+  TestStoreOptions options = Options(ByteCount{8192 * kMiB});
+  TestStore store(options);
+  ASSERT_OK(store->Close());
+  options.store.commit_interval = std::chrono::milliseconds(20);
+  TestStore again(ImageOf(store), options);
+  ASSERT_OK(again.opened());
+  for (const char* name : {"user.first", "user.second"}) {
+    ASSERT_OK(again->names().SetExtendedAttribute(kRootInode, name, "x", AttributeWrite::kAny));
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto survives = [&] {
+      const CrashImage image = again.journal().ImageAt(
+          again.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 1.0, .kv_survival = 0.0});
+      return image.kv.contains(keys::Attribute(kRootInode, name));
+    };
+    while (!survives()) ASSERT_LT(std::chrono::steady_clock::now(), deadline) << name;
+  }
 }
 
 // The numbers of the events after writes of roots.

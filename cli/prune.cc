@@ -29,7 +29,7 @@ constexpr double kMaximumDays = 36'500;
 constexpr double kSecondsPerDay = 86'400;
 
 Result<remote::PruneReport> Prune(const Arguments& arguments, std::string* url) {
-  ASSIGN_OR_RETURN(const OpenedSeries opened, OpenSeries(arguments.url, arguments.s3));
+  ASSIGN_OR_RETURN(const OpenedSeries opened, OpenSeriesToChange(arguments.url, arguments.s3));
   *url = opened.series->url();
   return remote::Prune(
       *opened.series,

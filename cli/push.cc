@@ -261,7 +261,7 @@ class Watch {
 };
 
 int Push(const Arguments& arguments) {
-  const auto opened = OpenSeries(arguments.url, arguments.s3);
+  const auto opened = OpenSeriesToChange(arguments.url, arguments.s3);
   if (!opened.has_value()) return Fail(opened.error());
   const std::atomic<bool>& interrupted = CatchInterrupts();
   if (arguments.watched) return Watch(arguments, *opened, interrupted).Run();
@@ -304,7 +304,8 @@ void AddPush(CLI::App& app, int* exit_code) {
       ->type_name("DIR");
   command
       ->add_option("--version", arguments->version,
-                   "Number of the version; default: that of the publication, otherwise the time of the latest change")
+                   "Number of the version; default: that of the publication, otherwise the time of the latest change, "
+                   "unless the series has other numbers")
       ->type_name("N")
       ->check(CheckNumber(1, INT64_MAX));
   command

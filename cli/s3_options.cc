@@ -41,6 +41,20 @@ Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& argum
   return opened;
 }
 
+// The version that the last part of a name reads as, or 0, and the series that would have it. A series has a name, so
+// the first part is no version.
+struct NamedVersion {
+  uint64_t version = 0;
+  s3::Location series;
+};
+
+NamedVersion SplitVersion(const s3::Location& location) {
+  const size_t slash = location.key.rfind('/');
+  if (slash == std::string::npos || slash == 0) return {};
+  return {remote::ParseVersion(std::string_view(location.key).substr(slash + 1)),
+          {location.bucket, location.key.substr(0, slash)}};
+}
+
 void WarnIfUnprotected(const OpenedSeries& opened) {
   const s3::Settings& settings = opened.client->settings();
   if (!settings.sign || !s3::IsUnprotected(settings.endpoint)) return;
@@ -95,16 +109,22 @@ Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& argum
   return opened;
 }
 
+Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Arguments& arguments) {
+  ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
+  const auto [version, series] = SplitVersion(location);
+  if (version == 0) return OpenSeries(url, arguments);
+  return Error{ErrorCode::kInvalid, fmt::format("{}: is version {} of {}, whose removal would remove what is below it: "
+                                                "give the URL of a series, whose name is no number",
+                                                s3::ToString(location), version, s3::ToString(series))};
+}
+
 Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
                                   const s3::Interrupted& interrupted) {
   ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
-  const size_t slash = location.key.rfind('/');
-  const uint64_t version = slash == std::string::npos || slash == 0
-                               ? 0
-                               : remote::ParseVersion(std::string_view(location.key).substr(slash + 1));
+  const auto [version, of] = SplitVersion(location);
   if (version != 0) {
     OpenedVersion named;
-    ASSIGN_OR_RETURN(named.opened, Open({location.bucket, location.key.substr(0, slash)}, arguments));
+    ASSIGN_OR_RETURN(named.opened, Open(of, arguments));
     WarnIfUnprotected(named.opened);
     auto manifest = named.opened.series->Load(version, interrupted);
     if (manifest) {

@@ -44,6 +44,10 @@ struct OpenedSeries {
 // without a name.
 Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments);
 
+// The same for commands that write or remove versions. kInvalid also for a URL whose last part reads as a version: its
+// objects would be below those of a version of another series, and would be removed with it.
+Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Arguments& arguments);
+
 // A series, and the version of it that the URL names: s3://BUCKET/PREFIX/NAME/N.
 struct OpenedVersion {
   OpenedSeries opened;

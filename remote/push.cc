@@ -55,6 +55,9 @@ class Pusher {
   Result<void> Abort(const std::vector<s3::UploadInfo>& uploads) const;
   Result<Leftovers> FindLeftovers();
   Result<void> SendAndVerify();
+  Result<void> CheckKeys() const;
+  Result<void> CheckMagnitude() const;
+  Result<void> CheckConditions();
   Result<void> CheckSource() const;
   Result<void> CheckClaim() const;
   Result<void> CheckManifestSize() const;
@@ -248,6 +251,20 @@ Result<void> Pusher::CheckStorage(const Claim& claim) const {
                            url(), begun)};
 }
 
+// The claim alone keeps two pushes apart, so the service must refuse another one. Once it may be gone, by a prune.
+Result<void> Pusher::CheckConditions() {
+  for (int attempt = 1; attempt <= 2; ++attempt) {
+    const auto again = series_.bucket().PutObject(series_.ClaimKey(manifest().version),
+                                                  OurClaim(/*taken_over=*/!trusts_objects_).Encode(),
+                                                  {.if_none_match = true}, options_.interrupted);
+    if (!again) return again.error().code == ErrorCode::kExists ? Result<void>() : again.error();
+  }
+  return Error{ErrorCode::kNotSupported,
+               fmt::format("{}: the service ignores If-None-Match, so two pushes of one version would mix their files; "
+                           "use a newer release of it, or another one",
+                           url())};
+}
+
 // What is there without a claim is not from a push of ours.
 Result<void> Pusher::MakeClaim() {
   const std::string prefix = series_.Prefix(manifest().version);
@@ -381,6 +398,37 @@ Result<void> Pusher::CheckClaim() const {
                            replaced ? "taken over from " + found->source : std::string("removed by weightfs prune"))};
 }
 
+// S3's limit, before anything is sent.
+Result<void> Pusher::CheckKeys() const {
+  for (const FileEntry& file : manifest().files) {
+    const size_t size = series_.Key(manifest().version, file.path).size();
+    if (size <= s3::kMaxKey) continue;
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}/{}: its key in the bucket would have {} bytes, and S3 allows {}: use shorter names, "
+                             "or a shorter URL",
+                             tree_.root, Printable(file.path), size, s3::kMaxKey)};
+  }
+  return {};
+}
+
+// A time among the numbers of steps would be the greatest version, and later steps would be older than it. A version
+// that is there already is continued.
+Result<void> Pusher::CheckMagnitude() const {
+  const auto digits = [](uint64_t number) { return std::to_string(number).size(); };
+  const size_t of_times = digits(UtcVersion(0));
+  if (options_.version || digits(manifest().version) != of_times) return {};
+  ASSIGN_OR_RETURN(const auto numbers, series_.Numbers(options_.interrupted));
+  const auto other = std::ranges::find_if(numbers, [&](uint64_t number) { return digits(number) != of_times; });
+  if (other == numbers.end() || std::ranges::find(numbers, manifest().version) != numbers.end()) return {};
+  return Error{ErrorCode::kInvalid,
+               fmt::format("{}: the version of {} is a time, {}, but {} has others, such as {}: give it one of them "
+                           "{}, or use another URL",
+                           Printable(path_), publication_ ? "the publication" : "this push", manifest().version,
+                           series_.url(), *other,
+                           publication_ ? "with 'weightfs unpublish' and 'weightfs publish --version N'"
+                                        : "with --version N")};
+}
+
 // The slices' hashes are not known yet.
 Result<void> Pusher::CheckManifestSize() const {
   constexpr uint64_t kSliceLine = 80;
@@ -430,9 +478,12 @@ Result<PushReport> Pusher::Run() {
   ASSIGN_OR_RETURN(tree_, ScanTree(opened_));
   RETURN_IF_ERROR(ChooseVersion());
   RETURN_IF_ERROR(CheckManifestSize());
+  RETURN_IF_ERROR(CheckKeys());
   ASSIGN_OR_RETURN(const bool complete, WasCompleted());
   if (complete) return report_;
+  RETURN_IF_ERROR(CheckMagnitude());
   RETURN_IF_ERROR(TakeClaim());
+  RETURN_IF_ERROR(CheckConditions());
   RETURN_IF_ERROR(SendAndVerify());
   RETURN_IF_ERROR(CheckSource());
   RETURN_IF_ERROR(CheckClaim());

@@ -45,10 +45,12 @@ struct PushReport {
 // before:
 //   kExists     the version exists, and comes from another push
 //   kBusy       another push has begun this version (the next step: --take-over), or has taken it over
+//   kNotSupported  the service has no conditional writes (If-None-Match)
 //   kTooLarge   the manifest would have more than kMaximumManifest bytes
 //   kStale      a file changed during the push
-//   kInvalid    a file cannot be in a bucket (ScanTree); another version than that of the publication; version 0; the
-//               interrupted push was begun with another storage class or encryption
+//   kInvalid    a file cannot be in a bucket (ScanTree, and keys over 1,024 bytes); a version that is a time by
+//               default, in a series with others; another version than that of the publication; version 0; another
+//               storage class or encryption than that of the interrupted push
 //   kCorrupt    what was sent arrived damaged three times (`verify`), or a file is damaged here
 //   kCancelled  `interrupted` returned true
 //   others      of s3::Client, and of reading the files

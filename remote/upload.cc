@@ -22,8 +22,16 @@ namespace {
 
 constexpr uint64_t kMostPartsWanted = 9000;      // of 10,000
 constexpr uint64_t kReaderFrom = 1 << 20;        // smaller files are read by read(2)
+constexpr uint64_t kRateSeconds = 2;             // of the parts in flight
 constexpr size_t kMostRequests = 64;             // of small files, in progress and waiting for a connection
 constexpr std::chrono::milliseconds kLook{100};  // between two looks for an interruption
+
+// Bytes that are read or sent at once. Parts share a rate, so few of them are in flight then: each is complete soon,
+// and a push that is killed again and again makes progress. 0: no rate.
+uint64_t TransferMemoryOf(uint64_t rate) {
+  if (rate == 0 || rate > kTransferMemory / kRateSeconds) return kTransferMemory;
+  return std::max(rate * kRateSeconds, kPartSize);
+}
 
 // A file that has become shorter.
 bool IsChange(const Error& error) { return error.code == ErrorCode{ENODATA} || error.code == ErrorCode::kStale; }
@@ -103,7 +111,12 @@ struct Uploader::Upload {
 };
 
 Uploader::Uploader(const Series& series, uint64_t version, const LocalTree& tree, Leftovers leftovers, Options options)
-    : series_(series), version_(version), tree_(tree), leftovers_(std::move(leftovers)), options_(std::move(options)) {}
+    : series_(series),
+      version_(version),
+      tree_(tree),
+      leftovers_(std::move(leftovers)),
+      transfer_memory_(TransferMemoryOf(series.bucket().client().settings().upload_rate)),
+      options_(std::move(options)) {}
 
 Uploader::~Uploader() {
   MutexLock lock(mutex_);
@@ -339,7 +352,7 @@ void Uploader::EndRequest(uint64_t request, const Result<T>& result) {
 Result<std::shared_ptr<std::byte>> Uploader::TakeBuffer(uint64_t size) {
   size = RoundUp(size, kBlockSize);
   MutexLock lock(mutex_);
-  while (!failure_ && (requests_.size() >= kMostRequests || (memory_ > 0 && memory_ + size > kTransferMemory))) {
+  while (!failure_ && (requests_.size() >= kMostRequests || (memory_ > 0 && memory_ + size > transfer_memory_))) {
     changed_.wait_for(lock.native(), kLook);
     lock.Unlock();
     RETURN_IF_ERROR(CheckFailure());
@@ -352,7 +365,7 @@ Result<std::shared_ptr<std::byte>> Uploader::TakeBuffer(uint64_t size) {
     memory = std::move(spare_.back());
     spare_.pop_back();
   }
-  while (!spare_.empty() && memory_ + spare_.size() * kPartSize > kTransferMemory) spare_.pop_back();
+  while (!spare_.empty() && memory_ + spare_.size() * kPartSize > transfer_memory_) spare_.pop_back();
   lock.Unlock();
   if (memory == nullptr) {
     auto fresh = AllocatePages(size);

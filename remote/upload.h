@@ -88,6 +88,7 @@ class Uploader {
   const uint64_t version_;
   const LocalTree& tree_;
   const Leftovers leftovers_;
+  const uint64_t transfer_memory_;
   const Options options_;
 
   std::unique_ptr<client::RandomReader> reader_;  // of one file after the other; null before the first

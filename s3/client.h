@@ -84,7 +84,7 @@ struct ClientStatistics {
 //   kExists     412 or a lasting 409 of a PUT or POST      kStale      412 of a GET or HEAD: the object was replaced
 //   kNoSpace    507, QuotaExceeded                         kTooLarge   see Request::body_limit
 //   kCancelled  Cancel, `interrupted`, or the destructor   kInvalid    the request cannot be sent (a line break)
-//   kRange      416: the object is shorter                 kNotSupported  OpenSSL has no SHA-256
+//   kRange      416: the object is shorter                 kNotSupported  501, or OpenSSL has no SHA-256
 //   kIo         everything else
 //
 // Thread-safe. The thread of the client sends and receives; a second one loads credentials.

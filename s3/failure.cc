@@ -65,6 +65,7 @@ ErrorCode CodeOfStatus(int status, const Request& request) {
     case 409: return ErrorCode::kExists;
     case 412: return ChangesObjects(request) ? ErrorCode::kExists : ErrorCode::kStale;
     case 416: return ErrorCode::kRange;
+    case 501: return ErrorCode::kNotSupported;
     case 507: return ErrorCode::kNoSpace;
     default: return ErrorCode::kIo;
   }
@@ -181,6 +182,10 @@ Failure FailureOfStatus(const Request& request, const Attempt& attempt, const Er
   const bool refuses = attempt.status == 400 || attempt.status == 501;
   if (refuses && document.message.find("x-amz-checksum") != std::string::npos) {
     failure.advice = "if the service does not know checksums, set AWS_REQUEST_CHECKSUM_CALCULATION=when_required";
+  }
+  const auto is_condition = [](const auto& header) { return header.first == "if-none-match"; };
+  if (attempt.status == 501 && failure.advice.empty() && std::ranges::any_of(request.headers, is_condition)) {
+    failure.advice = "the service has no conditional writes (If-None-Match): use a newer release of it, or another one";
   }
   // A HEAD has no body that would say so.
   if (request.method == "HEAD" && attempt.status == 400 && document.empty()) failure.remedy = Remedy::kRenewCredentials;

@@ -151,7 +151,8 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, a
     Args:
         path: the directory or file.
         url: s3://BUCKET/PREFIX/NAME, below which the versions are.
-        version: its number. None: that of the publication, otherwise the time of the latest change.
+        version: its number. None: that of the publication, otherwise the time of the latest change, unless the series
+            has other numbers.
         verify: read everything back and compare it before the version exists. If it exists and is damaged, send all of
             it again.
         take_over: replace an unfinished push of somebody else, or of another state of the files, and a version whose

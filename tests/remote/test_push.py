@@ -321,7 +321,7 @@ def test_kills_of_the_gateway_and_the_push(radosgw, start, local, request, resta
     made, killed, gateway_kills = [], 0, 0
     for number in range(1, rounds + 1):
         restart_limit()
-        tree, series = make_tree(local / "source", large=40 * MIB), f"s3://tests/kills/{number}"
+        tree, series = make_tree(local / "source", large=40 * MIB), f"s3://tests/kills/round-{number}"
         expected = comparable(tree)
         for _ in range(3):
             running = start(radosgw, "push", tree, series)

@@ -138,7 +138,8 @@ def test_no_sign_request_sends_no_credentials(server, tree, target):
     """Although the environment has some."""
     write(server, tree, 1)
     server.anonymous = True
-    for words in (["versions", URL], ["pull", URL, target], ["prune", URL, "--keep", "1"], ["push", tree, URL]):
+    for words in (["versions", URL], ["pull", URL, target], ["prune", URL, "--keep", "1"],
+                  ["push", tree, URL, "--version", 2]):
         first = len(server.requests)
         weightfs(server, *words, "--no-sign-request")
         assert len(server.requests) > first

@@ -530,7 +530,7 @@ MUTANTS = [
            ("tests/remote/test_watch.py -k outdated",)),
     Mutant("watch-earlier", "push --watch replaces only what an earlier publication of the same directory has pushed.",
            "remote/push.cc",
-           "publication_ && source == Printable(this->source()) &&", "publication_ &&",
+           "publication_ && source == Printable(this->source()) &&", "publication_ && !source.empty() &&",
            ("tests/remote/test_watch.py -k another_source",)),
     Mutant("push-storage", "A push that is continued does not mix storage classes or encryptions.",
            "remote/push.cc",

@@ -11,10 +11,19 @@ from weightfs._pending import Pending
 from weightfs._process import check_process
 
 _all_opened: "weakref.WeakSet[Opened]" = weakref.WeakSet()
+_exits = False
+
+
+def closes_at_exit():
+    """Whether an object that is opened now will be closed before the interpreter ends. False in functions that were
+    registered with atexit before weightfs was imported."""
+    return not _exits
 
 
 @atexit.register
 def _close_all():
+    global _exits
+    _exits = True
     # Runs before the interpreter ends, because the threads of a handle or a reader may still call back, and program
     # threads in a call must still return.
     for opened in list(_all_opened):

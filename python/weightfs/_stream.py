@@ -10,6 +10,7 @@ import stat
 from weightfs import _process
 from weightfs._handle import aio_handle
 from weightfs._memory import HUGE, advise_huge_pages
+from weightfs._opened import closes_at_exit
 
 # Data of at least this size is transferred directly from the caller's memory; smaller data is gathered into pieces.
 _DIRECT = 1 << 20
@@ -286,7 +287,9 @@ _of_process = {}   # the handle of each kind
 def the_handle(handle, kind=aio_handle):
     """A context manager for the caller's handle, or that of the process, which stays open: to open and close one takes
     tens of milliseconds. A forked child opens its own. A process that has changed its user opens another one, because a
-    mount knows the user of a connection."""
+    mount knows the user of a connection. While the interpreter exits, each call has its own."""
+    if handle is None and not closes_at_exit():
+        return kind(overlap_events=True, intra_op_parallelism=_THREADS)
     if handle is None:
         handle = _of_process.get(kind)
         if handle is None or not _serves(handle):

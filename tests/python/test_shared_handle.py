@@ -104,7 +104,7 @@ def test_a_forked_child_opens_its_own(folder, opened):
 
     thread = threading.Thread(target=save)   # whose locks and operations the child inherits
     thread.start()
-    begun.wait()
+    assert begun.wait(60)
 
     def work():
         for i in range(2):
@@ -128,7 +128,7 @@ def test_a_handle_that_was_closed_is_replaced(folder, opened):
     assert len(opened) == 2
 
 
-def test_the_interpreter_closes_it_and_later_exit_functions_open_another(child):
+def test_the_interpreter_closes_it_and_each_call_of_later_exit_functions_has_its_own(child):
     assert child("""
 import atexit
 def last():
@@ -136,11 +136,14 @@ def last():
     assert all(handle._opened.closed() for handle in _stream._of_process.values()) and _stream._of_process
     weightfs.torch.save(tensor, "last.pt")
     print(torch.equal(weightfs.torch.load("last.pt"), tensor))
+    weightfs.safetensors.save_file({"a": tensor}, "last.safetensors")
+    print(torch.equal(weightfs.safetensors.load_file("last.safetensors")["a"], tensor))
+    print(any("weightfs-io" in open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")))
 atexit.register(last)
-import torch, weightfs, weightfs.torch
+import os, torch, weightfs, weightfs.safetensors, weightfs.torch
 tensor = torch.ones(1 << 20)
 weightfs.torch.save(tensor, "file.pt")
-""") == "True\n"
+""") == "True\nTrue\nFalse\n"
 
 
 @needs.root

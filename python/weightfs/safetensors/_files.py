@@ -31,7 +31,8 @@ def device_of(device):
 
 
 def handle_for(handle, device):
-    """The caller's handle, or a temporary one for the device. Without a GPU, its error gives the reason."""
+    """A context manager for the caller's handle, or that of the process for the device. Without a GPU, its error gives
+    the reason."""
     return the_handle(handle, aio_handle if device.type == "cpu" else gds_handle)
 
 

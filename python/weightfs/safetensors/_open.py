@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lazy access to the tensors of files, as safetensors.safe_open has it."""
 
-import contextlib
 import math
 import numbers
 import operator
 
 import torch
 
-from weightfs import _process
 from weightfs._memory import advise_huge_pages
 from weightfs.safetensors._arrays import BITS, to_numpy
 from weightfs.safetensors._errors import SafetensorKeyError, SafetensorValueError
@@ -99,21 +97,13 @@ class SafeOpen:
 
 
 class _Source:
-    """How the tensors of open files are read: by which handle, to which device, and whether as arrays of numpy. Without
-    a handle of the caller, each process makes one when it reads first, which is closed with this object."""
+    """How the tensors of open files are read: by which handle, to which device, and whether as arrays of numpy."""
 
     def __init__(self, handle, device, as_arrays):
-        self.device, self._as_arrays = device, as_arrays
-        self._given, self._made, self._stack = handle, None, None
+        self.device, self._given, self._as_arrays = device, handle, as_arrays
 
     def _handle(self):
-        if self._given is not None:
-            return self._given
-        with _process.lock:
-            if self._made is None or self._made[0] != _process.pid:
-                self._stack = contextlib.ExitStack()
-                self._made = _process.pid, self._stack.enter_context(handle_for(None, self.device))
-            return self._made[1]
+        return handle_for(self._given, self.device)
 
     def tensor(self, shard, name):
         facts = shard.tensors[name]
@@ -122,15 +112,17 @@ class _Source:
 
     def tensors(self, shards, chosen):
         if self.device.type != "cpu":
-            return dict(Reads(shards, chosen, _MOST_UNDER_WAY, _READS, self.device, self._handle()))
+            return dict(Reads(shards, chosen, _MOST_UNDER_WAY, _READS, self.device, self._given))
         return {name: self.converted(tensor) for shard in shards
                 for name, tensor in self.read(shard, 0, shard.size).tensors(shard.tensors).items()}
 
     def read(self, shard, begin, end):
-        return shard.read(self._handle(), self.device, begin, end)
+        with self._handle() as handle:
+            return shard.read(handle, self.device, begin, end)
 
     def read_ranges(self, shard, memory, ranges):
-        shard.read_ranges(self._handle(), memory, ranges)
+        with self._handle() as handle:
+            shard.read_ranges(handle, memory, ranges)
 
     def converted(self, tensor):
         return to_numpy(tensor) if self._as_arrays else tensor

@@ -42,12 +42,12 @@ Result<std::shared_ptr<LeaseWindows>> LeaseWindows::Open(std::shared_ptr<const T
 
 Result<LeaseWindows::Version> LeaseWindows::CurrentVersion() const {
   struct statx status {};
-  if (statx(target_->any(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_MTIME, &status) != 0) {
+  if (statx(target_->any(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_CTIME, &status) != 0) {
     return Error{ErrorCode{errno},
                  fmt::format("{}: cannot look at the file: {}", target_->path(), std::strerror(errno)),
                  target_->path()};
   }
-  return Version{status.stx_size, status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec};
+  return Version{status.stx_size, status.stx_ctime.tv_sec, status.stx_ctime.tv_nsec};
 }
 
 // In the version of Open, or ESTALE. Called after a lease: a change before the lease has another version by now.

@@ -74,7 +74,8 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   Result<Pins> Pin(std::span<const uint64_t> indices) EXCLUDES(mutex_);
 
  private:
-  // Changes whenever the content does.
+  // Changes whenever the content does: a program can set back the time of modification, but not that of the last change
+  // of the inode (ctime).
   struct Version {
     uint64_t size = 0;
     int64_t seconds = 0;

@@ -43,8 +43,9 @@ class FileTarget {
   static constexpr uint64_t kSmallTransfer = 64 * 1024;
 
   // Opens the file. A missing file is created with mode 0666 minus the umask, or the call fails with ENOENT if
-  // `may_create` is false. Nothing else is changed. Errors are the errnos of the system calls, and EINVAL for an impossible combination of
-  // options. Prepare reserves blocks; for a read it checks that the file contains all bytes (ENODATA).
+  // `may_create` is false. Nothing else is changed. Errors are the errnos of the system calls, and EINVAL for an
+  // impossible combination of options. Prepare reserves blocks; for a read it checks that the file contains all bytes
+  // (ENODATA).
   static Result<std::unique_ptr<Target>> Open(const Options& options, bool may_create = true);
 };
 

@@ -63,6 +63,7 @@ Result<void> Handle::Read(const FileName& file, const MemoryView& memory, const 
 
 Result<void> Handle::ReadRanges(const FileName& file, std::span<const ByteRange> ranges, const MemoryView& memory,
                                 const Interrupted& interrupted) {
+  if (const char* why = memory.WhyNotReadable(); why != nullptr) return Error{ErrorCode::kInvalid, why, file.path};
   auto gathered = GatheredBlocks::Create(ranges, memory);
   if (!gathered.has_value()) {
     Error error = std::move(gathered).error();

@@ -400,9 +400,8 @@ void Handle::Impl::Dispatch(const std::shared_ptr<Operation>& operation, Ring** 
 
 Result<Handle::Impl::Request> Handle::Impl::MakeReadRequest(const FileName& file, const MemoryView& memory,
                                                             const ReadOptions& options) {
-  if (memory.may_overlap()) {
-    return Error{ErrorCode::kInvalid, "elements of this tensor share memory: nothing can be read into it", file.path,
-                 options.offset};
+  if (const char* why = memory.WhyNotReadable(); why != nullptr) {
+    return Error{ErrorCode::kInvalid, why, file.path, options.offset};
   }
   Request request = CommonRequest(file, memory, options);
   request.file.direction = Operation::Direction::kRead;

@@ -348,10 +348,8 @@ Result<std::vector<NamedError>> Handle::LoadMany(const std::string& directory, s
   RETURN_IF_ERROR(CheckTotal(directory, files));
   uint64_t total = 0;
   for (const auto& [name, memory] : files) {
-    if (memory.may_overlap()) {
-      return Error{ErrorCode::kInvalid,
-                   fmt::format("elements of the tensor for '{}' share memory: nothing can be read into it", name),
-                   directory + "/" + name};
+    if (const char* why = memory.WhyNotReadable(); why != nullptr) {
+      return Error{ErrorCode::kInvalid, fmt::format("'{}': {}", name, why), directory + "/" + name};
     }
     total += memory.size();
   }

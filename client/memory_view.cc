@@ -121,6 +121,7 @@ MemoryView MemoryView::Joined(std::vector<Part> parts, size_t size) {
   MemoryView view;
   view.size_ = size;
   view.may_overlap_ = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.view.may_overlap(); });
+  view.constant_ = std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.view.constant_; });
   view.parts_ = std::make_shared<const std::vector<Part>>(std::move(parts));
   return view;
 }

@@ -21,9 +21,11 @@ class WEIGHTFS_EXPORT MemoryView {
  public:
   MemoryView() = default;
   explicit MemoryView(std::span<std::byte> bytes) : base_(bytes.data()), size_(bytes.size()), run_(size_) {}
-  // For the source of a write: the library never writes to this memory.
+  // For the source of a write: a read into it fails with EINVAL.
   explicit MemoryView(std::span<const std::byte> bytes)
-      : MemoryView(std::span(const_cast<std::byte*>(bytes.data()), bytes.size())) {}
+      : MemoryView(std::span(const_cast<std::byte*>(bytes.data()), bytes.size())) {
+    constant_ = true;
+  }
 
   // `strides` are in bytes and may be negative or 0. EINVAL if the shape has more than 2^63 - 1 bytes, or elements
   // outside the address space.
@@ -45,6 +47,11 @@ class WEIGHTFS_EXPORT MemoryView {
   // True if two elements may share a byte, so that the result of reading into the memory is undefined. Never false if
   // two do share a byte.
   bool may_overlap() const { return may_overlap_; }
+  // Why nothing can be read into it; null if it can be.
+  const char* WhyNotReadable() const {
+    if (constant_) return "the memory is constant: nothing can be read into it";
+    return may_overlap_ ? "elements of this tensor share memory: nothing can be read into it" : nullptr;
+  }
 
   // The address of [offset, offset + length) if it is contiguous host memory; otherwise null.
   std::byte* Direct(size_t offset, size_t length) const;
@@ -71,6 +78,7 @@ class WEIGHTFS_EXPORT MemoryView {
   size_t run_ = 0;                     // contiguous bytes per index
   std::vector<Dimension> dimensions_;  // outer dimensions, outermost first; empty: one contiguous run
   bool may_overlap_ = false;
+  bool constant_ = false;
   bool on_device_ = false;
   std::optional<uintptr_t> stream_;                 // CUDA stream
   std::shared_ptr<const std::vector<Part>> parts_;  // set by Joined

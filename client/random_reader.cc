@@ -5,8 +5,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,8 +18,10 @@
 #include "client/handle_impl.h"
 #include "client/lease/lease_windows.h"
 #include "client/lease/leased_rows.h"
+#include "client/operation_plan.h"
 #include "common/mutex.h"
 #include "common/result.h"
+#include "common/start_thread.h"
 #include "common/units.h"
 
 namespace weightfs::client {
@@ -26,6 +31,17 @@ namespace {
 constexpr uint64_t kTransfer = 128 * kKiB;
 
 constexpr unsigned kMaxDepth = 65'536;
+
+// The most rows of one operation by leases. Each row takes about 100 bytes while it is read.
+constexpr size_t kMostRows = 65'536;
+
+// The reads of many parts that threads carry out behind the caller.
+struct Background {
+  Mutex mutex;
+  std::condition_variable changed;
+  size_t running GUARDED_BY(mutex) = 0;
+  std::atomic<bool> stopping{false};
+};
 
 // An open file, with its leases if there are any. Immutable; operations keep it open.
 struct OpenedFile {
@@ -116,6 +132,7 @@ Result<OpenedFilePtr> OpenFile(const FileTarget::Options& where, const RandomRea
 
 class __attribute__((visibility("hidden"))) RandomReader::Impl {
  public:
+  ~Impl();
   Result<void> Start(const FileName& file, const RandomReaderOptions& options);
   Result<void> Reopen(const FileName& file) EXCLUDES(mutex_);
   Result<void> Refresh() EXCLUDES(mutex_);
@@ -137,15 +154,17 @@ class __attribute__((visibility("hidden"))) RandomReader::Impl {
     std::unique_ptr<Target> target;
     MemoryView memory;
   };
-  // Checks a call, and calls `run` with each part and whether it is the last one.
-  template <typename Run>
-  Result<void> ForEachPart(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory, Run run);
+  // The windows that the rows are in; ascending.
+  static std::vector<uint64_t> WindowsOf(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length);
+  // The operation for a call that needs one alone; otherwise none. The call was checked.
+  Result<std::optional<Part>> MakeOnlyPart(const OpenedFilePtr& opened, std::span<const uint64_t> offsets,
+                                           uint64_t length, const MemoryView& memory) const;
+  // Reads all parts, one after the other. The call was checked.
+  Result<void> ReadParts(const OpenedFilePtr& opened, std::span<const uint64_t> offsets, uint64_t length,
+                         const MemoryView& memory, const Interrupted& interrupted);
+  Result<void> Run(Part part, const Interrupted& interrupted);
   Result<void> Check(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
                      const MemoryView& memory) const;
-  // The parts of a call whose rows are in more windows than may be held at once. Each window is leased for one part.
-  template <typename Run>
-  Result<void> ForSomeWindows(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
-                              const MemoryView& memory, Run run);
   // `rows`: indices of the rows of the part, in any order; empty: all rows.
   static Result<Part> MakeLeasedPart(const OpenedFile& opened, std::span<const uint64_t> offsets, uint64_t length,
                                      const MemoryView& memory, Rows rows, std::span<const uint64_t> windows);
@@ -158,7 +177,14 @@ class __attribute__((visibility("hidden"))) RandomReader::Impl {
   RandomReaderOptions options_;
   mutable Mutex mutex_;
   OpenedFilePtr opened_ GUARDED_BY(mutex_);
+  const std::shared_ptr<Background> background_ = std::make_shared<Background>();
 };
+
+RandomReader::Impl::~Impl() {
+  background_->stopping = true;
+  MutexLock lock(background_->mutex);
+  while (background_->running > 0) background_->changed.wait(lock.native());
+}
 
 Result<void> RandomReader::Impl::Start(const FileName& file, const RandomReaderOptions& options) {
   options_ = options;
@@ -206,7 +232,7 @@ Result<void> RandomReader::Impl::Check(const OpenedFile& opened, std::span<const
     return Error{ErrorCode::kInvalid, fmt::format("read of {}: {}", opened.path, what), opened.path};
   };
   if (memory.on_device()) return wrong("rows are read into host memory only");
-  if (memory.may_overlap()) return wrong("elements of this tensor share memory: nothing can be read into it");
+  if (const char* why = memory.WhyNotReadable(); why != nullptr) return wrong(why);
   uint64_t total = 0;
   if (__builtin_mul_overflow(length, offsets.size(), &total) || total != memory.size()) {
     return wrong(
@@ -257,14 +283,9 @@ Result<RandomReader::Impl::Part> RandomReader::Impl::MakeLeasedPart(const Opened
   return Part{std::move(target), std::move(view)};
 }
 
-template <typename Run>
-Result<void> RandomReader::Impl::ForEachPart(std::span<const uint64_t> offsets, uint64_t length,
-                                             const MemoryView& memory, Run run) {
-  const OpenedFilePtr opened = this->opened();
-  RETURN_IF_ERROR(Check(*opened, offsets, length, memory));
-  if (memory.size() == 0) return run(Part{std::make_unique<NoRows>(opened->path), memory}, true);
-  if (opened->leases == nullptr) return run(Part{std::make_unique<FileRows>(opened, offsets, length), memory}, true);
-  const uint64_t window = opened->leases->window_size();
+std::vector<uint64_t> RandomReader::Impl::WindowsOf(const OpenedFile& opened, std::span<const uint64_t> offsets,
+                                                    uint64_t length) {
+  const uint64_t window = opened.leases->window_size();
   std::vector<uint64_t> windows;
   for (const uint64_t offset : offsets) {
     for (uint64_t index = offset / window; index <= (offset + length - 1) / window; ++index) {
@@ -273,23 +294,36 @@ Result<void> RandomReader::Impl::ForEachPart(std::span<const uint64_t> offsets, 
   }
   std::sort(windows.begin(), windows.end());
   windows.erase(std::unique(windows.begin(), windows.end()), windows.end());
-  if (windows.size() <= LeaseWindows::kMost) {
-    ASSIGN_OR_RETURN(Part part, MakeLeasedPart(*opened, offsets, length, memory, {}, windows));
-    return run(std::move(part), true);
-  }
-  return ForSomeWindows(*opened, offsets, length, memory, run);
+  return windows;
 }
 
-template <typename Run>
-Result<void> RandomReader::Impl::ForSomeWindows(const OpenedFile& opened, std::span<const uint64_t> offsets,
-                                                uint64_t length, const MemoryView& memory, Run run) {
-  const uint64_t window = opened.leases->window_size();
+Result<std::optional<RandomReader::Impl::Part>> RandomReader::Impl::MakeOnlyPart(const OpenedFilePtr& opened,
+                                                                                 std::span<const uint64_t> offsets,
+                                                                                 uint64_t length,
+                                                                                 const MemoryView& memory) const {
+  std::optional<Part> part;
+  if (memory.size() == 0) {
+    part = Part{std::make_unique<NoRows>(opened->path), memory};
+  } else if (opened->leases == nullptr) {
+    part = Part{std::make_unique<FileRows>(opened, offsets, length), memory};
+  } else if (offsets.size() <= kMostRows) {
+    const auto windows = WindowsOf(*opened, offsets, length);
+    if (windows.size() > LeaseWindows::kMost) return part;
+    ASSIGN_OR_RETURN(part, MakeLeasedPart(*opened, offsets, length, memory, {}, windows));
+  }
+  return part;
+}
+
+// In the order of the offsets, so that each window is leased for one part, or for several that follow each other.
+Result<void> RandomReader::Impl::ReadParts(const OpenedFilePtr& opened, std::span<const uint64_t> offsets,
+                                           uint64_t length, const MemoryView& memory, const Interrupted& interrupted) {
+  const uint64_t window = opened->leases->window_size();
   if ((length - 1) / window + 2 > LeaseWindows::kMost) {
     return Error{ErrorCode::kInvalid,
                  fmt::format("read of {}: a row of {} bytes is more than the reader may lease at once: give it more "
                              "memory, or read the row in parts",
-                             opened.path, length),
-                 opened.path};
+                             opened->path, length),
+                 opened->path};
   }
   std::vector<size_t> rows(offsets.size());
   std::iota(rows.begin(), rows.end(), size_t{0});
@@ -297,15 +331,19 @@ Result<void> RandomReader::Impl::ForSomeWindows(const OpenedFile& opened, std::s
   for (size_t begin = 0; begin < rows.size();) {
     std::vector<uint64_t> windows;
     size_t end = begin;
-    for (; end < rows.size(); ++end) {
+    for (; end < std::min(rows.size(), begin + kMostRows); ++end) {
       const uint64_t first = offsets[rows[end]] / window, last = (offsets[rows[end]] + length - 1) / window;
       const uint64_t next = windows.empty() ? first : std::max(first, windows.back() + 1);
       if (windows.size() + (last + 1 - std::min(next, last + 1)) > LeaseWindows::kMost) break;
       for (uint64_t index = next; index <= last; ++index) windows.push_back(index);
     }
-    ASSIGN_OR_RETURN(Part part,
-                     MakeLeasedPart(opened, offsets, length, memory, Rows(rows).subspan(begin, end - begin), windows));
-    RETURN_IF_ERROR(run(std::move(part), end == rows.size()));
+    // A part may end before the next look at the interrupt.
+    if (interrupted && interrupted()) {
+      return Error{ErrorCode::kCancelled, fmt::format("read of {}: interrupted", opened->path), opened->path};
+    }
+    ASSIGN_OR_RETURN(Part part, MakeLeasedPart(*opened, offsets, length, memory,
+                                               Rows(rows).subspan(begin, end - begin), windows));
+    RETURN_IF_ERROR(Run(std::move(part), interrupted));
     begin = end;
   }
   return {};
@@ -320,27 +358,63 @@ Handle::Impl::Request RandomReader::Impl::MakeRequest(Part part) {
   return request;
 }
 
+Result<void> RandomReader::Impl::Run(Part part, const Interrupted& interrupted) {
+  auto request = MakeRequest(std::move(part));
+  request.interrupted = interrupted;
+  return handle_.BeginAndHelp(std::move(request));
+}
+
 Result<void> RandomReader::Impl::Read(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
                                       const Interrupted& interrupted) {
   RETURN_IF_ERROR(CheckProcess());
-  RETURN_IF_ERROR(handle_.CheckMayWait(opened()->path));
-  return ForEachPart(offsets, length, memory, [&](Part part, bool /*last*/) {
-    auto request = MakeRequest(std::move(part));
-    request.interrupted = interrupted;
-    return handle_.BeginAndHelp(std::move(request));
-  });
+  const OpenedFilePtr opened = this->opened();
+  RETURN_IF_ERROR(handle_.CheckMayWait(opened->path));
+  RETURN_IF_ERROR(Check(*opened, offsets, length, memory));
+  ASSIGN_OR_RETURN(auto only, MakeOnlyPart(opened, offsets, length, memory));
+  if (only) return Run(*std::move(only), interrupted);
+  return ReadParts(opened, offsets, length, memory, interrupted);
 }
 
+// Several parts are read by a thread of their own, because each of them may have to wait for leases.
 Result<std::shared_ptr<Operation>> RandomReader::Impl::Start(std::span<const uint64_t> offsets, uint64_t length,
                                                              const MemoryView& memory) {
   RETURN_IF_ERROR(CheckProcess());
-  std::shared_ptr<Operation> started;
-  RETURN_IF_ERROR(ForEachPart(offsets, length, memory, [&](Part part, bool last) -> Result<void> {
-    if (!last) return handle_.BeginAndHelp(MakeRequest(std::move(part)));
-    ASSIGN_OR_RETURN(started, handle_.Begin(MakeRequest(std::move(part)), nullptr));
-    return {};
-  }));
-  return started;
+  const OpenedFilePtr opened = this->opened();
+  RETURN_IF_ERROR(Check(*opened, offsets, length, memory));
+  ASSIGN_OR_RETURN(auto only, MakeOnlyPart(opened, offsets, length, memory));
+  if (only) return handle_.Begin(MakeRequest(*std::move(only)), nullptr);
+  const auto operation = std::make_shared<Operation>(Operation::Plan{.direction = Operation::Direction::kRead,
+                                                                     .target = std::make_unique<NoRows>(opened->path),
+                                                                     .memory = memory});
+  auto read = [this, background = background_, operation, opened, length,
+               copied = std::vector<uint64_t>(offsets.begin(), offsets.end())] {
+    const auto done = ReadParts(opened, copied, length, operation->memory(),
+                                [&] { return operation->stopped() || background->stopping; });
+    {
+      // The reader may be gone after this.
+      const MutexLock lock(background->mutex);
+      --background->running;
+      background->changed.notify_all();
+    }
+    if (done.has_value()) {
+      operation->AddTransferred(operation->size());
+    } else {
+      operation->Fail(done.error());
+    }
+    operation->Complete();
+  };
+  {
+    const MutexLock lock(background_->mutex);
+    ++background_->running;
+  }
+  auto thread = StartThread("weightfs-rows", std::move(read));
+  if (thread.has_value()) {
+    thread->detach();
+    return operation;
+  }
+  const MutexLock lock(background_->mutex);
+  --background_->running;
+  return std::move(thread).error();
 }
 
 RandomReader::RandomReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

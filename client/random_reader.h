@@ -52,7 +52,8 @@ class WEIGHTFS_EXPORT RandomReader {
 
   // Reads offsets.size() rows of `length` bytes into host memory of that size in total, one behind the other. Rows may
   // have any offsets, in any order, and may overlap. The bytes of a row must be contiguous in memory. Holes read as
-  // zeros. After an error the memory may be partly filled. Errors:
+  // zeros. After an error the memory may be partly filled. With leases, the call takes 8 bytes for each row, and 7 MiB.
+  // Errors:
   //   ENODATA  a row reaches past the end of the file; nothing was read
   //   EIO      a block differs from its checksum, or the device reported an error
   //   EPIPE    the mount has ended, and with it the lease; Refresh opens the file again
@@ -68,7 +69,8 @@ class WEIGHTFS_EXPORT RandomReader {
     return ReadRows(std::span(&offset, 1), memory.size(), memory, interrupted);
   }
   // Starts the same. The memory must stay valid until the operation is done, the offsets only during the call. Rows in
-  // more than 32 windows are read in parts: the call returns when all parts but the last are done.
+  // more than 32 windows, and more than 65,536 rows, are read in parts by a thread that the call starts (EAGAIN: there
+  // cannot be another one).
   Result<std::shared_ptr<Operation>> StartRows(std::span<const uint64_t> offsets, uint64_t length,
                                                const MemoryView& memory);
 

@@ -27,7 +27,11 @@ constexpr lease::ReceiveLimits kSmallAnswer{.body = lease::kInlineBody, .descrip
 
 // Converts an error of the channel to one of the library.
 Error Convert(Error error) {
-  if (error.code == ErrorCode::kShutdown) return {ErrorCode{EPIPE}, "the mount went away: " + error.what};
+  if (error.code == ErrorCode::kShutdown) {
+    return {ErrorCode{EPIPE},
+            "the mount went away, or it has too many connections for leases (1,024, of which 896 of one user): " +
+                error.what};
+  }
   if (error.code == ErrorCode::kAgain) {
     error.what = fmt::format("the process that listens at the mount's socket has not answered for {} s: {}",
                              lease::kPatience.count(), error.what);

@@ -391,6 +391,59 @@ def test_rows_of_a_file_that_grows_count_from_its_present_end(table):
             reader.rows([-11, 0], out)
 
 
+def test_a_change_whose_time_is_set_back_is_noticed(leased):
+    path, data = leased
+    out = bytearray(4096)
+    with weightfs.reader(path, memory=1, direct="require") as reader:   # windows of one block
+        reader.read(0, out)
+        before = os.stat(path)
+        with open(path, "r+b") as stream:
+            os.pwrite(stream.fileno(), b"x" * 4096, MIB)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))   # as rsync --inplace -t does
+        assert failure(reader.read, MIB, out).errno == errno.ESTALE
+        reader.refresh()
+        reader.read(MIB, out)
+        assert out == b"x" * 4096
+
+
+def test_a_read_of_many_windows_starts_at_once(leased):
+    path, data = leased
+    offsets = [block * 4096 for block in range(0, 1500, 7)]
+    outs = [torch.zeros(len(offsets), 4096, dtype=torch.uint8) for _ in range(2)]
+    with weightfs.reader(path, memory=1, direct="require") as reader:   # windows of one block, of which 32 are leased
+        started, seen, there = threading.Event(), [], threading.Event()
+
+        def stand(_):
+            if threading.current_thread() is not threading.main_thread():
+                there.set()
+                seen.append(started.wait(20))
+
+        while not there.wait(0.1):   # until the callback stands on the I/O thread
+            reader.read_async([0] * 64, bytearray(64 * 4096)).add_done_callback(stand)
+        futures = [reader.read_async(offsets, out) for out in outs]
+        assert not any(future.done() for future in futures)
+        started.set()
+        for future, out in zip(futures, outs):
+            assert future.result(20) == out.nbytes
+            assert all(content(row) == data[at:at + 4096] for at, row in zip(offsets, out))
+        assert seen == [True]
+
+
+def test_a_read_of_many_windows_can_be_canceled_and_closed(leased):
+    path, _ = leased
+    offsets = [block * 4096 for block in range(1500)] * 10
+    for end in ("cancel", "close", "drop"):
+        reader = weightfs.reader(path, memory=1, direct="require")
+        future = reader.read_async(offsets, torch.zeros(len(offsets), 4096, dtype=torch.uint8))
+        if end == "cancel":
+            assert future.cancel()
+        elif end == "close":
+            reader.close()
+        else:
+            del reader
+        assert future.wait(20) and future.cancelled()
+
+
 def test_a_forked_child_opens_its_own_reader(leased):
     path, data = leased
     held, over = threading.Event(), threading.Event()

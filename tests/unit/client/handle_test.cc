@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "client/operation_tracker.h"
+#include "client/random_reader.h"
 #include "common/units.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/unit/client/files.h"
@@ -525,6 +526,26 @@ TEST(HandleBasicTest, FilesOnTmpfsAreWrittenAndRead) {
   ASSERT_TRUE(handle->Read(folder / "file", View(target)).has_value());
   EXPECT_EQ(target, bytes);
   EXPECT_EQ(std::filesystem::file_size(folder / "file"), bytes.size());
+}
+
+TEST(HandleBasicTest, NothingIsReadIntoConstantMemory) {
+  const Folder folder;
+  const auto handle = Make();
+  const Bytes constant = RandomBytes(20'000);
+  const MemoryView view{std::span<const std::byte>(constant)};
+  const MemoryView joined = MemoryView::Joined({{.at = 0, .view = view}}, view.size());
+  for (const MemoryView& memory : {view, joined}) {
+    ASSERT_TRUE(handle->Write(folder / "file", memory).has_value());
+    EXPECT_EQ(handle->Read(folder / "file", memory).error().error_number(), EINVAL);
+    EXPECT_EQ(handle->StartRead(folder / "file", memory).error().error_number(), EINVAL);
+    const ByteRange range{.size = memory.size()};
+    EXPECT_EQ(handle->ReadRanges(folder / "file", {&range, 1}, memory).error().error_number(), EINVAL);
+    const NamedMemory named{.name = "file", .memory = memory};
+    EXPECT_EQ(handle->LoadMany(folder / ".", {&named, 1}).error().error_number(), EINVAL);
+    const auto reader = RandomReader::Open(folder / "file").value();
+    EXPECT_EQ(reader->Read(0, memory).error().error_number(), EINVAL);
+    EXPECT_EQ(reader->StartRows({}, 0, MemoryView(std::span(constant).first(0))).error().error_number(), EINVAL);
+  }
 }
 
 }  // namespace

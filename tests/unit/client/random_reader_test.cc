@@ -207,6 +207,31 @@ TEST_F(RandomReaderTest, ImpossibleMemoryIsRefused) {
   EXPECT_EQ(std::memcmp(bytes.data() + 4'096, RandomBytes(100'000).data() + 1, 100), 0);
 }
 
+TEST_F(RandomReaderTest, ManyRowsAreReadInPartsThatCanBeInterrupted) {
+  const Bytes content = Sparse(6'000'123);
+  WriteFile(mount_ / "file", content);
+  const auto offsets = RandomOffsets(200'000, content.size() - 8);
+  for (const uint64_t memory : {uint64_t{1} << 20, kSmallMemory}) {
+    const auto reader = Open(mount_ / "file", {.memory = memory});
+    Bytes bytes(8 * offsets.size());
+    size_t asked = 0;
+    ASSERT_TRUE(reader->ReadRows(offsets, 8, View(bytes), [&] { return ++asked == 0; }).has_value());
+    EXPECT_TRUE(Matches(content, offsets, 8, bytes.data()));
+    EXPECT_GE(asked, 4U) << "once for each part";
+    EXPECT_EQ(reader->ReadRows(offsets, 8, View(bytes), [] { return true; }).error().error_number(), ECANCELED);
+    std::fill(bytes.begin(), bytes.end(), std::byte{0});
+    const auto started = reader->StartRows(offsets, 8, View(bytes)).value();
+    EXPECT_TRUE(started->Wait(std::chrono::seconds(60)));
+    EXPECT_FALSE(started->error()) << started->error()->what;
+    EXPECT_EQ(started->transferred(), bytes.size());
+    EXPECT_TRUE(Matches(content, offsets, 8, bytes.data()));
+    const auto canceled = reader->StartRows(offsets, 8, View(bytes)).value();
+    EXPECT_TRUE(canceled->Cancel());
+    EXPECT_TRUE(canceled->Wait(std::chrono::seconds(60)));
+    EXPECT_TRUE(canceled->cancelled());
+  }
+}
+
 TEST_F(RandomReaderTest, ChangesOfOthersAreSeenAfterARefresh) {
   const Bytes old = RandomBytes(300'000, 1), other = RandomBytes(400'000, 2);
   WriteFile(mount_ / "file", old);

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import math
 import threading
+import weakref
 from concurrent.futures import _base
 
 from weightfs import _native, _process
@@ -45,6 +46,8 @@ class Future(concurrent.futures.Future):
         self._process, self._operation, self._memory, self._let_go = _process.pid, operation, memory, let_go
         self._stop = stop if operation is None else operation.cancel
         self._nbytes = None if memory is None else memory.nbytes
+        if memory is not None:
+            memory.future = weakref.ref(self)
         self._reports, self._asked = operation is None, False
         super().__init__()
 
@@ -79,7 +82,11 @@ class Future(concurrent.futures.Future):
     def cancel(self):
         """Asks the operation to end: what is in the kernel still completes. Returns False if it cannot be canceled, or
         is done with another outcome."""
-        return self.cancelled() if self.done() else self._stop is not None and self._stop()
+        if self.done():
+            return self.cancelled()
+        if self._memory is not None:
+            self._memory.future = None
+        return self._stop is not None and self._stop()
 
     def wait(self, timeout=None):
         """Waits until the operation is done, with any outcome. Returns False if `timeout` seconds pass first."""

@@ -46,9 +46,12 @@ class Opened:
     def close(self):
         """Waits for the transfers in the kernel, cancels everything else and frees all resources, including leases.
         Later calls raise ValueError."""
+        ours = _process.pid == self._process   # in a forked child, the operations and their locks belong to the parent
+        unseen = self._pending.unseen() if ours else ()
         self._opened.close()
-        if _process.pid == self._process:   # in a forked child, the operations and their locks belong to the parent
-            self._report_all(self._pending.collect()[0])   # nothing will wait for them
+        if ours:
+            cancelled = [entry.operation.error() for entry in unseen if entry.operation.cancelled()]
+            self._report_all(self._pending.collect()[0] + cancelled)   # nothing will wait for them
 
     def __del__(self):
         # At interpreter exit, the locks of an object that is still open cannot be trusted.

@@ -21,6 +21,10 @@ class Entry:
     def done(self):
         return self.operation is not None and self.operation.done()
 
+    def is_unseen(self):
+        future = self.memory.future
+        return self.own and future is not None and future() is None and not self.done()
+
     def error(self):
         """The error that wait() reports for this operation."""
         return None if self.own else with_label(self.operation.error(), self.memory)
@@ -54,6 +58,7 @@ class Pending:
         except (TypeError, ValueError):
             self._take(entry)
             raise
+        # After any other exception, such as MemoryError, it may have begun: the memory stays with the handle.
         return entry.operation
 
     def collect(self):
@@ -77,6 +82,11 @@ class Pending:
             if entry.validation is not None:
                 validations.append((entry.memory, *entry.validation))
         return [error for _, error in sorted(failures, key=lambda failure: failure[0])], validations
+
+    def unseen(self):
+        """The operations under way whose futures the program has dropped."""
+        with self._lock:
+            return [entry for entry in list(self._entries) if entry.is_unseen()]
 
     def forget_done(self):
         """Releases the memory of operations that are done and need no validation."""

@@ -302,6 +302,21 @@ def test_the_memory_lives_as_long_as_its_operation(local):
     assert (local / "other").read_bytes() == content(random_tensor(16 << 20, seed=2))
 
 
+def test_a_write_that_nobody_can_ask_for_is_logged_when_the_close_cancels_it(local, caplog):
+    handle = slow_handle()
+    standing = StandingWrite(handle, random_tensor(1 << 20), local / "first")
+    handle.write_async(random_tensor(32 << 20), local / "dropped")
+    kept = handle.write_async(random_tensor(32 << 20), local / "kept")
+    asked = handle.write_async(random_tensor(32 << 20), local / "asked")
+    assert asked.cancel()
+    del asked
+    standing.go()
+    handle.close()
+    assert kept.cancelled()
+    assert [record.getMessage() for record in caplog.records if "canceled" in record.getMessage()] == [
+        "1 operations were canceled: the handle was closed before wait()"]
+
+
 def test_an_atomic_write_shows_the_old_file_or_the_new_one(folder, handle):
     old, new = random_tensor(3_000_000), random_tensor(2_000_001, seed=2)
     handle.write_from(old, folder / "file", durable=True)

@@ -21,7 +21,7 @@ namespace {
 std::string_view Explain(int error) {
   switch (error) {
     case ETXTBSY: return "open for writing; close it and publish again";
-    case EBUSY: return "published already, as a part of another publication; unpublish that one first";
+    case EBUSY: return "published, or being published, as a part of another publication; unpublish that one first";
     case EIO: return "its data could not be written; write it again and publish";
     case EEXIST: return "published already with another version; unpublish it first";
     case EMLINK: return "also has a name outside the directory, where it would become immutable, too; copy it first";

@@ -167,7 +167,8 @@ void Store::StartReplica(Parts& parts) {
   }
   for (const DeviceRun& run : runs) {
     if (parts.space->MarkUsed(run)) continue;
-    spdlog::warn("the replica of the catalog on the devices overlaps files{}", parts.read_only ? "" : "; it is renewed");
+    const char* then = parts.read_only ? "" : "; it is renewed";
+    spdlog::warn("the replica of the catalog on the devices overlaps files{}", then);
     options.root.reset();
     break;
   }
@@ -248,8 +249,9 @@ bool Store::OpensSlowly(InodeId ino) {
 }
 
 Result<PublicationRecord> Store::PublishTree(Namespace::PublishCall* call) {
-  ASSIGN_OR_RETURN(const PublicationRecord publication, p_->names->PublishTree(call));
+  // Taken first: an error must not follow the publication.
   ASSIGN_OR_RETURN(const InodePtr directory, p_->inodes->Get(call->directory()));
+  ASSIGN_OR_RETURN(const PublicationRecord publication, p_->names->PublishTree(call));
   RETURN_IF_ERROR(Sync(directory));  // the data is in the catalog already
   return publication;
 }

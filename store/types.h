@@ -133,8 +133,9 @@ inline constexpr size_t kMaximumName = 255;
 inline constexpr size_t kMaximumSymlink = 4095;
 inline constexpr size_t kMaximumAttributeName = 255;
 inline constexpr size_t kMaximumAttributeValue = 65536;
-// The limits of one inode: of the list of its names, each with a zero byte (XATTR_LIST_MAX of Linux: a longer list could
-// be stored but not listed), and of its names and values together. Inodes of older versions may exceed the second one.
+// The limits of one inode: of the list of its names, each with a zero byte (XATTR_LIST_MAX of Linux: a longer list
+// could be stored but not listed), and of its names and values together. Inodes of older versions may exceed the second
+// one.
 inline constexpr size_t kMaximumAttributeList = 65536;
 inline constexpr size_t kMaximumAttributeBytes = 256 * kKiB;
 inline constexpr uint32_t kMaximumLinks = 65000;

@@ -22,6 +22,8 @@ constexpr uint64_t kAdoptBytes = 256 * kKiB;   // shorter writes are copied, so 
 constexpr uint64_t kStreamBytes = 256 * kKiB;  // bytes in sequence before a file counts as a stream
 constexpr uint64_t kLargestStep = 4 * kMiB;    // longer writes are split into steps, each atomic
 constexpr uint64_t kStripeBlocks = kStripeStaging.value / kBlockSize;
+// A read of a device that takes longer does not delay the error of a full pool.
+constexpr std::chrono::seconds kReadsEnd{2};
 
 }  // namespace
 
@@ -61,6 +63,7 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
     } else {
       RETURN_IF_ERROR(CommitReplacements(search->inode, count, privileged));
     }
+    p_.space.WaitForRetired(kReadsEnd);
     RETURN_IF_ERROR(CheckWritable());
   }
   return {};

@@ -377,8 +377,8 @@ uint64_t Reader::ReadAheadChunks(uint64_t sequence, uint64_t places) const {
 }
 
 // True when the chunk of `offset` is worth reading whole: for a stream, and for small reads at either end of the file
-// (zip directories, safetensors headers, HDF5 metadata). A request for all of a small file leaves nothing to read ahead,
-// and its chunk would take the memory of a large file's.
+// (zip directories, safetensors headers, HDF5 metadata). A request for all of a small file leaves nothing to read
+// ahead, and its chunk would take the memory of a large file's.
 bool Reader::UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint64_t sequence) const {
   if (offset == 0 && size <= kEdgeRead && size == inode.attributes.size) return false;
   if (sequence >= kStreamBytes || (offset == 0 && size >= kEdgeRead)) return true;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -35,8 +36,8 @@ class Namespace {
   // Writes the root directory and the store's facts to an empty catalog. Used by format.
   static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
 
-  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them, and accepts a catalog whose facts
-  // are damaged. Call it once, before any other call.
+  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them, and accepts a catalog whose
+  // facts are damaged. Call it once, before any other call.
   Result<void> Recover(bool read_only);
 
   Result<Attributes> Lookup(InodeId parent, std::string_view name);
@@ -73,16 +74,15 @@ class Namespace {
   Result<std::string> ReadLink(InodeId ino);
 
   // Calls `visit` for the entries after the name `after` (empty: for all) in the byte order of their names, until it
-  // returns false. "." and ".." are not among them. Reads the catalog as of the call, with an iterator that keeps what it
-  // has read in memory: visit part of a large directory per call. `visit` must be short and must not use the store.
+  // returns false. "." and ".." are not among them. Reads the catalog as of the call, with an iterator that keeps what
+  // it has read in memory: visit part of a large directory per call. `visit` must be short and must not use the store.
   Result<void> ListEntries(InodeId directory, std::string_view after,
                            const std::function<bool(const DirectoryEntry&)>& visit);
 
   Result<std::string> GetExtendedAttribute(InodeId ino, std::string_view name);
-  // Returns kTooLarge for a value, and kNoSpace for an inode whose attributes would exceed their limits (store/types.h).
-  // ACLs and the attributes of every namespace count.
-  // `keeps_set_group_id` is false for a caller who is neither in the file's group nor has CAP_FSETID. Setting an ACL
-  // then clears the set-group-id bit.
+  // Returns kTooLarge for a value, and kNoSpace for an inode whose attributes would exceed their limits
+  // (store/types.h). ACLs and the attributes of every namespace count. `keeps_set_group_id` is false for a caller who
+  // is neither in the file's group nor has CAP_FSETID. Setting an ACL then clears the set-group-id bit.
   Result<void> SetExtendedAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode,
                                     bool keeps_set_group_id = true);
   Result<void> RemoveExtendedAttribute(InodeId ino, std::string_view name);
@@ -97,7 +97,8 @@ class Namespace {
   // number that is greater than all such versions of the store. A directory that is published already keeps its
   // publication, which is returned. On an error nothing has changed. Errors:
   //   kAgain        a file is open for writing, perhaps because its last close has not arrived yet, or another call is
-  //                 publishing an inode: call this again soon. It waits for nobody, and after two seconds it fails.
+  //                 publishing an inode: call this again soon. The call does not wait; it fails after the close_wait of
+  //                 its PublishCall.
   //   kInvalid      the root directory, or an impossible version
   //   kPermission   an inode belongs to another user, and `who` lacks CAP_FOWNER
   //   ETXTBSY       a file is open for writing
@@ -108,15 +109,15 @@ class Namespace {
   //   kCorrupt      the catalog is damaged: an entry, or a directory that lies below itself
   class PublishCall;
   Result<PublicationRecord> PublishTree(PublishCall* call);
-  // Reverts PublishTree. Returns kNoAttribute for a directory that is not published. On an error nothing has changed, and
-  // `failed` is the path of the inode at fault, relative to the directory (empty: the directory).
+  // Reverts PublishTree. Returns kNoAttribute for a directory that is not published. On an error nothing has changed,
+  // and `failed` is the path of the inode at fault, relative to the directory (empty: the directory).
   Result<void> UnpublishTree(InodeId directory, const Credentials& who, std::string* failed);
   // Returns kNoAttribute for a directory that PublishTree was not called for.
   Result<PublicationRecord> GetPublication(InodeId directory);
   static constexpr size_t kMaximumTree = 131'072;
 
-  // Adds or removes an open handle, which may write if `writes`: kPermission for an immutable inode. Closing the last one
-  // deletes an inode that has no links and no lookups, or passes it to the callback of OnOrphan.
+  // Adds or removes an open handle, which may write if `writes`: kPermission for an immutable inode. Closing the last
+  // one deletes an inode that has no links and no lookups, or passes it to the callback of OnOrphan.
   Result<InodePtr> Open(InodeId ino, bool writes = false);
   void Close(const InodePtr& inode, bool writes = false);
 
@@ -124,8 +125,8 @@ class Namespace {
   // the caller adds it with InodeTable::AddLookups before it replies.
   void Forget(InodeId ino, uint64_t count);
   // From now on, Close and Forget call `unused` for an unlinked inode that may be unused, instead of DeleteOrphan. The
-  // callback has DeleteOrphan called soon, on any thread. Set it, and reset it with null, only while the namespace is not
-  // in use.
+  // callback has DeleteOrphan called soon, on any thread. Set it, and reset it with null, only while the namespace is
+  // not in use.
   void OnOrphan(std::function<void(const InodePtr&)> unused) { unused_ = std::move(unused); }
   // Deletes the inode if it is unlinked and not in use. For a large file this takes long, but it does not delay other
   // operations.
@@ -260,7 +261,10 @@ class Namespace {
 // the earlier ones have found is immutable in memory.
 class Namespace::PublishCall {
  public:
-  PublishCall(InodeId directory, Credentials who, std::optional<uint64_t> version);
+  // `close_wait`: maximum wait for open writers. The kernel does not wait until the last close of a file has reached
+  // this process.
+  PublishCall(InodeId directory, Credentials who, std::optional<uint64_t> version,
+              std::chrono::milliseconds close_wait = std::chrono::seconds(2));
   ~PublishCall();
   PublishCall(const PublishCall&) = delete;
   PublishCall& operator=(const PublishCall&) = delete;
@@ -274,6 +278,7 @@ class Namespace::PublishCall {
   const InodeId directory_;
   const Credentials who_;
   const std::optional<uint64_t> version_;
+  const std::chrono::milliseconds close_wait_;
   std::string failed_;
   std::unique_ptr<Tree> tree_;
 };

@@ -16,19 +16,16 @@
 #include "store/names/namespace.h"
 
 namespace weightfs {
-namespace {
-
-// The kernel does not wait until the last close of a file has reached this process.
-constexpr std::chrono::seconds kCloseWait{2};
-
-}  // namespace
-
 // A directory and everything below it. Used by one thread at a time.
 class Namespace::Tree {
  public:
   // `freeze`: sets Inode::publishing of each inode, until the tree is destroyed.
-  Tree(InodePtr top, const Credentials& who, bool freeze, std::string* failed)
-      : top_(std::move(top)), who_(who), freeze_(freeze), failed_(*failed) {}
+  Tree(InodePtr top, const Credentials& who, bool freeze, std::chrono::milliseconds close_wait, std::string* failed)
+      : top_(std::move(top)),
+        who_(who),
+        freeze_(freeze),
+        failed_(*failed),
+        deadline_(std::chrono::steady_clock::now() + close_wait) {}
   ~Tree() {
     if (!freeze_) return;
     for (const InodePtr& inode : inodes_) {
@@ -39,8 +36,8 @@ class Namespace::Tree {
   Tree(const Tree&) = delete;
   Tree& operator=(const Tree&) = delete;
 
-  // Finds the inodes. Returns kAgain while one of them waits: call it again, and it continues. After kCloseWait that is
-  // an error.
+  // Finds the inodes. Returns kAgain while one of them waits: call it again, and it continues. After `close_wait` that
+  // is an error.
   Result<void> Collect(Namespace& names);
   Error Fail(const std::string& path, ErrorCode code) {
     failed_ = path;
@@ -79,7 +76,7 @@ class Namespace::Tree {
   const Credentials& who_;
   const bool freeze_;
   std::string& failed_;
-  const std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + kCloseWait;
+  const std::chrono::steady_clock::time_point deadline_;
   std::vector<InodePtr> inodes_;
   std::deque<InodePtr> waiting_;              // to be added when TryAdd accepts them
   std::vector<InodeId> directories_;          // of inodes_, whose entries are not read yet
@@ -190,8 +187,9 @@ Result<PublicationRecord> Namespace::GetPublication(InodeId ino) {
   return publication;
 }
 
-Namespace::PublishCall::PublishCall(InodeId directory, Credentials who, std::optional<uint64_t> version)
-    : directory_(directory), who_(std::move(who)), version_(version) {}
+Namespace::PublishCall::PublishCall(InodeId directory, Credentials who, std::optional<uint64_t> version,
+                                    std::chrono::milliseconds close_wait)
+    : directory_(directory), who_(std::move(who)), version_(version), close_wait_(close_wait) {}
 
 Namespace::PublishCall::~PublishCall() = default;
 
@@ -199,18 +197,27 @@ Result<PublicationRecord> Namespace::PublishTree(PublishCall* call) {
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   const auto& version = call->version_;
   if (call->directory_ == kRootInode || version.value_or(0) > kMaximumVersion) return ErrorCode::kInvalid;
-  if (call->tree_ == nullptr) {
-    ASSIGN_OR_RETURN(InodePtr directory, GetDirectory(call->directory_));
+  const auto find_existing = [&]() -> Result<PublicationRecord> {
     auto existing = GetPublication(call->directory_);
     if (existing && version && *version != existing->version) return ErrorCode::kExists;
+    return existing;
+  };
+  if (call->tree_ == nullptr) {
+    ASSIGN_OR_RETURN(InodePtr directory, GetDirectory(call->directory_));
+    auto existing = find_existing();
     if (existing || existing.error().code != ErrorCode::kNoAttribute) return existing;
-    call->tree_ = std::make_unique<Tree>(std::move(directory), call->who_, /*freeze=*/true, &call->failed_);
+    call->tree_ = std::make_unique<Tree>(std::move(directory), call->who_, /*freeze=*/true, call->close_wait_,
+                                         &call->failed_);
   }
   auto published = TryPublish(*call->tree_, version);
   const bool waits = !published && published.error().code == ErrorCode::kAgain;
-  // If another call is publishing the same directory, its publication will be that of both.
-  if (!waits || call->tree_->inodes().empty()) call->tree_.reset();
-  return published;
+  const bool busy = !published && published.error().code == ErrorCode::kBusy;
+  // If another call is publishing the same directory, or just did, its publication is that of both.
+  const bool before = call->tree_->inodes().empty();
+  if (!waits || before) call->tree_.reset();
+  if (!busy || !before) return published;
+  auto existing = find_existing();
+  return existing || existing.error().code != ErrorCode::kNoAttribute ? existing : published;
 }
 
 Result<PublicationRecord> Namespace::TryPublish(Tree& tree, std::optional<uint64_t> version) {
@@ -247,7 +254,7 @@ Result<void> Namespace::UnpublishTree(InodeId ino, const Credentials& who, std::
   RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
   ASSIGN_OR_RETURN(const PublicationRecord before, GetPublication(ino));
-  Tree tree(directory, who, /*freeze=*/false, failed);
+  Tree tree(directory, who, /*freeze=*/false, {}, failed);
   RETURN_IF_ERROR(tree.Collect(*this));
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const std::string publication, ReadAttribute(ino, kPublicationName));

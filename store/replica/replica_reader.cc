@@ -95,8 +95,8 @@ void FrameReader::LookAhead() {
   seen_ += some;
 }
 
-// Moves on to the next block of the segment that looks like the first one of a frame. At the end of the segment there is
-// none, and it returns false.
+// Moves on to the next block of the segment that looks like the first one of a frame. At the end of the segment there
+// is none, and it returns false.
 bool FrameReader::SkipToHeader() {
   const Segment& segment = stream_.segments[position_.segment];
   if (std::exchange(seen_segment_, position_.segment) != position_.segment) {

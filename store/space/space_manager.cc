@@ -164,7 +164,7 @@ Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, Sp
       step.after = runs.back();
     }
   }
-  Free(ready);
+  FreeReady(ready);
   if (step.count.value == 0) return runs;
   Free(runs);
   return ErrorCode::kNoSpace;
@@ -225,7 +225,7 @@ void SpaceManager::LeaveRead(uint64_t epoch) {
     --readers_[epoch - first_epoch_];
     CollectRetired(&ready);
   }
-  Free(ready);
+  FreeReady(ready);
 }
 
 void SpaceManager::Retire(std::vector<DeviceRun> runs) {
@@ -237,7 +237,15 @@ void SpaceManager::Retire(std::vector<DeviceRun> runs) {
     readers_.push_back(0);
     CollectRetired(&ready);
   }
-  Free(ready);
+  FreeReady(ready);
+}
+
+void SpaceManager::WaitForRetired(std::chrono::milliseconds limit) {
+  MutexLock lock(mutex_);
+  const uint64_t now = first_epoch_ + readers_.size() - 1;  // no earlier Retire waits for readers of this epoch
+  freed_.wait_for(lock.native(), limit, [this, now]() REQUIRES(mutex_) {
+    return freeing_ == 0 && (retired_.empty() || retired_.front().after >= now);
+  });
 }
 
 void SpaceManager::CollectRetired(std::vector<DeviceRun>* ready) {
@@ -251,6 +259,15 @@ void SpaceManager::CollectRetired(std::vector<DeviceRun>* ready) {
     retired_.pop_front();
   }
   used_ += static_cast<int64_t>((pins_.parked() - parked).value);
+  if (!ready->empty()) ++freeing_;
+}
+
+void SpaceManager::FreeReady(const std::vector<DeviceRun>& ready) {
+  if (ready.empty()) return;
+  Free(ready);
+  MutexLock lock(mutex_);
+  --freeing_;
+  freed_.notify_all();
 }
 
 SpacePin SpaceManager::Pin(std::vector<DeviceRun> runs) {

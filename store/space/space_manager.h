@@ -4,6 +4,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -153,6 +155,9 @@ class SpaceManager {
   // Frees the runs once every reader that entered before has left and no pin remains. Call this only after the commit
   // that dropped them.
   void Retire(std::vector<DeviceRun> runs);
+  // Waits until blocks that were retired before the call are free: until the readers that entered before have left, but
+  // not longer than `limit`. Call it without locks, and outside of a read epoch.
+  void WaitForRetired(std::chrono::milliseconds limit) EXCLUDES(mutex_);
 
   // Adjusts the used blocks that df shows: blocks that files map, and blocks of leases that no file has. Statistics
   // adds the reserved blocks.
@@ -180,7 +185,9 @@ class SpaceManager {
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
   bool FitsLocked(BlockCount count, BlockCount freed, bool privileged) const REQUIRES(mutex_);
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
+  // Appends retired blocks without readers to `ready`; pass them to FreeReady without the lock.
   void CollectRetired(std::vector<DeviceRun>* ready) REQUIRES(mutex_);
+  void FreeReady(const std::vector<DeviceRun>& ready) EXCLUDES(mutex_);
   void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   // Blocks of a lease that ended while its writer may still have writes in flight.
   struct OrphanedReservation {
@@ -203,6 +210,8 @@ class SpaceManager {
   std::deque<uint32_t> readers_ GUARDED_BY(mutex_) = {0};
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
+  size_t freeing_ GUARDED_BY(mutex_) = 0;  // calls between CollectRetired and the end of FreeReady, with blocks
+  std::condition_variable freed_;          // FreeReady has ended
   SpacePins pins_ GUARDED_BY(mutex_);
   Mutex collecting_;  // locked before mutex_
   std::function<bool(uint64_t writer)> has_writer_;

@@ -142,8 +142,9 @@ std::string DescribeSalvaged(const SalvagedStore& salvaged) {
     text += fmt::format("; records in {} places of {} are lost", salvaged.gaps, files.empty() ? "its tables" : files);
   }
   if (salvaged.inodes > 0) {
-    text += fmt::format("; the attributes of {} files or directories are lost: owner, permissions, times and exact size",
-                        salvaged.inodes);
+    text += fmt::format(
+        "; the attributes of {} files or directories are lost: owner, permissions, times and exact size",
+        salvaged.inodes);
   }
   if (salvaged.uncertain > 0) text += fmt::format("; {} records may be out of date", salvaged.uncertain);
   return text + fmt::format("; the damaged catalog is in {}", salvaged.kept);

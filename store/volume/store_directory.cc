@@ -115,8 +115,9 @@ Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& pa
 }
 
 bool NeedsGuard(const std::string& directory, const StoreDescription& description) {
+  const auto& devices = description.devices;
   return MayLoseLocks(directory) ||
-         std::any_of(description.devices.begin(), description.devices.end(), [&](const StoreDescription::Device& device) {
+         std::any_of(devices.begin(), devices.end(), [&](const StoreDescription::Device& device) {
            return MayLoseLocks(DevicePath(directory, device));
          });
 }
@@ -172,7 +173,8 @@ Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uui
   return {};
 }
 
-// Writes a new owner to the superblocks and starts the guard. From then on an earlier owner that returns does not write.
+// Writes a new owner to the superblocks and starts the guard. From then on an earlier owner that returns does not
+// write.
 Result<void> ClaimOwnership(StoreParts* parts) {
   const Uuid owner = NewUuid();
   std::vector<UniqueFd> locked, devices;

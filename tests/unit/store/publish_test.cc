@@ -166,9 +166,10 @@ TEST_F(Publishing, AFileThatIsOpenForWritingIsNamed) {
 }
 
 TEST_F(Publishing, WaitsForWritersBetweenCalls) {
+  constexpr std::chrono::hours kForEver{1};
   const InodePtr open = store_->OpenFile(Find("d/f"), false, /*writes=*/true).value();
   const InodePtr second = store_->OpenFile(Find("d/sub/g"), false, /*writes=*/true).value();
-  Namespace::PublishCall call(Find("d"), who_, std::nullopt);
+  Namespace::PublishCall call(Find("d"), who_, std::nullopt, kForEver);
   EXPECT_EQ(store_->PublishTree(&call).error().code, ErrorCode::kAgain);
   EXPECT_TRUE(IsImmutable("d"));
   EXPECT_FALSE(IsImmutable("d/f"));
@@ -182,10 +183,19 @@ TEST_F(Publishing, WaitsForWritersBetweenCalls) {
   EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, true));
 }
 
+TEST_F(Publishing, AWriterThatStaysIsAnErrorAfterTheWait) {
+  const InodePtr open = store_->OpenFile(Find("d/f"), false, /*writes=*/true).value();
+  Namespace::PublishCall call(Find("d"), who_, std::nullopt, std::chrono::milliseconds(0));
+  EXPECT_EQ(store_->PublishTree(&call).error().code, ErrorCode{ETXTBSY});
+  EXPECT_EQ(call.failed(), "f");
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+}
+
 TEST_F(Publishing, ACallThatIsGivenUpChangesNothing) {
   const InodePtr open = store_->OpenFile(Find("d/sub/g"), false, /*writes=*/true).value();
   {
-    Namespace::PublishCall call(Find("d"), who_, std::nullopt), inner(Find("d/sub"), who_, std::nullopt);
+    Namespace::PublishCall call(Find("d"), who_, std::nullopt, std::chrono::hours(1)),
+        inner(Find("d/sub"), who_, std::nullopt, std::chrono::hours(1));
     EXPECT_EQ(store_->PublishTree(&call).error().code, ErrorCode::kAgain);
     EXPECT_EQ(store_->PublishTree(&inner).error().code, ErrorCode::kAgain);
     EXPECT_TRUE(IsImmutable("d/link"));

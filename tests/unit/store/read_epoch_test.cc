@@ -2,6 +2,7 @@
 // Freed blocks and readers: a device read that is in progress keeps the blocks that it reads from being reused.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <future>
 #include <string>
@@ -13,6 +14,8 @@ namespace weightfs {
 namespace {
 
 constexpr uint64_t kOldSize = 8 * kMiB;
+constexpr uint64_t kWanted = 4 * kMiB / kBlockSize;
+constexpr std::chrono::milliseconds kBeforeRelease{100};
 
 // Fills the free space with other content, in files of 1 MiB, until a write finds no space.
 void FillPool(TestStore& store) {
@@ -47,6 +50,28 @@ void ExpectOldContent(TestStore& store, const InodePtr& file, uint64_t offset, u
   ASSERT_OK(read);
   EXPECT_TRUE(*read == old.substr(offset, size));
   EXPECT_EQ(store->statistics().checksum_errors, 0U);
+}
+
+// Space that only reads in progress hold back is waited for.
+TEST(ReadEpoch, AWriteToAFullPoolWaitsForTheReadsThatHoldFreedBlocks) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(1, kOldSize)));
+  ASSERT_OK(store->Sync(file));
+  FillPool(store);
+  store->DropCached(file);
+  store.device().HoldReads();
+  std::promise<Result<std::string>> promise;
+  store->Read(file, ByteOffset{0}, ByteCount{kMiB}, nullptr, [&](const Result<ReadView>& view) {
+    promise.set_value(view ? Result<std::string>(ToText(*view)) : view.error());
+  });
+  store.device().WaitForHeld(1);
+  ASSERT_OK(store->Truncate(file, 0));
+  auto reserved = std::async(std::launch::async, [&] { return store->Reserve(file, FileBlock{0}, BlockCount{kWanted}); });
+  EXPECT_EQ(reserved.wait_for(kBeforeRelease), std::future_status::timeout);
+  store.device().Release();
+  ASSERT_OK(reserved.get());
+  EXPECT_TRUE(promise.get_future().get().value() == Pattern(1, kOldSize).substr(0, kMiB));
 }
 
 // The first offset is read as a chunk of the read-ahead cache, the second directly.

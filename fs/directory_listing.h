@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The places in the listing of an open directory from which the kernel may go on. Private to fs/.
 //
-// The position of FUSE is the ordinal of the next entry in the listing of one handle; "." and ".." are the entries 0 and
-// 1. Entries are listed in the byte order of their names, so the name of the last entry before a position says where to
-// go on, whatever was created and deleted meanwhile: an entry that exists during the whole listing is listed exactly
-// once. A listing keeps these names:
+// The position of FUSE is the ordinal of the next entry in the listing of one handle; "." and ".." are the entries 0
+// and 1. Entries are listed in the byte order of their names, so the name of the last entry before a position says
+// where to go on, whatever was created and deleted meanwhile: an entry that exists during the whole listing is listed
+// exactly once. A listing keeps these names:
 //
 //   - of the entries of the last reply, because the program's buffer may be smaller than the reply. The kernel then asks
 //     again from one of its entries;

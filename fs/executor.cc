@@ -62,7 +62,8 @@ void Executor::QueueDueLocked() {
   }
 }
 
-// Call this when there is more to do, or when the calling thread stops waiting: one thread waits while a task is paused.
+// Call this when there is more to do, or when the calling thread stops waiting: one thread waits while a task is
+// paused.
 void Executor::WakeOneLocked() {
   if (turns_.empty() && paused_.empty()) return;
   queued_.notify_one();

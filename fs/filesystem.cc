@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -13,6 +14,7 @@
 
 #include "common/log.h"
 #include "fs/lease_server.h"
+#include "store/file/file.h"
 
 namespace weightfs {
 namespace {
@@ -21,6 +23,7 @@ namespace {
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr uint64_t kMostOpens = 65536;              // of a user
 constexpr uint64_t kMostWaitingValues = 16 * kMiB;  // of a user
+constexpr uint64_t kMostPublications = 2;           // of a user
 // The deletion of a larger file takes longer than a receiver may be busy.
 constexpr uint64_t kQuickDeletion = 64 * kMiB / kBlockSize;
 // After a deletion that took longer, the deleter has the work for a while: the catalog is busy.
@@ -39,6 +42,11 @@ uint64_t SizeOf(Inode& inode) {
   return inode.attributes.size;
 }
 
+bool IsReplacing(Inode& inode) {
+  MutexLock lock(inode.mutex);
+  return inode.file && inode.file->commit().replacing();
+}
+
 }  // namespace
 
 Filesystem::Filesystem(Store& store, const MountOptions& options)
@@ -46,6 +54,7 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
       options_(options),
       opens_(kMostOpens),
       waiting_values_(kMostWaitingValues),
+      publications_(kMostPublications),
       spare_receivers_(static_cast<int>(options.threads) - 1),
       executor_(kExecutorThreads),
       page_executor_(kPageThreads),
@@ -175,6 +184,35 @@ void Filesystem::DropHandle(uint64_t number) {
   }
   page_cache_.Close(handle->inode->id, handle->mode, handle->mappable());
   store_.CloseFile(handle->inode, handle->reported_failure.load(), handle->writable());
+  MutexLock lock(closed_mutex_);
+  closed_.erase(handle);
+}
+
+void Filesystem::NoteClose(const std::shared_ptr<FileHandle>& file, uint64_t owner, const Reply& reply) {
+  const uint64_t process = file->closes.opener() == 0 ? 0 : ProcessOf(reply);
+  const auto now = CloseTracker::Clock::now();
+  file->closes.Closed(owner, process, now);
+  if (!IsReplacing(*file->inode)) return;
+  MutexLock lock(closed_mutex_);
+  if (file->closes.IsClosed(now)) closed_.insert(file);
+}
+
+void Filesystem::WaitForReleases() {
+  using Clock = CloseTracker::Clock;
+  const auto begin = Clock::now(), end = begin + kUnservedEnds;
+  MutexLock lock(closed_mutex_);
+  const auto left = [this, begin](const std::shared_ptr<FileHandle>& file) REQUIRES(closed_mutex_) {
+    return closed_.contains(file) && file->closes.IsClosed(begin);
+  };
+  const std::vector<std::shared_ptr<FileHandle>> files(closed_.begin(), closed_.end());
+  for (const auto& file : files) {
+    while (left(file) && Clock::now() < end) {
+      lock.Unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      lock.Lock();
+    }
+    closed_.erase(file);  // it was the close of a copy
+  }
 }
 
 Result<void> Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
@@ -260,13 +298,21 @@ void Filesystem::EndLeases() {
   if (leases_ != nullptr) leases_->Stop();
 }
 
-void Filesystem::Finish() {
+void Filesystem::Finish(CloseTracker::Clock::time_point ended) {
   ending_.store(true);
   EndLeases();
   store_.OnReverted(nullptr);
   requests_.WaitForNone();
-  for (const auto& handle : files_.RemoveAll()) {
-    if (!handle->writable() || handle->closing.load()) {
+  {
+    MutexLock lock(closed_mutex_);
+    closed_.clear();
+  }
+  auto files = files_.RemoveAll();
+  // Those first: a writer that has not closed a file keeps its replacement from being complete.
+  const auto is_closed = [ended](const auto& handle) { return !handle->writable() || handle->closes.IsClosed(ended); };
+  std::partition(files.begin(), files.end(), is_closed);
+  for (const auto& handle : files) {
+    if (is_closed(handle)) {
       store_.CloseFile(handle->inode, handle->reported_failure.load(), handle->writable());
     } else {
       names().Close(handle->inode, /*writes=*/true);  // a file that it was replacing keeps its old content

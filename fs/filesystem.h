@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <unordered_set>
 
 #include "fs/executor.h"
 #include "fs/fuse_api.h"
@@ -18,6 +19,7 @@
 #include "fs/read_history.h"
 #include "fs/receive_buffer.h"
 #include "fs/reply.h"
+#include "fs/thread_owners.h"
 #include "fs/user_limit.h"
 #include "store/store.h"
 
@@ -75,7 +77,8 @@ class Filesystem {
   void RunAfter(std::chrono::milliseconds pause, Reply reply, Operation operation) {
     const uint32_t user = reply.caller().uid;
     auto kept = std::make_shared<Reply>(std::move(reply));
-    executor_.RunAfter(pause, user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+    executor_.RunAfter(pause, user,
+                       [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
   }
   // True when the mount ends: nobody is waited for any more.
   bool ending() const { return ending_.load(); }
@@ -104,6 +107,8 @@ class Filesystem {
   UserLimit& opens() { return opens_; }
   // The bytes of attribute values of each user that wait to be stored.
   UserLimit& waiting_values() { return waiting_values_; }
+  // The publications of each user that are made at a time.
+  UserLimit& publications() { return publications_; }
 
   // Replies with an entry or the error. Counts the kernel's reference to the inode.
   void ReplyEntry(Reply reply, const Result<Attributes>& entry);
@@ -113,6 +118,13 @@ class Filesystem {
   OpenMode ChooseMode(const InodePtr& inode, int flags);
   // Reverts AddHandle. Also used for a release.
   void DropHandle(uint64_t number);
+  // The process of a request; 0: unknown.
+  uint64_t ProcessOf(const Reply& reply) { return owners_.Of(reply.caller().pid).process; }
+  // Records the close of a descriptor by the caller. `owner` is the lock owner of the request.
+  void NoteClose(const std::shared_ptr<FileHandle>& file, uint64_t owner, const Reply& reply) EXCLUDES(closed_mutex_);
+  // Waits for the releases of files being replaced whose close has returned, so that they are complete. The kernel has
+  // sent them, but other threads may not have served them yet.
+  void WaitForReleases() EXCLUDES(closed_mutex_);
 
   // Called before a write or truncation: removes the file's capabilities and, if the caller has no right to them
   // (`set_ids`), the set-id bits, and notifies the kernel, which leaves this to us for direct I/O. If it fails, nothing
@@ -150,8 +162,9 @@ class Filesystem {
   // Ends every lease while the receivers still run. Call it once, before Finish.
   void EndLeases();
 
-  // Waits for every reply, then closes the handles that the kernel left open. Call it once, at the end.
-  void Finish();
+  // Waits for every reply, then closes the handles that the kernel left open. `ended`: no release was served after that
+  // time. Call it once, at the end.
+  void Finish(CloseTracker::Clock::time_point ended = CloseTracker::Clock::now());
 
  private:
   // The calling receiver runs an operation that may take long. Not admitted when no other receiver would stay free.
@@ -183,12 +196,15 @@ class Filesystem {
   Store& store_;
   const MountOptions& options_;
   std::atomic<uint64_t> listing_memory_{0};  // of all open directories
-  UserLimit opens_, waiting_values_;
+  UserLimit opens_, waiting_values_, publications_;
   Mutex unused_mutex_;
   std::vector<InodePtr> unused_ GUARDED_BY(unused_mutex_);  // for the deleter
   std::atomic<int> spare_receivers_;                        // that may run long operations while one more stays free
   HandleRegistry<FileHandle> files_;
   HandleRegistry<DirectoryHandle> directories_;
+  ThreadOwners owners_;
+  Mutex closed_mutex_;
+  std::unordered_set<std::shared_ptr<FileHandle>> closed_ GUARDED_BY(closed_mutex_);  // their releases may be on the way
   LeaseTickets tickets_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;

@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "common/mutex.h"
+#include "fs/close_tracker.h"
 #include "fs/directory_listing.h"
 #include "fs/page_cache.h"
 #include "fs/user_limit.h"
@@ -21,8 +23,8 @@ namespace weightfs {
 // True if a file that was opened with these flags of open(2) may be written through the descriptor.
 bool MayWrite(int flags);
 
-// Immutable except for the stream, which has its own lock, and the atomics. A request in progress holds a reference, so
-// a handle outlives its release.
+// Immutable except for the stream, which has its own lock, the closes and the atomics. A request in progress holds a
+// reference, so a handle outlives its release.
 struct FileHandle : std::enable_shared_from_this<FileHandle> {
   InodePtr inode;
   std::shared_ptr<InodePages> pages;
@@ -32,11 +34,7 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   UserLimit::Share share;  // of Filesystem::opens
   std::atomic<uint64_t> read_bytes{0};        // read through the daemon
   std::atomic<uint64_t> reported_failure{0};  // Store::Flush
-  // A close(2) has arrived from the program that wrote last, or that opened the file and wrote nothing, and no change
-  // after it. A child of that program closes its copies of the descriptor, too.
-  std::atomic<bool> closing{false};
-  std::atomic<uint64_t> last_writer{0};  // fuse_file_info::lock_owner, one for each table of descriptors; 0: no write
-  pid_t opener = 0;                      // the thread
+  CloseTracker closes;
 
   bool writable() const { return MayWrite(flags); }
   bool mappable() const;  // allows shared writable mappings: opened for reading and writing
@@ -48,18 +46,32 @@ struct DirectoryHandle : std::enable_shared_from_this<DirectoryHandle> {
   DirectoryHandle(InodePtr opened, std::atomic<uint64_t>& listing_memory)
       : inode(std::move(opened)), listing(listing_memory) {}
 
-  // Permits one change by an ioctl or a lease: the kernel has just let the program through for a change of the
-  // directory (WEIGHTFS_CHANGE_ATTRIBUTE), so its mount is not read-only.
-  void PermitChange() { change_until = Clock::now() + kChangeBegins; }
-  bool TakeChange() { return Clock::now() < change_until.exchange({}); }
-
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds kChangeBegins{30};
+  static constexpr size_t kMostPermits = 64;
+
+  // Permits one change by an ioctl or a lease: the kernel has just let the program through for a change of the
+  // directory (WEIGHTFS_CHANGE_ATTRIBUTE), so its mount is not read-only. Several threads may share the handle.
+  void PermitChange(Clock::time_point now = Clock::now()) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (permits_.size() == kMostPermits) permits_.pop_front();
+    permits_.push_back(now + kChangeBegins);
+  }
+  bool TakeChange(Clock::time_point now = Clock::now()) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (!permits_.empty() && permits_.front() <= now) permits_.pop_front();
+    if (permits_.empty()) return false;
+    permits_.pop_front();
+    return true;
+  }
 
   const InodePtr inode;
   DirectoryListing listing;
-  std::atomic<Clock::time_point> change_until{};
   UserLimit::Share share = {};  // of Filesystem::opens
+
+ private:
+  Mutex mutex_;
+  std::deque<Clock::time_point> permits_ GUARDED_BY(mutex_);  // their ends, the earliest first
 };
 
 // Owns the handles from open to release. When a mount ends, the kernel may send no releases, even for files that were

@@ -183,7 +183,8 @@ Result<LeaseTickets::Opened> LeaseRequests::OpenedBy(Request& request, const lea
     request.error = EBADF;
     return Error{ErrorCode::kInvalid, "the ticket is of nothing that this user has open"};
   }
-  // The process has lived since it got the ticket, and the message was sent after that. So the ID of the sender was its.
+  // The process has lived since it got the ticket, and the message was sent after that. So the ID of the sender was
+  // its.
   if (opened.process == nullptr || !opened.process->Is(request.sender.process)) {
     return Error{ErrorCode::kAccess, "the ticket is another process's"};
   }

@@ -135,8 +135,9 @@ Result<void> LeaseServer::Listen() {
   if (const auto listening = ListenAtPath(); !listening.has_value()) {
     spdlog::info("programs in other network namespaces have no direct path: {}", ToString(listening.error()));
   }
-  for (const auto& [id, source] : {std::pair(kListenerSource, &listener_), std::pair(kPathListenerSource, &path_listener_),
-                                   std::pair(kWakeSource, &wake_)}) {
+  for (const auto& [id, source] :
+       {std::pair(kListenerSource, &listener_), std::pair(kPathListenerSource, &path_listener_),
+        std::pair(kWakeSource, &wake_)}) {
     if (!*source) continue;
     epoll_event event{.events = EPOLLIN, .data = {.u64 = id}};
     if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->get(), &event) != 0) return CannotStart("epoll_ctl");

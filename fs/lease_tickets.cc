@@ -22,20 +22,27 @@ Result<lease::Token> LeaseTickets::Issue(const Opened& opened, uint32_t uid) {
       return earlier;
     }
   }
-  if (issued.size() >= kMostOfHandle) {
-    std::erase_if(issued, [this](const lease::Token& earlier) REQUIRES(mutex_) {
-      const auto at = tickets_.find(earlier);
-      if (at->second.process == nullptr || !at->second.process->HasEnded()) return false;
-      tickets_.erase(at);
-      return true;
-    });
-  }
+  if (issued.size() >= kMostOfHandle) ForgetEndedLocked(&issued);
   if (issued.size() >= kMostOfHandle) {
     return Error{ErrorCode::kAgain, "the open file has lease tickets of too many processes and sets of capabilities"};
   }
   issued.push_back(token);
   tickets_.emplace(token, Ticket{opened.file, opened.directory, uid, opened.capabilities, opened.process});
   return token;
+}
+
+void LeaseTickets::ForgetEndedLocked(std::vector<lease::Token>* issued) {
+  std::erase_if(*issued, [this](const lease::Token& token) REQUIRES(mutex_) {
+    const auto at = tickets_.find(token);
+    if (at->second.process == nullptr || !at->second.process->HasEnded()) return false;
+    tickets_.erase(at);
+    return true;
+  });
+}
+
+void LeaseTickets::ForgetEnded() {
+  MutexLock lock(mutex_);
+  for (auto& [handle, issued] : of_handle_) ForgetEndedLocked(&issued);
 }
 
 LeaseTickets::Opened LeaseTickets::Find(const lease::Token& token, uint32_t uid) {

@@ -34,8 +34,8 @@ class LeaseTickets {
   static constexpr size_t kMostOfHandle = 64;
 
   // Returns the ticket of the user and process, with these capabilities, for an open handle; the same ticket on every
-  // call. Returns kIo when no random numbers are available, kAgain when the handle has kMostOfHandle others of processes
-  // that have not ended.
+  // call. Returns kIo when no random numbers are available, kAgain when the handle has kMostOfHandle others of
+  // processes that have not ended.
   Result<lease::Token> Issue(const Opened& opened, uint32_t uid) EXCLUDES(mutex_);
 
   // Returns the handle of a ticket while it is open. Returns an empty Opened for any other user.
@@ -43,8 +43,12 @@ class LeaseTickets {
 
   // Invalidates the tickets of a handle that is closed.
   void Forget(const void* handle) EXCLUDES(mutex_);
+  // Invalidates the tickets of processes that have ended.
+  void ForgetEnded() EXCLUDES(mutex_);
 
  private:
+  void ForgetEndedLocked(std::vector<lease::Token>* issued) REQUIRES(mutex_);
+
   struct Ticket {
     std::weak_ptr<FileHandle> file;
     std::weak_ptr<DirectoryHandle> directory;

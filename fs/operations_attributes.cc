@@ -149,8 +149,8 @@ void RemoveExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::strin
   reply.Finish(filesystem.names().RemoveExtendedAttribute(ino, name));
 }
 
-// The kernel does not wait until a file is closed or forgotten. Another thread may still be processing the last one of a
-// deleted file when a program asks for the space that it frees.
+// The kernel does not wait until a file is closed or forgotten. Another thread may still be processing the last one of
+// a deleted file when a program asks for the space that it frees.
 void Statistics(Filesystem& filesystem, Reply reply) {
   filesystem.ends().WaitForNone();
   const SpaceStatistics space = filesystem.store().Space();

@@ -36,7 +36,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
     return;
   }
   const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(*share));
-  HandleRegistry<FileHandle>::Get(file.fh)->opener = reply.caller().pid;
+  if (MayWrite(file.flags)) HandleRegistry<FileHandle>::Get(file.fh)->closes.Opened(filesystem.ProcessOf(reply));
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
 
@@ -197,8 +197,7 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
     reply.Errno(EFBIG);
     return;
   }
-  if (lock_owner != 0) file->last_writer.store(lock_owner);
-  file->closing.store(false);
+  file->closes.Changed(lock_owner);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   const uint32_t write_flags = WriteFlags(data);
   const bool from_page_cache = (write_flags & kFromPageCache) != 0;
@@ -232,8 +231,7 @@ void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t lo
     reply.Ok();
     return;
   }
-  const uint64_t writer = file->last_writer.load();
-  file->closing.store(writer != 0 ? writer == lock_owner : file->opener == reply.caller().pid);
+  filesystem.NoteClose(file, lock_owner, reply);
   // Keep the handle until the reply.
   const auto answer = [file, kept = Share(std::move(reply))](const Result<void>& result) { kept->Finish(result); };
   filesystem.store().Flush(file->inode, &file->reported_failure, answer);

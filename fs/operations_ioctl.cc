@@ -100,7 +100,7 @@ void Metrics(Filesystem& filesystem, Reply reply) {
   reply.Ioctl(&out, sizeof(out));
 }
 
-// It tells of everybody's processes and files, so only those who may see them anyway may ask.
+// The result names the processes and files of all users, so only a user who may see them anyway may request it.
 void Top(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   if (!RunsTheMount(CallerOf(reply))) {
     reply.Errno(EPERM);
@@ -215,7 +215,12 @@ Result<lease::Token> IssueTicket(Filesystem& filesystem, const Reply& reply, con
   if (argument->version != WEIGHTFS_IOC_VERSION) return ErrorCode::kInvalid;
   *process = caller.process;
   LeaseTickets::Opened opened{nullptr, nullptr, caller.capabilities};
-  ASSIGN_OR_RETURN(opened.process, leases->processes().Of(caller.process));
+  auto identity = leases->processes().Of(caller.process);
+  if (!identity.has_value() && identity.error().code == ErrorCode::kAgain) {
+    filesystem.tickets().ForgetEnded();
+    identity = leases->processes().Of(caller.process);
+  }
+  ASSIGN_OR_RETURN(opened.process, std::move(identity));
   if (request.directory) {
     opened.directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
   } else {
@@ -322,21 +327,28 @@ weightfs_publication ToIoctl(const Error& error, const std::string& path) {
 // Between the calls of PublishTree that wait for other programs.
 constexpr std::chrono::milliseconds kFirstPause{1}, kLongestPause{64};
 
-void Publish(Filesystem& filesystem, Reply reply, const std::shared_ptr<Namespace::PublishCall>& call,
+struct PublishRequest {
+  std::optional<UserLimit::Share> share;  // of Filesystem::publications, whose trees take much memory
+  Namespace::PublishCall call;
+};
+
+void Publish(Filesystem& filesystem, Reply reply, const std::shared_ptr<PublishRequest>& request,
              std::chrono::milliseconds pause) {
   const CountedScope counted(filesystem.commits());
   if (filesystem.read_only()) {
     reply.Errno(EROFS);
     return;
   }
-  const auto published = filesystem.store().PublishTree(call.get());
+  if (!request->share) request->share = filesystem.publications().Take(reply.caller().uid);
+  const auto published = request->share ? filesystem.store().PublishTree(&request->call)
+                                        : Result<PublicationRecord>(ErrorCode::kAgain);
   if (!published.has_value() && published.error().code == ErrorCode::kAgain && !filesystem.ending()) {
-    filesystem.RunAfter(pause, std::move(reply), [&filesystem, call, pause](Reply later) {
-      Publish(filesystem, std::move(later), call, std::min(pause * 2, kLongestPause));
+    filesystem.RunAfter(pause, std::move(reply), [&filesystem, request, pause](Reply later) {
+      Publish(filesystem, std::move(later), request, std::min(pause * 2, kLongestPause));
     });
     return;
   }
-  const auto out = published.has_value() ? ToIoctl(*published) : ToIoctl(published.error(), call->failed());
+  const auto out = published.has_value() ? ToIoctl(*published) : ToIoctl(published.error(), request->call.failed());
   reply.Ioctl(&out, sizeof(out));
 }
 
@@ -381,9 +393,9 @@ void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& reques
     return;
   }
   const auto version = asked.number == 0 ? std::nullopt : std::optional<uint64_t>(asked.number);
-  const auto call = std::make_shared<Namespace::PublishCall>(request.ino, who, version);
-  filesystem.RunLater(std::move(reply), [&filesystem, call](Reply later) {
-    Publish(filesystem, std::move(later), call, kFirstPause);
+  const std::shared_ptr<PublishRequest> asks(new PublishRequest{std::nullopt, {request.ino, who, version}});
+  filesystem.RunLater(std::move(reply), [&filesystem, asks](Reply later) {
+    Publish(filesystem, std::move(later), asks, kFirstPause);
   });
 }
 

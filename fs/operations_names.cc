@@ -69,6 +69,12 @@ void RemoveDirectory(Filesystem& filesystem, Reply reply, InodeId parent, std::s
   reply.Finish(filesystem.names().RemoveDirectory(parent, name));
 }
 
+// True for a directory or a symbolic link: its new name is one of other files, too.
+bool LeadsToOthers(Filesystem& filesystem, InodeId parent, std::string_view name) {
+  const auto found = filesystem.names().Lookup(parent, name);
+  return found.has_value() && !S_ISREG(found->mode);
+}
+
 void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, InodeId new_parent,
             std::string_view new_name, unsigned flags) {
   RenameMode mode = RenameMode::kReplace;
@@ -78,9 +84,13 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     case RENAME_EXCHANGE: mode = RenameMode::kExchange; break;
     default: reply.Errno(EINVAL); return;  // WHITEOUT is for overlays, which a tensor store does not need
   }
-  // A rename waits until the data that it publishes is in the catalog.
+  // A rename waits until the data that it publishes is in the catalog. For files below a directory, or behind a
+  // symbolic link, this includes those whose close has returned.
   filesystem.RunLater(std::move(reply), [&filesystem, parent, name = std::string(name), new_parent,
                                          new_name = std::string(new_name), mode](Reply later) {
+    const bool others = LeadsToOthers(filesystem, parent, name) ||
+                        (mode == RenameMode::kExchange && LeadsToOthers(filesystem, new_parent, new_name));
+    if (others) filesystem.WaitForReleases();
     later.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
   });
 }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/process_identity.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
+
+#include "common/log.h"
 
 namespace weightfs {
 
@@ -24,12 +26,16 @@ Result<ProcessPtr> ProcessTable::Of(pid_t process) {
     if (known != nullptr && known->Is(process)) return known;
   }
   std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
-  if (known_.size() >= kMost) return Error{ErrorCode::kAgain, "too many processes have lease tickets"};
+  if (known_.size() >= most_) return Error{ErrorCode::kAgain, "too many processes have lease tickets"};
   UniqueFd descriptor;
   if (process != 0) {
     descriptor = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
     if (!descriptor) {
-      return Error{ErrorCode{errno}, fmt::format("process {}: pidfd_open: {}", process, std::strerror(errno))};
+      if (!std::exchange(logged_, true)) {
+        spdlog::error("process {}: no lease, because pidfd_open fails: {}; permit this system call to the mount",
+                      process, std::strerror(errno));
+      }
+      return ErrorCode{ENOSYS};
     }
   }
   auto identity = std::make_shared<const ProcessIdentity>(process, std::move(descriptor));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that stay distinguishable after they have ended, unlike process IDs, which the kernel reuses. Private to fs/.
+// Processes that stay distinguishable after they have ended, unlike process IDs, which the kernel reuses. Private to
+// fs/.
 #pragma once
 
 #include <sys/types.h>
@@ -33,14 +34,17 @@ using ProcessPtr = std::shared_ptr<const ProcessIdentity>;
 class ProcessTable {
  public:
   static constexpr size_t kMost = 1024;  // processes with an identity at a time, each with a descriptor
+  explicit ProcessTable(size_t most = kMost) : most_(most) {}
 
   // Returns the identity of a process that cannot end meanwhile: one of its threads waits for the reply to a request.
-  // The same identity while an earlier one is in use. 0 stands for all processes that this process does not see. kAgain
-  // for more than kMost processes; the errors of pidfd_open(2).
+  // The same identity while an earlier one is in use. 0 stands for all processes that this process does not see.
+  // Returns kAgain for too many processes, and ENOSYS, with a line in the log, when pidfd_open(2) fails.
   Result<ProcessPtr> Of(pid_t process) EXCLUDES(mutex_);
 
  private:
+  const size_t most_;
   Mutex mutex_;
+  bool logged_ GUARDED_BY(mutex_) = false;
   std::unordered_map<pid_t, std::weak_ptr<const ProcessIdentity>> known_ GUARDED_BY(mutex_);
 };
 

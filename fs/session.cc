@@ -313,6 +313,7 @@ void Session::Receive() {
     }
   }
   MutexLock lock(mutex_);
+  if (!ended_receiving_) ended_receiving_ = CloseTracker::Clock::now();
   if (--receiving_ == 0) Stop();
   left_.notify_all();
 }
@@ -362,9 +363,12 @@ Result<void> Session::Run() {
     filesystem_.EndDropping();
   }
   EndReceivers(receivers);
-  filesystem_.Finish();
-  Unmount();
   MutexLock lock(mutex_);
+  const auto ended = ended_receiving_.value_or(CloseTracker::Clock::now());
+  lock.Unlock();
+  filesystem_.Finish(ended);
+  Unmount();
+  lock.Lock();
   if (failure_.has_value()) return *failure_;
   return {};
 }

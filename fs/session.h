@@ -85,6 +85,7 @@ class Session {
   Mutex mutex_;
   std::condition_variable left_;
   unsigned receiving_ GUARDED_BY(mutex_) = 0;
+  std::optional<CloseTracker::Clock::time_point> ended_receiving_ GUARDED_BY(mutex_);  // by the first receiver
   std::optional<Error> failure_ GUARDED_BY(mutex_);
 };
 

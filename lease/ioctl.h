@@ -105,8 +105,9 @@ struct weightfs_top_entry {
   char name[16]; /* of the program of a process; not terminated if it has 16 bytes; empty: unknown */
 };
 
-/* For any file or directory of the mount; for root with CAP_DAC_OVERRIDE and the user who runs the mount (EPERM). What processes and files
- * have done since an earlier call; the busiest ones. The mount counts for ten seconds after each call. */
+/* For any file or directory of the mount; for root with CAP_DAC_OVERRIDE and the user who runs the mount (EPERM). What
+ * processes and files have done since an earlier call; the busiest ones. The mount counts for ten seconds after each
+ * call. */
 struct weightfs_top {
   __u32 version;          /* in */
   __u32 processes, files; /* out: number of entries */
@@ -215,11 +216,11 @@ struct weightfs_publication {
   char path[248]; /* out: with an error, the inode at fault, relative to the directory; NUL-terminated, may be cut */
 };
 
-/* For a directory that the caller owns, with everything below it; EROFS without WEIGHTFS_CHANGE_ATTRIBUTE. Publishes it in one commit: on return it is complete,
- * durable and immutable. A directory that is published already keeps its publication, which is returned. `error`:
- * ETXTBSY: a file is open for writing. EBUSY: a part is published already. EEXIST: published with another number.
- * EMLINK: a file has another name outside. E2BIG: more than 131,072 inodes. EPERM: of another user, and the caller lacks
- * CAP_FOWNER. EINVAL: the root directory. */
+/* For a directory that the caller owns, with everything below it; EROFS without WEIGHTFS_CHANGE_ATTRIBUTE. Publishes it
+ * in one commit: on return it is complete, durable and immutable. A directory that is published already keeps its
+ * publication, which is returned. `error`: ETXTBSY: a file is open for writing. EBUSY: a part is published, or being
+ * published, by itself. EEXIST: published with another number. EMLINK: a file has another name outside. E2BIG: more
+ * than 131,072 inodes. EPERM: of another user, and the caller lacks CAP_FOWNER. EINVAL: the root directory. */
 #define WEIGHTFS_IOC_PUBLISH _IOWR(WEIGHTFS_IOC_MAGIC, 11, struct weightfs_publication)
 /* Reverts it; EROFS as above. `error` ENODATA: the directory was not published by itself. */
 #define WEIGHTFS_IOC_UNPUBLISH _IOWR(WEIGHTFS_IOC_MAGIC, 12, struct weightfs_publication)

@@ -96,9 +96,10 @@ struct ReadAnswer {
 };
 
 // Reserves space for a write by this holder alone. ENOSPC if there is not enough; EROFS, for a directory also without
-// WEIGHTFS_CHANGE_ATTRIBUTE (ioctl.h) set to the token just before; EBADF without the right to write. The descriptors belong to this lease alone and are closed with it. As long as any copy of them exists, or a
-// transfer on them is under way, a later mount of the store is refused. If the connection ends without a commit or a
-// release, the blocks are not reused until then.
+// WEIGHTFS_CHANGE_ATTRIBUTE (ioctl.h) set to the token just before; EBADF without the right to write. The descriptors
+// belong to this lease alone and are closed with it. As long as any copy of them exists, or a transfer on them is under
+// way, a later mount of the store is refused. If the connection ends without a commit or a release, the blocks are not
+// reused until then.
 struct ReserveRequest {
   Token token{};             // of a descriptor open for writing, or of a directory (for kCommitMany)
   uint64_t file_offset = 0;  // bytes, a multiple of kBlock: the position in the file
@@ -141,9 +142,9 @@ struct FileAnswer {
   uint64_t checksums = 0;  // number of its checksums: one per block of the file
 };
 
-// Creates a file for every entry, replacing existing files of the same names. EROFS as for a reservation. All files appear at once, to other
-// programs and after a crash. The blocks of the reservation are assigned to the entries in order, ceil(size / kBlock)
-// per entry; an empty entry has none. One CRC-32C per block follows the names.
+// Creates a file for every entry, replacing existing files of the same names. EROFS as for a reservation. All files
+// appear at once, to other programs and after a crash. The blocks of the reservation are assigned to the entries in
+// order, ceil(size / kBlock) per entry; an empty entry has none. One CRC-32C per block follows the names.
 struct CommitManyRequest {
   Token token{};
   uint64_t files = 0;

@@ -76,6 +76,7 @@ void FakeKernel::Send(uint32_t opcode, uint64_t node, std::string_view body) {
   header.nodeid = node;
   header.uid = 1000;
   header.gid = 1000;
+  header.pid = process;
   std::string packet(reinterpret_cast<const char*>(&header), sizeof(header));
   packet.append(body);
   if (send(socket_, packet.data(), packet.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(packet.size())) {

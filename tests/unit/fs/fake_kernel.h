@@ -64,6 +64,7 @@ class FakeKernel {
   // Waits for the next message, of any request that Tell has sent.
   KernelReply Next() { return Receive(); }
   std::vector<KernelReply> notifications;
+  uint32_t process = 0;  // of the next requests
 
   // Shortcuts. Names and modes are passed as the kernel sends them.
   KernelReply Lookup(uint64_t parent, std::string_view name);

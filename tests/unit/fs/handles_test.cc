@@ -28,12 +28,25 @@ TEST(DirectoryHandle, APermissionIsForOneChangeThatBeginsWithinHalfAMinute) {
   DirectoryHandle directory(nullptr, memory);
   EXPECT_FALSE(directory.TakeChange());
   directory.PermitChange();
-  EXPECT_LE(directory.change_until.load(), DirectoryHandle::Clock::now() + std::chrono::seconds(30));
   EXPECT_TRUE(directory.TakeChange());
   EXPECT_FALSE(directory.TakeChange());
-  directory.PermitChange();
-  directory.change_until = directory.change_until.load() - std::chrono::seconds(30);
-  EXPECT_FALSE(directory.TakeChange());
+  const auto now = DirectoryHandle::Clock::now();
+  directory.PermitChange(now);
+  EXPECT_FALSE(directory.TakeChange(now + std::chrono::seconds(30)));
+}
+
+TEST(DirectoryHandle, EachOfSeveralThreadsHasItsPermission) {
+  std::atomic<uint64_t> memory = 0;
+  DirectoryHandle directory(nullptr, memory);
+  const auto now = DirectoryHandle::Clock::now();
+  for (int i = 0; i < 3; ++i) directory.PermitChange(now + std::chrono::seconds(i));
+  EXPECT_TRUE(directory.TakeChange(now + std::chrono::seconds(30))) << "the first has ended";
+  EXPECT_TRUE(directory.TakeChange(now + std::chrono::seconds(30)));
+  EXPECT_FALSE(directory.TakeChange(now + std::chrono::seconds(30)));
+  for (size_t i = 0; i < 2 * DirectoryHandle::kMostPermits; ++i) directory.PermitChange();
+  size_t taken = 0;
+  while (directory.TakeChange()) ++taken;
+  EXPECT_EQ(taken, DirectoryHandle::kMostPermits);
 }
 
 TEST(HandleRegistry, OwnsAHandleUntilItsRelease) {

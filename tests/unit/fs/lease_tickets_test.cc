@@ -67,6 +67,31 @@ TEST(LeaseTickets, MakeRoomWhenTheirProcessesHaveEnded) {
   }
 }
 
+TEST(LeaseTickets, ProcessesThatHaveEndedMakeRoomForOthers) {
+  constexpr size_t kMost = 4;
+  LeaseTickets tickets;
+  ProcessTable processes(kMost);
+  std::vector<std::shared_ptr<FileHandle>> files;
+  for (size_t i = 0; i < kMost; ++i) {
+    const pid_t child = fork();
+    if (child == 0) {
+      pause();
+      _exit(0);
+    }
+    files.push_back(std::make_shared<FileHandle>());
+    ASSERT_TRUE(tickets.Issue({files.back(), nullptr, 0, processes.Of(child).value()}, 0).has_value());
+    kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  }
+  EXPECT_EQ(processes.Of(getpid()).error().code, ErrorCode::kAgain);
+  tickets.ForgetEnded();
+  const auto own = processes.Of(getpid());
+  ASSERT_TRUE(own.has_value());
+  const auto token = tickets.Issue({files[0], nullptr, 0, *own}, 0).value();
+  tickets.ForgetEnded();
+  EXPECT_EQ(tickets.Find(token, 0).file, files[0]);
+}
+
 TEST(LeaseTickets, CarryTheCapabilitiesOfTheCaller) {
   LeaseTickets tickets;
   const auto file = std::make_shared<FileHandle>();

@@ -7,10 +7,14 @@
 #include <gtest/gtest.h>
 #include <linux/falloc.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
+#include <deque>
 
 #include "lease/ioctl.h"
+#include "tests/support/result_asserts.h"
 #include "tests/unit/fs/fake_kernel.h"
 
 namespace weightfs {
@@ -428,6 +432,82 @@ TEST(SessionEnd, ClosesWhatTheKernelLeftOpen) {
   ASSERT_TRUE(kernel.Disconnect().has_value());
   MutexLock lock(inode->mutex);
   EXPECT_EQ(inode->open_handles, 0U);
+}
+
+// A committed file that is being replaced through open handles.
+struct Replaced {
+  Replaced(FakeKernel& kernel, std::string_view name) : kernel(kernel), name(name) {
+    kernel.process = static_cast<uint32_t>(getpid());
+    node = kernel.store().Create(name).value()->id.value;
+    EXPECT_TRUE(kernel.store().WriteFile(name, "old") && kernel.store()->SyncAll());
+    first = Open(O_WRONLY | O_TRUNC);
+    Write(first);
+  }
+  uint64_t Open(uint32_t flags) { return kernel.Open(node, flags).As<fuse_open_out>().fh; }
+  void Write(uint64_t handle) {
+    fuse_write_in in{};
+    in.fh = handle;
+    in.size = 4;
+    in.write_flags = FUSE_WRITE_LOCKOWNER;
+    in.lock_owner = kOwner;
+    EXPECT_EQ(kernel.AskWith(FUSE_WRITE, node, in, "half").error, 0);
+  }
+  void Flush(uint64_t handle) {
+    fuse_flush_in in{};
+    in.fh = handle;
+    in.lock_owner = kOwner;
+    EXPECT_EQ(kernel.AskWith(FUSE_FLUSH, node, in).error, 0);
+  }
+  std::string AfterCrash(std::string_view path) {
+    const auto kill = CrashOptions::Kind::kProcessKill;
+    const auto& journal = kernel.store().journal();
+    TestStore crashed(journal.ImageAt(journal.size(), {.kind = kill}), {});
+    return crashed.ReadPath(path).value_or("unreadable");
+  }
+  static constexpr uint64_t kOwner = 7;
+  FakeKernel& kernel;
+  const std::string name;
+  uint64_t node = 0, first = 0;
+};
+
+TEST(SessionEnd, CommitsReplacementsWhoseWritersHaveClosedThem) {
+  FakeKernel kernel({}, Options());
+  std::deque<Replaced> files;
+  for (int i = 0; i < 24; ++i) {
+    Replaced& file = files.emplace_back(kernel, "file-" + std::to_string(i));
+    if (i % 4 == 1) file.Flush(file.first);
+    if (i % 4 == 2) {  // another writer has it open
+      static_cast<void>(file.Open(O_WRONLY));
+      file.Flush(file.first);
+    }
+    if (i % 4 == 3) {  // the close of a copy
+      file.Flush(file.first);
+      file.Write(file.first);
+    }
+  }
+  ASSERT_TRUE(kernel.Disconnect().has_value());
+  ASSERT_OK(kernel.store()->Close());
+  for (size_t i = 0; i < files.size(); ++i) {
+    EXPECT_EQ(files[i].AfterCrash(files[i].name), i % 4 == 1 ? "half" : "old") << i;
+  }
+}
+
+TEST(SessionNames, RenamedDirectoryHasTheFilesWhoseCloseHasReturned) {
+  FakeKernel kernel({}, Options());
+  for (int i = 0; i < 10; ++i) {
+    const std::string from = "d" + std::to_string(i), to = "e" + std::to_string(i);
+    ASSERT_OK(kernel.store()->names().Create(kRootInode, from, {.mode = S_IFDIR | 0755}));
+    Replaced file(kernel, from + "/f");
+    file.Flush(file.first);
+    const fuse_rename_in rename{.newdir = FUSE_ROOT_ID};
+    kernel.Tell(FUSE_RENAME, FUSE_ROOT_ID,
+                std::string(reinterpret_cast<const char*>(&rename), sizeof(rename)) + from + '\0' + to + '\0');
+    fuse_release_in release{};
+    release.fh = file.first;
+    kernel.Tell(FUSE_RELEASE, file.node, {reinterpret_cast<const char*>(&release), sizeof(release)});
+    for (int answer = 0; answer < 2; ++answer) EXPECT_EQ(kernel.Next().error, 0);
+    ASSERT_EQ(file.AfterCrash(to + "/f"), "half");
+  }
 }
 
 TEST(SessionEnd, StopEndsARunThatWaitsForRequests) {

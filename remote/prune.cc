@@ -34,10 +34,11 @@ struct Contents {
     return uploads.empty() && std::none_of(objects.begin(), objects.end(), is_other) &&
            std::none_of(versions.begin(), versions.end(), is_other);
   }
-  // When the version changed last.
-  system_clock::time_point Changed() const {
+  // When the version changed last, by the clock of the service. The claim has the time of the machine that pushed.
+  system_clock::time_point Changed(system_clock::time_point now) const {
     system_clock::time_point last;
     if (claim) last = system_clock::time_point(std::chrono::nanoseconds(claim->created_ns));
+    if (last > now) last = {};
     for (const auto& object : objects) last = std::max(last, object.modified);
     for (const auto& upload : uploads) last = std::max(last, upload.started);
     return last;
@@ -93,12 +94,30 @@ class Pruner {
       return Remove(version, contents);  // an earlier call removed it
     } else if (!contents.claim) {
       if (!contents.objects.empty()) report_.foreign.push_back(version);
-    } else if (!contents.claim->removing && system_clock::now() - contents.Changed() < options_.unfinished_after) {
-      report_.unfinished.push_back(version);
     } else {
-      return Remove(version, contents);
+      ASSIGN_OR_RETURN(const bool abandoned, IsAbandoned(contents));
+      if (abandoned) return Remove(version, contents);
+      report_.unfinished.push_back(version);
     }
     return {};
+  }
+
+  // Parts of an upload are the only sign of life of a push that sends one large file.
+  Result<bool> IsAbandoned(const Contents& contents) const {
+    if (contents.claim->removing) return true;
+    const auto now = series_.bucket().client().ServiceTime();
+    const auto is_young = [&](system_clock::time_point changed) { return now - changed < options_.unfinished_after; };
+    if (is_young(contents.Changed(now))) return false;
+    for (const s3::UploadInfo& upload : contents.uploads) {
+      const auto found = series_.bucket().ListParts(upload, options_.interrupted);
+      if (!found && found.error().code == ErrorCode::kNotFound) continue;  // it was aborted, or is an object now
+      if (!found) return found.error();
+      if (std::any_of(found->parts.begin(), found->parts.end(),
+                      [&](const s3::PartInfo& part) { return is_young(part.modified); })) {
+        return false;
+      }
+    }
+    return true;
   }
 
   Result<Contents> Examine(uint64_t version) const {

@@ -54,6 +54,7 @@ struct PartInfo {
   uint64_t size = 0;  // 0 if unknown; CompleteMultipartUpload does not need it
   std::string etag;
   std::string crc32c = {};  // in Base64; empty if its upload has none
+  std::chrono::system_clock::time_point modified = {};
 };
 
 struct UploadInfo {

@@ -87,5 +87,6 @@ Result<Response> Client::Send(Request request, const Interrupted& interrupted) {
 
 const Settings& Client::settings() const { return impl_->loop->settings(); }
 ClientStatistics Client::statistics() const { return impl_->loop->statistics(); }
+std::chrono::system_clock::time_point Client::ServiceTime() const { return impl_->loop->ServiceTime(); }
 
 }  // namespace weightfs::s3

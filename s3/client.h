@@ -2,6 +2,7 @@
 // Requests to an S3 service, with retries.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -108,6 +109,8 @@ class Client {
 
   const Settings& settings() const;
   ClientStatistics statistics() const;
+  // The time of the service, by the Date of its last response; before the first one that of this machine.
+  std::chrono::system_clock::time_point ServiceTime() const;
 
  private:
   class Impl;

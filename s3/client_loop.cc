@@ -84,6 +84,10 @@ ClientStatistics ClientLoop::statistics() const {
   return {requests_.load(), retries_.load(), bytes_sent_.load(), bytes_received_.load()};
 }
 
+std::chrono::system_clock::time_point ClientLoop::ServiceTime() const {
+  return std::chrono::system_clock::now() + date_error_.load();
+}
+
 void ClientLoop::Run() {
   while (TakeCommands()) {
     RequeueDueJobs();
@@ -261,6 +265,9 @@ void ClientLoop::ReapTransfers() {
     ready_.push_front(&job);
     bytes_sent_.fetch_add(attempt.bytes_sent);
     bytes_received_.fetch_add(attempt.bytes_received);
+    if (const auto date = ParseHttpTime(std::string(attempt.header("date")))) {
+      date_error_ = *date - std::chrono::system_clock::now();
+    }
     HandleAttempt(job, std::move(attempt));
   }
 }

@@ -41,6 +41,7 @@ class ClientLoop {
   void Cancel(RequestId id);
   const Settings& settings() const { return settings_; }
   ClientStatistics statistics() const;
+  std::chrono::system_clock::time_point ServiceTime() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -105,6 +106,9 @@ class ClientLoop {
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> next_id_ = 1;
   std::atomic<uint64_t> requests_ = 0, retries_ = 0, bytes_sent_ = 0, bytes_received_ = 0;
+  // The service's clock - ours, by its last response. Requests are signed with the time of this machine, unless the
+  // service rejects it.
+  std::atomic<std::chrono::system_clock::duration> date_error_ = std::chrono::system_clock::duration::zero();
 
   // Of the thread.
   RateLimit rate_;  // outlives the transfers
@@ -114,7 +118,7 @@ class ClientLoop {
   std::unordered_map<CURL*, Job*> active_;
   std::vector<std::unique_ptr<Transfer>> idle_transfers_;
   std::map<std::string, std::string> regions_;         // of buckets that are not in Settings::region
-  std::chrono::system_clock::duration clock_error_{};  // the service's clock - ours
+  std::chrono::system_clock::duration clock_error_{};  // the service's clock - ours, if it rejected ours
   Clock::time_point next_renewal_ = {};
   std::mt19937_64 random_{std::random_device{}()};
 

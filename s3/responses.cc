@@ -111,6 +111,7 @@ Result<PartsPage> ParseParts(std::string_view body) {
     PartInfo info;
     ASSIGN_OR_RETURN(info.etag, ShortTextOf(part, "ETag"));
     ASSIGN_OR_RETURN(info.crc32c, ShortTextOf(part, "ChecksumCRC32C"));
+    info.modified = ParseIsoTime(TextOf(part, "LastModified")).value_or(info.modified);
     ASSIGN_OR_RETURN(const auto number, NumberOf(part, "PartNumber"));
     ASSIGN_OR_RETURN(info.size, NumberOf(part, "Size"));
     if (number == 0 || number > kMaxParts) return BadDocument("PartNumber");

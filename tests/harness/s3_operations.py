@@ -92,6 +92,7 @@ class Operations:
         left = [number for number in sorted(parts) if number > after]
         shown = left[:limit]
         listed = "".join(f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(parts[number].etag)}</ETag>"
+                         f"<LastModified>{iso_time(parts[number].modified)}</LastModified>"
                          f"<Size>{len(parts[number].body)}</Size>" + crc32c_element(parts[number].crc32c) + "</Part>"
                          for number in shown)
         algorithm = f"<ChecksumAlgorithm>{upload.algorithm}</ChecksumAlgorithm>" if upload.algorithm else ""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs versions and weightfs prune."""
+import datetime
 import json
 import time
 
@@ -39,6 +40,8 @@ def age(server, prefix, days):
     for upload in server.objects.uploads.values():
         if upload.key.startswith(prefix):
             upload.started -= days * 86_400
+            for part in upload.parts.values():
+                part.modified -= days * 86_400
 
 
 def abandon(server, tree, version, days):
@@ -105,6 +108,32 @@ def test_a_push_that_still_changes_something_is_not_abandoned(server, tree):
     abandon(server, tree, 2, days=8)
     put(server)(f"{SERIES}/2/new", b"uploaded now")
     assert prune(server, "--keep", 1)["unfinished"] == [2]
+
+
+def test_a_part_that_was_sent_is_a_sign_of_life(server, tree):
+    """Of one file that takes longer to send than the age."""
+    abandon(server, tree, 2, days=8)
+    [name] = [name for bucket, name in server.objects.uploads]
+    server.objects.put_part("tests", f"{SERIES}/2/large", name, 2, b"sent now", {})
+    assert prune(server, "--keep", 1)["unfinished"] == [2]
+    age(server, f"{SERIES}/2/", 8)
+    assert [each["version"] for each in prune(server, "--keep", 1)["removed"]] == [2]
+
+
+def test_the_age_of_a_push_is_by_the_clock_of_the_service(server, tree):
+    """The clock of this machine is 8 days ahead."""
+    server.clock_error = -datetime.timedelta(days=8)
+    abandon(server, tree, 2, days=8)   # now, by the clock of the service
+    assert prune(server, "--keep", 1)["unfinished"] == [2]
+    abandon(server, tree, 3, days=16)
+    assert [each["version"] for each in prune(server, "--keep", 1)["removed"]] == [3]
+
+
+def test_a_claim_of_the_future_does_not_keep_a_push(server, tree):
+    write(server, tree, 2, finish=False, created=time.time_ns() + 3650 * DAY_NS)
+    assert prune(server, "--keep", 1)["unfinished"] == [2]
+    age(server, f"{SERIES}/2/", 8)
+    assert [each["version"] for each in prune(server, "--keep", 1)["removed"]] == [2]
 
 
 def test_the_manifest_goes_first_and_the_claim_last(server, tree):

@@ -436,7 +436,7 @@ TEST(SessionEnd, ClosesWhatTheKernelLeftOpen) {
 
 // A committed file that is being replaced through open handles.
 struct Replaced {
-  Replaced(FakeKernel& kernel, std::string_view name) : kernel(kernel), name(name) {
+  Replaced(FakeKernel& of, std::string_view file) : kernel(of), name(file) {
     kernel.process = static_cast<uint32_t>(getpid());
     node = kernel.store().Create(name).value()->id.value;
     EXPECT_TRUE(kernel.store().WriteFile(name, "old") && kernel.store()->SyncAll());

@@ -33,9 +33,9 @@ TEST(Failure, TheStatusDecidesTheCodeOfTheError) {
   } kCases[] = {{"GET", 404, ErrorCode::kNotFound, Remedy::kNone}, {"GET", 403, ErrorCode::kAccess, Remedy::kNone},
                 {"PUT", 412, ErrorCode::kExists, Remedy::kNone},   {"GET", 412, ErrorCode::kStale, Remedy::kNone},
                 {"GET", 416, ErrorCode::kRange, Remedy::kNone},    {"PUT", 507, ErrorCode::kNoSpace, Remedy::kNone},
-                {"GET", 400, ErrorCode::kIo, Remedy::kNone},       {"GET", 501, ErrorCode::kIo, Remedy::kNone},
-                {"GET", 503, ErrorCode::kIo, Remedy::kRetry},      {"GET", 429, ErrorCode::kIo, Remedy::kRetry},
-                {"PUT", 500, ErrorCode::kIo, Remedy::kRetry},      {"PUT", 408, ErrorCode::kIo, Remedy::kRetry}};
+                {"GET", 400, ErrorCode::kIo, Remedy::kNone},       {"GET", 503, ErrorCode::kIo, Remedy::kRetry},
+                {"GET", 429, ErrorCode::kIo, Remedy::kRetry},      {"PUT", 500, ErrorCode::kIo, Remedy::kRetry},
+                {"PUT", 408, ErrorCode::kIo, Remedy::kRetry},      {"GET", 501, ErrorCode::kNotSupported, Remedy::kNone}};
   for (const auto& expected : kCases) {
     const auto failure = Find(expected.method, Answer(expected.status));
     EXPECT_EQ(failure.code, expected.code) << expected.status;

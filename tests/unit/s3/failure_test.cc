@@ -35,7 +35,8 @@ TEST(Failure, TheStatusDecidesTheCodeOfTheError) {
                 {"GET", 416, ErrorCode::kRange, Remedy::kNone},    {"PUT", 507, ErrorCode::kNoSpace, Remedy::kNone},
                 {"GET", 400, ErrorCode::kIo, Remedy::kNone},       {"GET", 503, ErrorCode::kIo, Remedy::kRetry},
                 {"GET", 429, ErrorCode::kIo, Remedy::kRetry},      {"PUT", 500, ErrorCode::kIo, Remedy::kRetry},
-                {"PUT", 408, ErrorCode::kIo, Remedy::kRetry},      {"GET", 501, ErrorCode::kNotSupported, Remedy::kNone}};
+                {"PUT", 408, ErrorCode::kIo, Remedy::kRetry},
+                {"GET", 501, ErrorCode::kNotSupported, Remedy::kNone}};
   for (const auto& expected : kCases) {
     const auto failure = Find(expected.method, Answer(expected.status));
     EXPECT_EQ(failure.code, expected.code) << expected.status;

@@ -148,7 +148,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->files =
       std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
                                              *parts->committer, *parts->reader, *parts->stripes, *parts->small_writes,
-                                             options.commit_interval});
+                                             options.commit_interval, options.space_wait});
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
   if (options.replica) StartReplica(*parts);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));

@@ -30,6 +30,8 @@ struct StoreOptions {
   bool read_only = false;
   std::chrono::milliseconds commit_interval{5000};  // maximum data loss after a crash
   std::chrono::milliseconds close_delay{1000};      // maximum time from a close to the start of its commit
+  // Maximum wait of a request for space that reads in progress hold.
+  std::chrono::milliseconds space_wait{2000};
   bool sync_on_close = false;
   ByteCount memory{384 * kMiB};  // size of all I/O buffers together, at least kLeastMemory
   bool verify = true;            // verify checksums on read; false for measurements only

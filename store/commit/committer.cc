@@ -193,7 +193,7 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
   // Files that are due within a tenth of the interval share the flush.
   const auto horizon = all ? Clock::time_point::max() : now + options_.interval / 10;
   while (changed && !changed_.empty() && changed_.begin()->first <= horizon) {
-    add(std::move(changed_.begin()->second), false);
+    add(changed_.begin()->second, false);
     changed_.erase(changed_.begin());
   }
   if (stopping_) cycle->failed = {failed_files_.begin(), failed_files_.end()};

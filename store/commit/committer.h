@@ -6,9 +6,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <map>
+#include <set>
 #include <thread>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -108,7 +109,7 @@ class Committer final : public CommitQueue {
   std::atomic<uint64_t> commits_{0}, flushes_{0};
   Mutex mutex_;
   std::condition_variable wake_;
-  std::multimap<Clock::time_point, InodePtr> changed_ GUARDED_BY(mutex_);  // by due time
+  std::set<std::pair<Clock::time_point, InodePtr>> changed_ GUARDED_BY(mutex_);  // by due time
   std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
   std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);  // not in the other lists, perhaps not in the catalog yet
   std::unordered_set<InodePtr> failed_files_ GUARDED_BY(mutex_);  // their errors have not been reported

@@ -46,6 +46,7 @@ bool File::Touch() {
 }
 
 bool File::BeginReplacement() {
+  needed_commit_ = false;  // an early commit leaves it out
   attributes_.modified = attributes_.changed = Timestamp::Now();
   return commit_.Replace(CommitState::Clock::now());
 }

@@ -22,8 +22,6 @@ constexpr uint64_t kAdoptBytes = 256 * kKiB;   // shorter writes are copied, so 
 constexpr uint64_t kStreamBytes = 256 * kKiB;  // bytes in sequence before a file counts as a stream
 constexpr uint64_t kLargestStep = 4 * kMiB;    // longer writes are split into steps, each atomic
 constexpr uint64_t kStripeBlocks = kStripeStaging.value / kBlockSize;
-// A read of a device that takes longer does not delay the error of a full pool.
-constexpr std::chrono::seconds kReadsEnd{2};
 
 }  // namespace
 
@@ -54,16 +52,17 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
   while (!p_.space.Reserve(reservation, count, privileged)) {
     // Free what costs nothing first, then the space of files being closed, and last the old content of files being
     // replaced.
-    if (search->attempts == 3) return ErrorCode::kNoSpace;
+    if (search->attempts == 0) search->deadline = std::chrono::steady_clock::now() + p_.space_wait;
     if (search->attempts == 1 && wait_for_closes_) wait_for_closes_();
     p_.space.ReleaseAllPreallocations();
     p_.space.CollectOrphanedReservations();
-    if (search->attempts++ < 2) {
+    if (search->attempts < 2) {
+      ++search->attempts;
       CommitAllAndWait(CommitLevel::kDurable);
-    } else {
-      RETURN_IF_ERROR(CommitReplacements(search->inode, count, privileged));
+    } else if (!CommitReplacements(*search, count, privileged)) {
+      return ErrorCode::kNoSpace;
     }
-    p_.space.WaitForRetired(kReadsEnd);
+    p_.space.WaitForRetired(count, privileged, search->deadline);
     RETURN_IF_ERROR(CheckWritable());
   }
   return {};
@@ -71,8 +70,10 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
 
 // Commits files that are being replaced, for the space of their old content: the writer's own file first, then the ones
 // that have been open for longest. A crash then leaves a part of their new content, so this commits none unless the
-// request fits afterwards.
-Result<void> FileIo::CommitReplacements(const InodePtr& own, BlockCount count, bool privileged) {
+// request fits afterwards, and none without which it fits. Returns false when no space is left to be found.
+bool FileIo::CommitReplacements(const SpaceSearch& search, BlockCount count, bool privileged) {
+  // Reads in progress hold enough.
+  if (p_.space.WouldFit(count, {}, privileged)) return std::chrono::steady_clock::now() < search.deadline;
   struct Replaced {
     bool other;
     CommitState::Clock::time_point since;
@@ -84,21 +85,26 @@ Result<void> FileIo::CommitReplacements(const InodePtr& own, BlockCount count, b
     MutexLock lock(inode->mutex);
     if (inode->deleted || !inode->file || !inode->file->commit().replacing()) continue;
     const BlockCount freed = p_.space.Unpinned(inode->file->freed());
-    if (freed.value > 0) files.push_back({inode != own, inode->file->commit().replacing_since(), freed, inode});
+    if (freed.value > 0) files.push_back({inode != search.inode, inode->file->commit().replacing_since(), freed, inode});
   }
   std::sort(files.begin(), files.end(), [](const Replaced& left, const Replaced& right) {
     return std::tie(left.other, left.since) < std::tie(right.other, right.since);
   });
-  std::vector<InodePtr> chosen;
+  size_t most = 0;
   BlockCount freed;
-  for (const Replaced& file : files) {
-    if (p_.space.WouldFit(count, freed, privileged)) break;
-    freed += file.freed;
-    chosen.push_back(file.inode);
+  for (; most < files.size() && !p_.space.WouldFit(count, freed, privileged); ++most) freed += files[most].freed;
+  if (!p_.space.WouldFit(count, freed, privileged)) return false;
+  std::vector<InodePtr> chosen;
+  while (most-- > 0) {
+    const Replaced& file = files[most];
+    if (p_.space.WouldFit(count, freed - file.freed, privileged)) {
+      freed -= file.freed;
+    } else {
+      chosen.push_back(file.inode);
+    }
   }
-  if (!p_.space.WouldFit(count, freed, privileged)) return ErrorCode::kNoSpace;
-  static_cast<void>(CommitFiles(chosen, CommitLevel::kDurable, {.kept = true}, nullptr).has_value());
-  return {};
+  const auto committed = CommitFiles(chosen, CommitLevel::kDurable, {.kept = true}, nullptr);
+  return committed || committed.error().code != ErrorCode::kShutdown;  // a file that failed has its old content again
 }
 
 // Dirty files hold the memory. FetchMemory writes back the files that have been dirty longest, until enough buffers are

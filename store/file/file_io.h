@@ -36,7 +36,7 @@ class FileIo final : public DataOwner {
     Reader& reader;
     BufferPool& stripes;  // Staging::kStripe
     BufferPool& small;    // Staging::kSmall
-    std::chrono::milliseconds commit_interval;
+    std::chrono::milliseconds commit_interval, space_wait;  // of StoreOptions
   };
 
   explicit FileIo(const Parts& parts) : p_(parts) {}
@@ -81,6 +81,7 @@ class FileIo final : public DataOwner {
   struct SpaceSearch {
     const InodePtr& inode;
     int attempts = 0;
+    std::chrono::steady_clock::time_point deadline = {};  // of its waits for reads that hold freed blocks
   };
 
   // Plans a change under the inode's mutex, fetches what the plan lacks without the mutex, and repeats until the plan
@@ -99,7 +100,7 @@ class FileIo final : public DataOwner {
   Result<void> CheckWritable(Inode& inode) REQUIRES(inode.mutex);
   Result<void> Fetch(const InodePtr& inode, const WriteNeeds& needs, WriteSupplies* supplies, SpaceSearch* search);
   Result<void> FetchSpace(BlockCount count, bool privileged, SpaceReservation* reservation, SpaceSearch* search);
-  Result<void> CommitReplacements(const InodePtr& own, BlockCount count, bool privileged);
+  bool CommitReplacements(const SpaceSearch& search, BlockCount count, bool privileged);
   void CommitAllAndWait(CommitLevel level);
   Result<void> CommitFiles(std::span<const InodePtr> files, CommitLevel level, CommitOptions options, InodePtr* failed);
   void CommitOverdue(const InodePtr& inode);

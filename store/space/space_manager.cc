@@ -18,6 +18,12 @@ constexpr BlockCount kAlignedRun{2 * kMiB / kBlockSize};
 // With several devices, consecutive stripes of a file are on consecutive devices.
 constexpr uint64_t kStripeBlocks = 8 * kMiB / kBlockSize;
 
+BlockCount BlocksOf(const std::vector<DeviceRun>& runs) {
+  BlockCount count;
+  for (const DeviceRun& run : runs) count += run.run.count;
+  return count;
+}
+
 }  // namespace
 
 void SpaceReservation::TrimTo(BlockCount keep) {
@@ -66,7 +72,7 @@ bool SpaceManager::FitsLocked(BlockCount count, BlockCount freed, bool privilege
 
 bool SpaceManager::WouldFit(BlockCount count, BlockCount freed, bool privileged) const {
   MutexLock lock(mutex_);
-  return FitsLocked(count, freed, privileged);
+  return FitsLocked(count, waiting_ + freed, privileged);
 }
 
 BlockCount SpaceManager::Unpinned(const std::vector<DeviceRun>& runs) const {
@@ -233,6 +239,7 @@ void SpaceManager::Retire(std::vector<DeviceRun> runs) {
   std::vector<DeviceRun> ready;
   {
     MutexLock lock(mutex_);
+    waiting_ += BlocksOf(runs);
     retired_.push_back({first_epoch_ + readers_.size() - 1, std::move(runs)});
     readers_.push_back(0);
     CollectRetired(&ready);
@@ -240,11 +247,10 @@ void SpaceManager::Retire(std::vector<DeviceRun> runs) {
   FreeReady(ready);
 }
 
-void SpaceManager::WaitForRetired(std::chrono::milliseconds limit) {
+void SpaceManager::WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(mutex_);
-  const uint64_t now = first_epoch_ + readers_.size() - 1;  // no earlier Retire waits for readers of this epoch
-  freed_.wait_for(lock.native(), limit, [this, now]() REQUIRES(mutex_) {
-    return freeing_ == 0 && (retired_.empty() || retired_.front().after >= now);
+  freed_.wait_until(lock.native(), deadline, [&]() REQUIRES(mutex_) {
+    return FitsLocked(count, {}, privileged) || !FitsLocked(count, waiting_, privileged);
   });
 }
 
@@ -253,20 +259,23 @@ void SpaceManager::CollectRetired(std::vector<DeviceRun>* ready) {
     readers_.pop_front();
     ++first_epoch_;
   }
-  const BlockCount parked = pins_.parked();
+  const BlockCount before = pins_.parked();
   while (!retired_.empty() && retired_.front().after < first_epoch_) {
     for (const DeviceRun& run : retired_.front().runs) pins_.Park(run, ready);
     retired_.pop_front();
   }
-  used_ += static_cast<int64_t>((pins_.parked() - parked).value);
-  if (!ready->empty()) ++freeing_;
+  const BlockCount parked = pins_.parked() - before;
+  if (parked.value == 0) return;
+  used_ += static_cast<int64_t>(parked.value);
+  waiting_ -= parked;
+  freed_.notify_all();
 }
 
 void SpaceManager::FreeReady(const std::vector<DeviceRun>& ready) {
   if (ready.empty()) return;
   Free(ready);
   MutexLock lock(mutex_);
-  --freeing_;
+  waiting_ -= BlocksOf(ready);
   freed_.notify_all();
 }
 
@@ -328,8 +337,7 @@ void SpaceManager::Leave(OrphanedReservation orphaned) {
 
 bool SpaceManager::TryFree(const OrphanedReservation& orphaned) {
   if (orphaned.writer != 0 && has_writer_ && has_writer_(orphaned.writer)) return false;
-  BlockCount count;
-  for (const DeviceRun& run : orphaned.runs) count += run.run.count;
+  const BlockCount count = BlocksOf(orphaned.runs);
   granted_ -= count.value;
   AddUsed(-static_cast<int64_t>(count.value));
   Free(orphaned.runs);
@@ -350,11 +358,7 @@ bool SpaceManager::CollectOrphanedReservations() {
   return true;
 }
 
-BlockCount BlockReservation::count() const {
-  BlockCount count;
-  for (const DeviceRun& run : runs_) count += run.run.count;
-  return count;
-}
+BlockCount BlockReservation::count() const { return BlocksOf(runs_); }
 
 std::vector<DeviceRun> BlockReservation::Take(BlockCount count) {
   std::vector<DeviceRun> taken;

@@ -115,7 +115,7 @@ class SpaceManager {
   // call may use the reserve for operations that free space.
   Result<void> Reserve(SpaceReservation* reservation, BlockCount count, bool privileged = false);
 
-  // True if Reserve would succeed once `freed` more blocks are free.
+  // True if Reserve would succeed once all retired blocks, and `freed` more, are free.
   bool WouldFit(BlockCount count, BlockCount freed, bool privileged) const EXCLUDES(mutex_);
   // The blocks of the runs that no read lease pins: Retire frees them at once, or after reads in progress.
   BlockCount Unpinned(const std::vector<DeviceRun>& runs) const EXCLUDES(mutex_);
@@ -155,9 +155,10 @@ class SpaceManager {
   // Frees the runs once every reader that entered before has left and no pin remains. Call this only after the commit
   // that dropped them.
   void Retire(std::vector<DeviceRun> runs);
-  // Waits until blocks that were retired before the call are free: until the readers that entered before have left, but
-  // not longer than `limit`. Call it without locks, and outside of a read epoch.
-  void WaitForRetired(std::chrono::milliseconds limit) EXCLUDES(mutex_);
+  // Waits until Reserve would succeed, but not beyond `deadline`, and only while the retired blocks can make it succeed.
+  // Call it without locks, and outside of a read epoch.
+  void WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline)
+      EXCLUDES(mutex_);
 
   // Adjusts the used blocks that df shows: blocks that files map, and blocks of leases that no file has. Statistics
   // adds the reserved blocks.
@@ -210,8 +211,8 @@ class SpaceManager {
   std::deque<uint32_t> readers_ GUARDED_BY(mutex_) = {0};
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
-  size_t freeing_ GUARDED_BY(mutex_) = 0;  // calls between CollectRetired and the end of FreeReady, with blocks
-  std::condition_variable freed_;          // FreeReady has ended
+  BlockCount waiting_ GUARDED_BY(mutex_);  // retired blocks that are neither free nor parked yet
+  std::condition_variable freed_;          // waiting_ has decreased
   SpacePins pins_ GUARDED_BY(mutex_);
   Mutex collecting_;  // locked before mutex_
   std::function<bool(uint64_t writer)> has_writer_;

@@ -113,20 +113,21 @@ TEST(FileSpace, APunchedRangeOfManyExtentsIsAFewChangesOfTheCatalog) {
 }
 
 TEST(FileSpace, ManyScatteredChangesAreCommittedEarly) {
-  constexpr uint64_t kChanges = 200'000, kStep = 2 * kBlockSize;
+  constexpr uint64_t kChanges = 33'000, kStep = 2 * kBlockSize;
   TestStoreOptions options;
   options.device_size = ByteCount{kGiB};
   options.store.commit_interval = std::chrono::hours(1);
   TestStore store(options);
-  const InodePtr file = store.Create("a").value();
+  const InodePtr file = store.Create("a").value(), other = store.Create("b").value();
   for (const FallocateMode mode : {FallocateMode::kAllocate, FallocateMode::kPunchHole}) {
     const size_t begin = store.journal().size();
-    uint64_t changes = 0;
-    for (; changes < kChanges && store.journal().size() == begin; ++changes) {
-      ASSERT_OK(store->Fallocate(file, mode, (changes + 1) * kStep, kBlockSize));
-      if (changes > kChanges / 4) std::this_thread::yield();
+    for (uint64_t change = 1; change <= kChanges; ++change) {
+      ASSERT_OK(store->Fallocate(file, mode, change * kStep, kBlockSize));
     }
-    EXPECT_LT(changes, kChanges);
+    ASSERT_OK(store->Sync(other));  // the committer serves earlier requests first
+    const auto events = store.journal().events();
+    const auto is_batch = [](const Journal::Event& event) { return event.batch != nullptr; };
+    EXPECT_TRUE(std::any_of(events.begin() + static_cast<ptrdiff_t>(begin), events.end(), is_batch));
     ASSERT_OK(store->Sync(file));
   }
 }
@@ -294,10 +295,9 @@ struct TwoReplacements {
     EXPECT_TRUE(store.WriteAt(file, 0, half));
     return file;
   }
-  // Allocates so much more than is available.
-  Result<void> Allocate(const InodePtr& file, uint64_t more) {
-    // Statistics counts the old content as free.
-    const uint64_t available = ToBytes(store->Space().available).value - 2 * old.size();
+  // Allocates so much more than is available. Statistics counts the old content of so many bytes as free.
+  Result<void> Allocate(const InodePtr& file, uint64_t more, uint64_t replaced = 8 * kMiB) {
+    const uint64_t available = ToBytes(store->Space().available).value - replaced;
     return store->Fallocate(file, FallocateMode::kAllocateKeepSize, kGiB, available + more);
   }
   std::string AfterCrash(const char* name) {
@@ -320,6 +320,25 @@ TEST(FileSpace, AnAllocationCommitsTheHalfReplacedFileItselfFirst) {
   TwoReplacements pool;
   ASSERT_OK(pool.Allocate(pool.b, 3 * kMiB));
   EXPECT_TRUE(pool.AfterCrash("a") == pool.old);
+  EXPECT_TRUE(pool.AfterCrash("b") == pool.half);
+}
+
+TEST(FileSpace, AnAllocationCommitsNoHalfReplacedFileWithoutWhichItFits) {
+  TwoReplacements pool;
+  ASSERT_OK(pool.store.WriteFile("c", Pattern(4, 12 * kMiB)));
+  ASSERT_OK(pool.store->SyncAll());
+  const InodePtr c = pool.Replace("c");
+  // It fits with "c" alone, which has been open for the shortest time.
+  ASSERT_OK(pool.Allocate(pool.a, 9 * kMiB, /*replaced=*/20 * kMiB));
+  EXPECT_TRUE(pool.AfterCrash("a") == pool.old && pool.AfterCrash("b") == pool.old);
+  EXPECT_TRUE(pool.AfterCrash("c") == pool.half);
+}
+
+TEST(FileSpace, AnAllocationCommitsTheNextHalfReplacedFileIfOneFails) {
+  TwoReplacements pool;
+  pool.store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(pool.Allocate(pool.store.Create("other").value(), 3 * kMiB));
+  EXPECT_TRUE(pool.AfterCrash("a") == pool.old) << "its commit has failed";
   EXPECT_TRUE(pool.AfterCrash("b") == pool.half);
 }
 

@@ -9,13 +9,14 @@
 
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
+#include "tests/support/thread_state.h"
 
 namespace weightfs {
 namespace {
 
 constexpr uint64_t kOldSize = 8 * kMiB;
-constexpr uint64_t kWanted = 4 * kMiB / kBlockSize;
-constexpr std::chrono::milliseconds kBeforeRelease{100};
+constexpr uint64_t kWanted = 4 * kMiB / kBlockSize, kTooMuch = 60 * kMiB / kBlockSize;
+constexpr std::chrono::hours kForever{1};
 
 // Fills the free space with other content, in files of 1 MiB, until a write finds no space.
 void FillPool(TestStore& store) {
@@ -54,7 +55,9 @@ void ExpectOldContent(TestStore& store, const InodePtr& file, uint64_t offset, u
 
 // Space that only reads in progress hold back is waited for.
 TEST(ReadEpoch, AWriteToAFullPoolWaitsForTheReadsThatHoldFreedBlocks) {
-  TestStore store;
+  TestStoreOptions options;
+  options.store.space_wait = kForever;
+  TestStore store(options);
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, Pattern(1, kOldSize)));
   ASSERT_OK(store->Sync(file));
@@ -67,8 +70,11 @@ TEST(ReadEpoch, AWriteToAFullPoolWaitsForTheReadsThatHoldFreedBlocks) {
   });
   store.device().WaitForHeld(1);
   ASSERT_OK(store->Truncate(file, 0));
-  auto reserved = std::async(std::launch::async, [&] { return store->Reserve(file, FileBlock{0}, BlockCount{kWanted}); });
-  EXPECT_EQ(reserved.wait_for(kBeforeRelease), std::future_status::timeout);
+  EXPECT_EQ(store->Reserve(file, FileBlock{0}, BlockCount{kTooMuch}).error().code, ErrorCode::kNoSpace)
+      << "without a wait, because it would not fit afterwards either";
+  auto reserved = StartUntilBlocked([&] { return store->Reserve(file, FileBlock{0}, BlockCount{kWanted}); });
+  WaitUntilBlocked(OtherThreads());  // the committer has nothing to do
+  EXPECT_FALSE(HasEnded(reserved));
   store.device().Release();
   ASSERT_OK(reserved.get());
   EXPECT_TRUE(promise.get_future().get().value() == Pattern(1, kOldSize).substr(0, kMiB));

@@ -89,6 +89,25 @@ TEST_F(CommitterTest, AFileThatIsBeingReplacedIsCommittedOnlyByItself) {
   EXPECT_TRUE(IsInCatalog(10));
 }
 
+TEST_F(CommitterTest, RequestsThatLeaveAFileOutDoNotAccumulate) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+  {
+    MutexLock lock(file->mutex);
+    static_cast<void>(file->file->BeginReplacement());
+  }
+  const auto references = [&] {
+    std::promise<void> settled, later;
+    committer_->Commit(
+        file, CommitLevel::kOrdered, [&](const Result<void>&) { settled.set_value(); }, {.settled = true});
+    settled.get_future().wait();
+    committer_->FlushDevices([&](const Result<void>&) { later.set_value(); });
+    later.get_future().wait();  // the cycle before has ended
+    return file.use_count();
+  };
+  const long first = references();
+  EXPECT_EQ(references(), first);
+}
+
 TEST_F(CommitterTest, AFailedWriteRevertsTheFileAndIsReportedOnce) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   ASSERT_TRUE(Commit(file));

@@ -206,6 +206,27 @@ TEST_F(FileTest, AnOlderWriteSetsNoChecksumsOfReplacedBlocks) {
   EXPECT_EQ(found, checksums);
 }
 
+// The commit for which the file asked leaves it out while it is being replaced.
+TEST_F(FileTest, AReplacedFileNeedsAnEarlyCommitAgain) {
+  constexpr uint64_t kMany = 33'000;
+  MutexLock lock(inode_->mutex);
+  File& file = *inode_->file;
+  const auto needs_commit = [&] {
+    for (uint64_t i = 0; i < kMany; ++i) {
+      const DeviceRun run{DeviceId{0}, {DeviceBlock{2 * i}, BlockCount{1}}};
+      file.MapUnwritten(FileBlock{2 * i}, {&run, 1});
+    }
+    static_cast<void>(file.Touch());
+    return file.NeedsCommit();
+  };
+  EXPECT_TRUE(needs_commit());
+  EXPECT_FALSE(file.NeedsCommit()) << "once";
+  file.SetSize(0);
+  static_cast<void>(file.BeginReplacement());
+  file.Settle();
+  EXPECT_TRUE(needs_commit());
+}
+
 TEST_F(FileTest, ApplyingAPlanThatLacksSomethingIsABug) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   WriteSupplies supplies;

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
+#include "tests/support/thread_state.h"
+
 namespace weightfs {
 namespace {
 
@@ -88,6 +92,24 @@ TEST_F(SpaceManagerTest, PinnedBlocksWaitForTheirPin) {
     EXPECT_EQ(Reservable(), kDevice - BlockCount{100});
   }
   EXPECT_EQ(Reservable(), kDevice);
+}
+
+// A lease pins what a read in progress holds.
+TEST_F(SpaceManagerTest, AWaitForRetiredBlocksEndsWhenThePinnedOnesCannotHelp) {
+  auto runs = Allocate(1, 0, BlockCount{100}).value();
+  const SpacePin pin = space_->Pin(runs);
+  const uint64_t epoch = space_->EnterRead();
+  space_->Retire(std::move(runs));
+  const auto wait = [&](uint64_t blocks) {
+    space_->WaitForRetired(BlockCount{blocks}, /*privileged=*/true, std::chrono::steady_clock::time_point::max());
+  };
+  wait(kDevice.value - 100);
+  wait(kDevice.value + 1);
+  auto waiting = StartUntilBlocked([&] { wait(kDevice.value); });
+  EXPECT_FALSE(HasEnded(waiting));
+  space_->LeaveRead(epoch);
+  waiting.get();
+  wait(kDevice.value);
 }
 
 TEST_F(SpaceManagerTest, AStreamContinuesInItsPreallocation) {

@@ -30,6 +30,8 @@ from harness.radosgw import Radosgw, missing_programs  # noqa: E402
 from harness.s3_probe import clean_environment  # noqa: E402
 from harness.s3_sink import S3Sink  # noqa: E402
 
+from temporary_store import new_store  # noqa: E402
+
 MIB, GIB = 1 << 20, 1 << 30
 PART = 16 * MIB
 CONNECTIONS = 16
@@ -42,25 +44,6 @@ def processor_seconds(pids):
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
         total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
-
-
-@contextlib.contextmanager
-def mounted(program, base, size):
-    """A new store below `base` at its mount point. Yields the mount point and the pid of the mount."""
-    mount = base / "mount"
-    mount.mkdir()
-    subprocess.run([program, "format", base / "store", "--size", str(size)], check=True, stdout=subprocess.DEVNULL)
-    daemon = subprocess.Popen([program, "mount", base / "store", mount, "-f"], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL)
-    try:
-        while not os.path.ismount(mount):
-            if daemon.poll() is not None:
-                raise RuntimeError("the mount ended")
-            time.sleep(0.05)
-        yield mount, daemon.pid
-    finally:
-        subprocess.run(["fusermount3", "-u", mount], check=False)
-        daemon.wait(60)
 
 
 def write_files(directory, files, size):
@@ -202,7 +185,7 @@ def measure_transfers(args, base):
         # Ceph collects deleted objects late, so the memory has room for two rounds.
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="wfs-gw-", dir="/tmp"))
         gateway = stack.enter_context(Radosgw(Path(directory) / "g", size=6 * total + 2 * GIB))
-        mount, pid = stack.enter_context(mounted(args.program, base, total * 2 + GIB))
+        mount, pid = stack.enter_context(new_store(args.program, base, total * 2 + GIB))
         environment = clean_environment({**gateway.environment(), "S3_ENDPOINT_URL": gateway.url})
         time_it = Timer(total, environment, pid, [process.pid for process in gateway.processes.values()])
         transfers = Transfers(args.program, gateway, time_it, base, mount, args.files, args.size)
@@ -290,7 +273,7 @@ def measure_saves(args, base):
     total = args.size * args.files
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(S3Sink())
-        mount, _ = stack.enter_context(mounted(args.program, base, total + 4 * GIB))
+        mount, _ = stack.enter_context(new_store(args.program, base, total + 4 * GIB))
         pushes = Pushes(args.program, write_files(mount / "source", args.files, args.size),
                         clean_environment(sink.environment()))
         start = time.monotonic()

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of bench/growth.py."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.filesystems import program
+
+GROWTH = Path(__file__).resolve().parents[2] / "bench/growth.py"
+
+
+def test_every_table_has_a_row_for_each_size(tmp_path):
+    made = subprocess.run([sys.executable, GROWTH, tmp_path, "--program", program(), "--scale", "0.002", "--json"],
+                          check=True, capture_output=True, text=True, timeout=300)
+    tables = json.loads(made.stdout)
+    assert {name: list(rows) for name, rows in tables.items()} == {
+        "files": ["20", "200", "2000"], "extents": ["20", "200", "2000"], "names": ["20", "200", "2000"],
+        "devices": ["1"], "programs": ["1"]}
+    assert all(row["memory"] > 0 for rows in tables.values() for row in rows.values())
+    assert not list(tmp_path.iterdir())

@@ -15,6 +15,8 @@
 #include "common/size_text.h"
 #include "fs/kernel_features.h"
 #include "fs/mount_flags.h"
+#include "store/file/extent_memory.h"
+#include "store/names/inode_table.h"
 
 namespace weightfs {
 namespace {
@@ -336,8 +338,8 @@ Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, Store
 }
 
 Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
-  // The memory of one resident inode: its record, and its entries in the tables of the daemon and the kernel.
-  constexpr uint64_t kInodeBytes = 1024;
+  // The memory of one resident inode: its record, its entries in the tables of the daemon and the kernel, its extents.
+  constexpr uint64_t kInodeBytes = 1024 + InodeTable::kExtentsPerInode * ExtentMemory::kExtentBytes;
   const auto limit = FindMemoryLimit();
   if (!limit.has_value()) return {};
   struct Part {

@@ -19,7 +19,7 @@ constexpr size_t kDeletedRun = 1024;
 bool ExtentMap::Load(FileBlock first, const ExtentRecord& record) {
   const uint64_t end = first.value + record.count.value;
   if (extents_.Overlaps(first.value, end)) return false;
-  extents_.Insert(first.value, end, {record.device, record.start, record.flags, record.generation});
+  extents_.Insert(first.value, end, {record.start, record.generation, record.flags, record.device});
   mapped_ += record.count;
   return true;
 }
@@ -59,7 +59,7 @@ void ExtentMap::Map(FileBlock first, const DeviceRun& run, uint32_t flags, uint6
   mapped_ += run.run.count;
   uint64_t block = first.value;
   const uint64_t end = block + run.run.count.value;
-  Address address{run.device, run.run.start, flags, generation};
+  Address address{run.run.start, generation, flags, run.device};
   const auto advance = [&](uint64_t blocks) {
     block += blocks;
     address.Advance(blocks);

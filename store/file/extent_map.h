@@ -70,10 +70,10 @@ class ExtentMap {
 
  private:
   struct Address {
-    DeviceId device;
     DeviceBlock start;
-    uint32_t flags;
     uint64_t generation;
+    uint32_t flags;
+    DeviceId device;
     void Advance(uint64_t blocks) { start += BlockCount{blocks}; }
     ExtentRecord ToRecord(uint64_t blocks) const { return {device, start, {blocks}, flags, generation}; }
   };

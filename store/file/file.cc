@@ -25,12 +25,18 @@ void File::CountLeaving() {
   services_.space.AddLeaving(static_cast<int64_t>(counted_leaving_) - static_cast<int64_t>(before));
 }
 
+File::~File() {
+  extents_.Clear();
+  CountExtents();
+}
+
 void File::Load(ExtentMap extents) {
   WEIGHTFS_ASSERT(!loaded_ && dirty_.ranges().empty());
   InvalidateCache(0, UINT64_MAX);
   attributes_.blocks = extents.mapped().value;
   extents_ = std::move(extents);
   loaded_ = true;
+  CountExtents();
 }
 
 std::optional<DeviceRun> File::RunBefore(FileBlock first) const {
@@ -108,6 +114,7 @@ std::optional<SealedFile> File::Seal() {
   commit_.Seal();
   SealedFile sealed;
   sealed.changes = extents_.TakeChanges();
+  CountExtents();
   sealed.freed = std::exchange(freed_, {});
   sealed.size = attributes_.size;
   sealed.blocks = extents_.mapped().value;

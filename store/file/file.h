@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -16,6 +17,7 @@
 #include "store/file/commit_state.h"
 #include "store/file/dirty_map.h"
 #include "store/file/extent_map.h"
+#include "store/file/extent_memory.h"
 #include "store/file/write_plan.h"
 #include "store/space/space_manager.h"
 
@@ -27,6 +29,7 @@ class ReadCache;
 struct FileServices {
   SpaceManager& space;
   ReadCache& cache;
+  ExtentMemory& extent_memory;
 };
 
 // One device write of file blocks that are contiguous in memory and on the device. The blocks are under writeback.
@@ -60,6 +63,7 @@ class File {
   // mapping.
   File(InodeId id, InodeRecord* attributes, const FileServices& services)
       : id_(id), attributes_(*attributes), services_(services) {}
+  ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
@@ -192,6 +196,9 @@ class File {
   void ComputePendingChecksums(FileBlock first, BlockCount count);
   void InvalidateCache(uint64_t offset, uint64_t end);
   void ForgetContent();
+  void CountExtents() {
+    services_.extent_memory.Change(std::exchange(counted_extents_, extents_.size()), extents_.size());
+  }
 
   const InodeId id_;
   InodeRecord& attributes_;
@@ -201,6 +208,7 @@ class File {
   uint64_t counted_leaving_ = 0;  // blocks
   bool loaded_ = false;
   ExtentMap extents_;
+  size_t counted_extents_ = 0;
   ChecksumTable checksums_;
   DirtyMap dirty_;
   SpaceReservation reservation_;     // at least one block per dirty block that needs space

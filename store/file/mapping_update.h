@@ -16,6 +16,7 @@ class File::MappingUpdate {
     if (after < before_) file_.CountLeaving();  // no block counts as free twice
     file_.services_.space.AddUsed(static_cast<int64_t>(after.value) - static_cast<int64_t>(before_.value));
     file_.CountLeaving();
+    file_.CountExtents();
   }
   MappingUpdate(const MappingUpdate&) = delete;
   MappingUpdate& operator=(const MappingUpdate&) = delete;

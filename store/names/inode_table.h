@@ -15,10 +15,12 @@
 
 namespace weightfs {
 
-// Thread-safe. Keeps about `resident` inodes in memory, plus all inodes that are referenced. The others are in the
-// catalog.
+// Thread-safe. Keeps about `resident` inodes in memory, and kExtentsPerInode extents for each, plus all inodes that are
+// referenced and their extents. The others are in the catalog.
 class InodeTable {
  public:
+  static constexpr size_t kExtentsPerInode = 32;
+
   InodeTable(KvStore& catalog, const FileServices& services, size_t resident)
       : catalog_(catalog), services_(services), resident_(resident) {}
 
@@ -43,7 +45,9 @@ class InodeTable {
   size_t size() const EXCLUDES(mutex_);
 
  private:
-  void TrimLocked() REQUIRES(mutex_);
+  // Moves inodes that leave the table to `dropped`: the caller destroys them, and their extents, without the lock.
+  void TrimLocked(std::vector<InodePtr>* dropped) REQUIRES(mutex_);
+  void TrimBucketLocked(std::vector<InodePtr>* dropped) REQUIRES(mutex_);
   void EraseLocked(InodeId ino) REQUIRES(mutex_);
   uint64_t& DepartedLocked(InodeId ino) REQUIRES(mutex_) { return departed_[ino.value % departed_.size()]; }
 
@@ -53,6 +57,7 @@ class InodeTable {
   mutable Mutex mutex_;
   std::unordered_map<InodeId, InodePtr> inodes_ GUARDED_BY(mutex_);
   size_t hand_ GUARDED_BY(mutex_) = 0;  // clock hand: the bucket visited last
+  size_t extents_left_ GUARDED_BY(mutex_) = 0;  // after the last scan for extents, or fewer
   // The number of inodes that have left the table, by inode number modulo the array size.
   std::array<uint64_t, 64> departed_ GUARDED_BY(mutex_) = {};
   std::unordered_map<InodeId, uint64_t> lookups_ GUARDED_BY(mutex_);

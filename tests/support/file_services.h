@@ -6,6 +6,7 @@
 
 #include "io/buffer.h"
 #include "engine/extent_allocator.h"
+#include "store/file/extent_memory.h"
 #include "store/file/file.h"
 #include "store/file/read_cache.h"
 #include "store/space/space_manager.h"
@@ -23,12 +24,14 @@ class TestFileServices {
   static constexpr BlockCount kBlocks{64 * kMiB / kBlockSize};
   SpaceManager& space() { return *space_; }
   ReadCache& cache() { return cache_; }
-  FileServices services() { return {*space_, cache_}; }
+  ExtentMemory& extent_memory() { return extent_memory_; }
+  FileServices services() { return {*space_, cache_, extent_memory_}; }
 
  private:
   std::unique_ptr<BufferPool> chunks_;
   std::unique_ptr<SpaceManager> space_;
   ReadCache cache_;
+  ExtentMemory extent_memory_;
 };
 
 }  // namespace weightfs

@@ -122,7 +122,7 @@ void Fill(AlignedRecord& record, const Superblock& superblock) {
   record.device_index = superblock.device_index.value;
   record.device_count = superblock.device_count;
   record.flags = superblock.clean ? kSuperblockClean : 0;
-  record.compatible = superblock.keeps_replica ? kSuperblockReplica : 0;
+  record.compatible = (superblock.keeps_replica ? kSuperblockReplica : 0) | (superblock.keeps_lists ? kSuperblockLists : 0);
   record.device_size = superblock.device_size.value;
   record.data_offset = kDataOffset;
   record.sequence = superblock.sequence;
@@ -162,6 +162,7 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
   std::memcpy(superblock.owner.data(), record.owner, sizeof(record.owner));
   superblock.clean = (record.flags & kSuperblockClean) != 0;
   superblock.keeps_replica = (record.compatible & kSuperblockReplica) != 0;
+  superblock.keeps_lists = (record.compatible & kSuperblockLists) != 0;
   superblock.read_only_features = (record.read_only_compatible & ~kKnownReadOnlyCompatible) != 0;
   return superblock;
 }

@@ -28,7 +28,7 @@ struct SuperblockRecord {
   uint64_t magic;
   uint32_t version;               // readers refuse a greater version
   uint32_t block_size;            // kBlockSize
-  uint64_t compatible;            // kSuperblockReplica; unknown bits: ignore
+  uint64_t compatible;            // kSuperblockReplica, kSuperblockLists; unknown bits: ignore
   uint64_t read_only_compatible;  // unknown bits: mount read-only
   uint64_t incompatible;          // unknown bits: refuse to mount
   uint8_t store_id[16];
@@ -49,6 +49,7 @@ static_assert(sizeof(SuperblockRecord) == kBlockSize);
 
 inline constexpr uint32_t kSuperblockClean = 1;    // the last mount ended with a clean unmount
 inline constexpr uint64_t kSuperblockReplica = 1;  // all writers so far keep the replica of the catalog
+inline constexpr uint64_t kSuperblockLists = 2;    // and know roots with lists
 
 // The content of a superblock, independent of its copies.
 struct Superblock {
@@ -62,6 +63,7 @@ struct Superblock {
   Uuid owner{};
   bool clean = true;
   bool keeps_replica = true;        // kSuperblockReplica
+  bool keeps_lists = true;          // kSuperblockLists
   bool read_only_features = false;  // an unknown read_only_compatible bit is set
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "engine/superblock.h"
 
 namespace weightfs::replica {
 namespace {
@@ -19,14 +20,10 @@ bool Exists(Devices devices, const Segment& segment) {
   return run.device.value < devices.size() && ToBytes(run.run.end()).value <= devices[run.device.value]->size().value;
 }
 
-std::optional<Root> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory) {
-  const auto block = memory.first(kBlockSize);
-  if (device.size().value < offset + kRootCapacity || !device.Read(ByteOffset{offset}, block)) return std::nullopt;
-  const size_t size = RootSize(TextOf(block));
-  if (size == 0) return std::nullopt;
-  const auto whole = memory.first(size);
-  if (!device.Read(ByteOffset{offset}, whole)) return std::nullopt;
-  return DecodeRoot(TextOf(whole));
+// nullopt if the superblock cannot be read.
+std::optional<bool> KeepsLists(BlockDevice& device) {
+  const auto superblock = ReadSuperblock(device);
+  return superblock ? std::optional(superblock->keeps_lists) : std::nullopt;
 }
 
 }  // namespace
@@ -163,6 +160,16 @@ Result<bool> EntryReader::SkipDamage() {
   return frames_.SkipDamage();
 }
 
+std::optional<Root> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory) {
+  const auto block = memory.first(kBlockSize);
+  if (device.size().value < offset + kRootCapacity || !device.Read(ByteOffset{offset}, block)) return std::nullopt;
+  const size_t size = RootSize(TextOf(block));
+  if (size == 0) return std::nullopt;
+  const auto whole = memory.first(size);
+  if (!device.Read(ByteOffset{offset}, whole)) return std::nullopt;
+  return DecodeRoot(TextOf(whole));
+}
+
 std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_id) {
   std::optional<Root> newest;
   auto memory = HugePageMemory::Map(kRootCapacity);
@@ -171,7 +178,10 @@ std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_i
     for (const uint64_t offset : kRootOffsets) {
       auto root = ReadRoot(*device, offset, {memory->data(), memory->size()});
       if (!root || (store_id && root->store_id != *store_id)) continue;
-      if (!newest || root->sequence > newest->sequence) newest = std::move(root);
+      if (newest && root->sequence <= newest->sequence) continue;
+      // A program that does not know lists has written to the store since.
+      if (!root->lists.empty() && !KeepsLists(*device).value_or(true)) continue;
+      newest = std::move(root);
     }
   }
   return newest;

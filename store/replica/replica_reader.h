@@ -87,6 +87,8 @@ class EntryReader {
   uint64_t frame_count_ = 0;
 };
 
+// The root at one of kRootOffsets; nullopt when there is none. Uses `memory`, of kRootCapacity bytes.
+std::optional<Root> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory);
 // The newest valid root on the devices, which may be in any order; nullopt when there is none. `store_id` restricts the
 // search. Unreadable copies are skipped.
 std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_id);

@@ -379,6 +379,8 @@ Result<void> ReplicaWriter::WriteRoot(Root root) {
   auto written = size == 0 || size > options_.largest_root ? WriteLists(&root) : Result<void>();
   root.next_stream = next_stream_;
   if (written) written = WriteOnDevices(root);
+  // A program that does not know lists must find no older root.
+  if (written && !root.lists.empty() && (!root_ || root_->lists.empty())) written = WriteOnDevices(root);
   if (!written) {
     ReleaseLists(root);
     return written;
@@ -432,7 +434,12 @@ Result<void> ReplicaWriter::WriteOnDevices(Root& root) {
 // before it again, or none if there was none, so that the space of the failed one is free.
 Result<void> ReplicaWriter::SettleRoots() {
   if (!roots_differ_) return {};
-  if (root_) return WriteRoot(*root_);
+  if (root_) {
+    root_->next_stream = next_stream_;
+    RETURN_IF_ERROR(WriteOnDevices(*root_));
+    Release(std::exchange(held_, {}));
+    return {};
+  }
   std::memset(memory_.data(), 0, kBlockSize);
   for (uint16_t index = 0; index < devices_.size(); ++index) {
     for (const uint64_t offset : kRootOffsets) {

@@ -86,11 +86,15 @@ bool IsReadable(KvStore& catalog) {
   return records->status().has_value();
 }
 
-Result<void> EraseReplica(std::span<BlockDevice* const> devices) {
-  ASSIGN_OR_RETURN(const HugePageMemory zeros, HugePageMemory::Map(kBlockSize));
+Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erased) {
+  ASSIGN_OR_RETURN(const HugePageMemory memory, HugePageMemory::Map(replica::kRootCapacity));
+  const std::span<std::byte> block(memory.data(), kBlockSize);
   for (BlockDevice* device : devices) {
     for (const uint64_t offset : replica::kRootOffsets) {
-      RETURN_IF_ERROR(device->Write(ByteOffset{offset}, {zeros.data(), kBlockSize}));
+      const auto root = replica::ReadRoot(*device, offset, {memory.data(), memory.size()});
+      if (erased == ErasedRoots::kWithLists && (!root || root->lists.empty())) continue;
+      std::ranges::fill(block, std::byte{0});
+      RETURN_IF_ERROR(device->Write(ByteOffset{offset}, block));
     }
     RETURN_IF_ERROR(device->Flush());
   }

@@ -55,8 +55,9 @@ bool IsReadable(KvStore& catalog);
 // One line: how far the catalog was restored, and what of it is missing.
 std::string DescribeRestored(const ReplicaRestore& restored);
 
-// Clears all roots, which a program that does not know replicas may have made invalid.
-Result<void> EraseReplica(std::span<BlockDevice* const> devices);
+// Clears roots that a program may have made invalid which does not know replicas, or does not know roots with lists.
+enum class ErasedRoots : uint8_t { kAll, kWithLists };
+Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erased);
 
 // Writes the checkpoint and the log to an empty catalog, and syncs it. The catalog gets a version that no replica has,
 // so that the next mount renews the replica. `known`: the sequence that the catalog is known to have reached, if that

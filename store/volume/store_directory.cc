@@ -245,12 +245,12 @@ Result<void> WriteAll(std::span<BlockDevice* const> devices, std::vector<Superbl
   return {};
 }
 
-// Before a superblock says that the replica is kept, roots from before a program that did not keep it must be gone.
+// Before a superblock says that the replica is kept, roots from before a program that did not keep them must be gone.
 Result<void> ClaimReplica(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks) {
-  if (std::all_of(superblocks.begin(), superblocks.end(), [](const Superblock& s) { return s.keeps_replica; }))
-    return {};
-  RETURN_IF_ERROR(EraseReplica(devices));
-  for (Superblock& superblock : superblocks) superblock.keeps_replica = true;
+  const bool kept = std::ranges::all_of(superblocks, &Superblock::keeps_replica);
+  if (kept && std::ranges::all_of(superblocks, &Superblock::keeps_lists)) return {};
+  RETURN_IF_ERROR(EraseRoots(devices, kept ? ErasedRoots::kWithLists : ErasedRoots::kAll));
+  for (Superblock& superblock : superblocks) superblock.keeps_replica = superblock.keeps_lists = true;
   return {};
 }
 

@@ -71,7 +71,8 @@ void CheckRewritten(CopiesDevice& device, const Superblock& found) {
                   again->device_index == found.device_index && again->device_count == found.device_count &&
                   again->device_size == found.device_size && again->sequence == written.sequence &&
                   again->created_ns == found.created_ns && again->owner == found.owner && again->clean == found.clean &&
-                  again->keeps_replica == found.keeps_replica && !again->read_only_features);
+                  again->keeps_replica == found.keeps_replica &&
+                  again->keeps_lists == found.keeps_lists && !again->read_only_features);
 }
 
 void CheckUuid(std::string_view text) {

@@ -100,6 +100,7 @@ TEST_F(SuperblockTest, ReadsBackWhatWasWritten) {
   EXPECT_EQ(read->owner, written_.owner);
   EXPECT_EQ(Must(ReadOwner(device_)), written_.owner);
   EXPECT_FALSE(read->clean);
+  EXPECT_TRUE(read->keeps_replica && read->keeps_lists);
   EXPECT_FALSE(read->read_only_features);
 }
 

@@ -9,13 +9,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "engine/superblock.h"
+#include "io/huge_pages.h"
 #include "meta/keys.h"
+#include "store/replica/replica_reader.h"
 #include "store/volume/store_session.h"
 #include "tests/support/aligned_memory.h"
+#include "tests/support/result_asserts.h"
 #include "tests/support/thread_state.h"
 #include "tests/unit/store/store_directory_fixture.h"
 
@@ -74,6 +81,41 @@ TEST_F(StoreDirectoryTest, AnOpenMarksTheDevicesInUseUntilMarkedClean) {
   parts->lock.Clear();
   EXPECT_TRUE(SuperblockOf(Path("s/pool")).clean);
   EXPECT_EQ(Slurp(Path("s/lock")), "");
+}
+
+TEST_F(StoreDirectoryTest, AnOpenErasesRootsThatAnOlderProgramDidNotKeep) {
+  const StoreDescription made = Format("store");
+  const auto root_with = [&](std::vector<replica::Stream> lists) {
+    replica::Root root;
+    root.store_id = made.id;
+    root.lists = std::move(lists);
+    return replica::EncodeRoot(root);
+  };
+  struct Case {
+    bool replica, lists;  // that each program kept them
+    size_t left;          // of two roots, one of them with lists
+  };
+  for (const Case& kept : {Case{true, true, 2}, Case{true, false, 1}, Case{false, false, 0}, Case{false, true, 0}}) {
+    {
+      auto parts = OpenStoreParts(Path("store"), {});
+      ASSERT_TRUE(parts.has_value()) << ToString(parts.error());
+      parts->superblocks[0].keeps_replica = kept.replica;
+      parts->superblocks[0].keeps_lists = kept.lists;
+      ASSERT_OK(MarkClean(parts->devices, parts->superblocks));
+    }
+    Poke(Path("store/pool"), replica::kRootOffsets[0], root_with({}));
+    Poke(Path("store/pool"), replica::kRootOffsets[1], root_with({{1, {}}, {2, {}}}));
+    auto parts = OpenStoreParts(Path("store"), {});
+    ASSERT_TRUE(parts.has_value()) << ToString(parts.error());
+    BlockDevice& device = *parts->devices[0];
+    const auto superblock = ReadSuperblock(device);
+    EXPECT_TRUE(superblock->keeps_replica && superblock->keeps_lists);
+    const HugePageMemory memory = HugePageMemory::Map(replica::kRootCapacity).value();
+    const auto is_root = [&](uint64_t offset) {
+      return replica::ReadRoot(device, offset, {memory.data(), memory.size()}).has_value();
+    };
+    EXPECT_EQ(std::ranges::count_if(replica::kRootOffsets, is_root), kept.left);
+  }
 }
 
 TEST_F(StoreDirectoryTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {

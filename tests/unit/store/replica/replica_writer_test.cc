@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "common/mutex.h"
+#include "engine/superblock.h"
+#include "io/huge_pages.h"
 #include "store/volume/catalog_replica.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/memory_kv_store.h"
@@ -45,6 +47,10 @@ class RootDevice final : public BlockDevice {
   void Fail(bool fails) {
     MutexLock lock(mutex_);
     fails_ = fails;
+  }
+  uint64_t roots() {
+    MutexLock lock(mutex_);
+    return roots_;
   }
   void WaitForRoots(uint64_t count) {
     MutexLock lock(mutex_);
@@ -108,15 +114,24 @@ class ReplicaWriterTest : public ::testing::Test {
     EXPECT_TRUE(LoadSegments(given_, &root).has_value());
     return root;
   }
+  // The valid roots on the device, of all sequences.
+  std::vector<Root> Roots() {
+    std::vector<Root> roots;
+    const HugePageMemory memory = HugePageMemory::Map(kRootCapacity).value();
+    for (const uint64_t offset : kRootOffsets) {
+      if (auto root = replica::ReadRoot(device_, offset, {memory.data(), memory.size()})) roots.push_back(*root);
+    }
+    return roots;
+  }
   // Prepares the next writer as a mount does.
-  void Reopen() {
+  void Reopen(bool fragmented = true) {
     const Root root = ReadRoot();
     options_.root = root;
     options_.root_sequence = root.sequence;
     options_.tail = FindTail(given_, root).value();
     options_.version = ReadVersion(*catalog_).value();
     space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
-    FragmentFreeSpace();
+    if (fragmented) FragmentFreeSpace();
     for (const Stream* stream : StreamsOf(root)) {
       for (const Segment& segment : stream->segments) ASSERT_OK(space_->MarkUsed(segment.run));
     }
@@ -180,6 +195,74 @@ TEST_F(ReplicaWriterTest, ADamagedListIsReadFromItsCopy) {
   corrupt(1);
   Root root = FindRoot(given_, std::nullopt).value();
   EXPECT_EQ(LoadSegments(given_, &root).error().code, ErrorCode::kCorrupt);
+}
+
+TEST_F(ReplicaWriterTest, TheFirstRootWithListsLeavesNoOlderOne) {
+  Start();
+  Put(0, 100);
+  Stop();
+  ASSERT_TRUE(ReadRoot().lists.empty());
+  options_.largest_root = 1;
+  Reopen(/*fragmented=*/false);
+  writer_->Renew();
+  device_.WaitForRoots(3 * kRootOffsets.size() / 2);
+  Stop();
+  EXPECT_EQ(Roots().size(), kRootOffsets.size());
+  for (const Root& root : Roots()) EXPECT_FALSE(root.lists.empty()) << root.sequence;
+  ExpectRestored();
+}
+
+TEST_F(ReplicaWriterTest, RootsWithListsCountOnlyIfAllWritersKnewThem) {
+  options_.largest_root = 1;
+  Start();
+  Put(0, 100);
+  Stop();
+  Superblock superblock;
+  superblock.device_size = kDevice;
+  ASSERT_OK(WriteSuperblock(device_, superblock));
+  EXPECT_TRUE(FindRoot(given_, std::nullopt).has_value());
+  superblock.keeps_lists = false;
+  ASSERT_OK(WriteSuperblock(device_, superblock));
+  EXPECT_FALSE(FindRoot(given_, std::nullopt).has_value());
+  EXPECT_EQ(Roots().size(), kRootOffsets.size());
+  ASSERT_OK(EraseRoots(given_, ErasedRoots::kWithLists));
+  EXPECT_TRUE(Roots().empty());
+}
+
+TEST_F(ReplicaWriterTest, RootsWithoutListsStayWhenThoseWithListsAreErased) {
+  Start();
+  Put(0, 100);
+  Stop();
+  Superblock superblock;
+  superblock.device_size = kDevice;
+  superblock.keeps_lists = false;
+  ASSERT_OK(WriteSuperblock(device_, superblock));
+  ASSERT_OK(EraseRoots(given_, ErasedRoots::kWithLists));
+  ExpectRestored();
+  ASSERT_OK(EraseRoots(given_, ErasedRoots::kAll));
+  EXPECT_FALSE(FindRoot(given_, std::nullopt).has_value());
+}
+
+TEST_F(ReplicaWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
+  options_.largest_root = 1;
+  FragmentFreeSpace();
+  Start();
+  Put(0, kRecords);
+  Stop();
+  const Root before = ReadRoot();
+  Reopen();
+  const uint64_t free = space_->Statistics().free.value;
+  device_.Fail(true);
+  writer_->Renew();
+  const uint64_t written = device_.roots();
+  device_.WaitForRoots(written + 5);
+  // The failed checkpoint, log and lists are held until the roots are equal again, and no retry adds to them.
+  EXPECT_LT(free - space_->Statistics().free.value, 2 * before.checkpoint_frames * kLargestFrame / kBlockSize);
+  device_.Fail(false);
+  device_.WaitForRoots(written + 9);  // two of each, when they succeed: the roots before, and the next
+  Put(kRecords, 10);
+  Stop();
+  ExpectRestored();
 }
 
 TEST_F(ReplicaWriterTest, FailedRootsKeepTheSpaceOfOneCheckpoint) {

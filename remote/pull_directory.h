@@ -42,7 +42,8 @@ class PullDirectory {
   // Creates a file and returns it, open for writing.
   Result<UniqueFd> MakeFile(std::string_view path);
 
-  // Give a file or a directory its attributes, its mode minus the umask, and its time. A directory must have all its entries.
+  // Give a file or a directory its attributes, its mode minus the umask, and its time. A directory must have all its
+  // entries.
   Result<void> Finish(const FileEntry& entry, UniqueFd file);
   Result<void> Finish(const DirectoryEntry& entry);
 

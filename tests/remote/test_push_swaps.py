@@ -227,9 +227,10 @@ def test_links_of_proc_that_may_not_be_followed(server, processes, local):
     """The process of another user leads only to what belongs to that user; another one's is not followed at all."""
     assert os.geteuid() == 0, "it runs programs as other users"
     (local / "secret").mkdir()
-    other = processes.start(["cat"], stdin=subprocess.PIPE, cwd=local / "secret", user=NOBODY, group=NOBODY, extra_groups=())
+    nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
+    other = processes.start(["cat"], stdin=subprocess.PIPE, cwd=local / "secret", **nobody)
     assert f"belongs to user {NOBODY}" in refused(server, "push", f"/proc/{other.pid}/cwd", URL)
-    assert "Permission denied" in refused(server, "push", f"/proc/{os.getpid()}/cwd", URL, user=NOBODY, group=NOBODY, extra_groups=())
+    assert "Permission denied" in refused(server, "push", f"/proc/{os.getpid()}/cwd", URL, **nobody)
     assert not keys(server)
 
 

@@ -43,6 +43,12 @@ Error ResponseError(const Request& request, std::string_view what) {
   return {ErrorCode::kIo, fmt::format("{} {}: {}", request.method, ToString(request.object), what)};
 }
 
+// The error of a deletion. A service that does not answer refuses no object, and would not answer for others either.
+Error OfObject(Error error, const std::string& key) {
+  if (error.code != ErrorCode::kIo && error.code != ErrorCode::kCancelled) error.path = key;
+  return error;
+}
+
 // Returns false, and adds none, on a machine without MD5.
 bool AddMd5(Request* request) {
   auto md5 = Md5Text(request->body);
@@ -295,6 +301,14 @@ Result<void> Bucket::AbortMultipartUpload(const UploadInfo& upload, const Interr
   return {};
 }
 
+Result<void> Bucket::AbortMultipartUploads(std::span<const UploadInfo> uploads, const Interrupted& interrupted) const {
+  for (const UploadInfo& upload : uploads) {
+    const auto aborted = AbortMultipartUpload(upload, interrupted);
+    if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
+  }
+  return {};
+}
+
 Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupted& interrupted) const {
   Listing listing;
   std::string token;
@@ -353,39 +367,43 @@ Result<bool> Bucket::DeleteObject(const std::string& key, const Interrupted& int
     return Error{ErrorCode::kInvalid,
                  fmt::format("DELETE s3://{}/: an object without a name cannot be deleted", name_)};
   }
-  ASSIGN_OR_RETURN(const auto response, client_.Send({.method = "DELETE", .object = {name_, key}}, interrupted));
-  return response.header("x-amz-delete-marker") == "true";
+  auto response = client_.Send({.method = "DELETE", .object = {name_, key}}, interrupted);
+  if (!response) return OfObject(std::move(response).error(), key);
+  return response->header("x-amz-delete-marker") == "true";
 }
 
 Result<void> Bucket::DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted) const {
-  std::vector<ObjectVersion> batch;
-  for (const auto& key : keys) {
-    batch.push_back({.key = key});
-    if (batch.size() < kMaxDeletedKeys) continue;
-    RETURN_IF_ERROR(DeleteVersions(batch, interrupted));
-    batch.clear();
-  }
-  return DeleteVersions(batch, interrupted);
+  std::vector<ObjectVersion> objects;
+  for (const auto& key : keys) objects.push_back({.key = key});
+  return DeleteVersions(objects, interrupted);
 }
 
 Result<void> Bucket::DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted) const {
   std::vector<ObjectVersion> batch;
+  std::vector<Error> failures;
   for (const auto& version : versions) {
     if (!CanBeInXml(version.key)) {
       Request request{.method = "DELETE", .object = {name_, version.key}};
       if (!version.version_id.empty()) request.query.emplace_back("versionId", version.version_id);
-      RETURN_IF_ERROR(client_.Send(request, interrupted));
+      auto deleted = client_.Send(request, interrupted);
+      if (deleted) continue;
+      failures.push_back(OfObject(std::move(deleted).error(), version.key));
+      if (failures.back().path.empty()) return failures.back();
       continue;
     }
     batch.push_back(version);
     if (batch.size() < kMaxDeletedKeys) continue;
-    RETURN_IF_ERROR(DeleteBatch(batch, interrupted));
+    RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted));
     batch.clear();
   }
-  return DeleteBatch(batch, interrupted);
+  RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted));
+  if (failures.empty()) return {};
+  if (failures.size() > 1) failures[0].what += fmt::format(" ({} objects are not deleted)", failures.size());
+  return failures[0];
 }
 
-Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> versions, const Interrupted& interrupted) const {
+Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> versions, std::vector<Error>* failures,
+                                 const Interrupted& interrupted) const {
   if (versions.empty()) return {};
   const auto document = DeleteDocument(versions);
   Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
@@ -394,13 +412,15 @@ Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> versions, const 
   // S3 demands a checksum here, and not every service knows the CRC-32C.
   if (!AddMd5(&request)) request.headers.emplace_back(kCrc32cHeader, Crc32cText(request.body));
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
-  ASSIGN_OR_RETURN(const auto failures, Named(ParseDeleteFailures(response.body), request.object));
-  if (failures.empty()) return {};
-  const auto& first = failures.front();
-  const auto code = first.error.code == "AccessDenied" ? ErrorCode::kAccess : ErrorCode::kIo;
-  return Error{code, fmt::format("DELETE {}: {}: {} ({} objects of this request are not deleted)",
-                                 ToString({name_, first.key}), Printable(first.error.code),
-                                 Printable(first.error.message), failures.size())};
+  ASSIGN_OR_RETURN(const auto refused, Named(ParseDeleteFailures(response.body), request.object));
+  for (const DeleteFailure& one : refused) {
+    const auto code = one.error.code == "AccessDenied" ? ErrorCode::kAccess : ErrorCode::kIo;
+    failures->push_back({code,
+                         fmt::format("DELETE {}: {}: {}", ToString({name_, one.key}), Printable(one.error.code),
+                                     Printable(one.error.message)),
+                         one.key});
+  }
+  return {};
 }
 
 }  // namespace weightfs::s3

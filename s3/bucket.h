@@ -151,6 +151,8 @@ class Bucket {
                                               const Interrupted& interrupted = {}) const;
   // kNotFound: there is no such upload any more.
   Result<void> AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
+  // Aborts all of them. Those that have ended do not matter.
+  Result<void> AbortMultipartUploads(std::span<const UploadInfo> uploads, const Interrupted& interrupted = {}) const;
 
   // Returns all pages. Keys may hold any character.
   Result<Listing> ListObjects(const ListOptions& options, const Interrupted& interrupted = {}) const;
@@ -159,10 +161,10 @@ class Bucket {
   Result<VersionListing> ListVersions(const ListOptions& options, const Interrupted& interrupted = {}) const;
 
   // Deleting an object that does not exist succeeds. Returns true if the bucket keeps the object as an old version.
-  // kInvalid: the key is empty.
+  // kInvalid: the key is empty. Error::path has the key if the service refuses it.
   Result<bool> DeleteObject(const std::string& key, const Interrupted& interrupted = {}) const;
-  // Deletes any number of objects, 1,000 in a request. On failure some are deleted; the error names the first that is
-  // not.
+  // Deletes any number of objects, 1,000 in a request. If the service refuses some, all others are deleted; the error
+  // names the first of them, also in Error::path.
   Result<void> DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted = {}) const;
   // The same for versions of objects; only their keys and ids matter.
   Result<void> DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted = {}) const;
@@ -171,7 +173,9 @@ class Bucket {
   Request MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const;
   Fields NewObjectHeaders(const PutOptions& options) const;
   void NoteConfirmation(const Response& response) const;
-  Result<void> DeleteBatch(std::span<const ObjectVersion> versions, const Interrupted& interrupted) const;
+  // Adds to `failures` what the service refuses.
+  Result<void> DeleteBatch(std::span<const ObjectVersion> versions, std::vector<Error>* failures,
+                           const Interrupted& interrupted) const;
 
   Client& client_;
   const std::string name_;

@@ -75,7 +75,8 @@ struct ClientStatistics {
 // RequestTimeout, InternalError, OperationAborted and ConditionalRequestConflict, also in the body of a response with
 // status 200. These are repeated at once: a request whose time the service rejects (once; the clock is corrected for
 // all later ones), expired credentials (once; they are loaded again), and a redirect to another region (twice). A
-// request therefore always ends: after Settings::attempts attempts at the latest, each of which ends when it stalls.
+// request therefore always ends: after Settings::attempts attempts at the latest, none of which begins after
+// Settings::give_up_after_s, and each of which ends when it stalls.
 //
 // A repeated request may meet the effect of its own lost predecessor: a conditional PUT may fail with kExists because
 // its first attempt succeeded, and CompleteMultipartUpload with kNotFound. The caller looks at the object to find out.

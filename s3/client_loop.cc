@@ -208,6 +208,7 @@ bool ClientLoop::StartAttempt(Job& job) {
   ready_.pop_front();
   job.transfer = std::move(transfer);
   job.state = Job::State::kActive;
+  job.begun = Clock::now();
   ++job.attempts;
   requests_.fetch_add(1);
   if (job.attempts > 1) retries_.fetch_add(1);
@@ -289,7 +290,9 @@ void ClientLoop::HandleFailure(Job& job, const Attempt& attempt, const Failure& 
   const bool waits = failure.remedy == Remedy::kRetry || failure.remedy == Remedy::kRetryBriefly;
   const auto limit =
       failure.remedy == Remedy::kRetryBriefly ? std::min(kBriefAttempts, settings_.attempts) : settings_.attempts;
-  if (waits && job.attempts < limit) return Retry(job, failure);
+  job.failed += std::min<Clock::duration>(Clock::now() - job.begun, StallLimit(settings_, job.request));
+  const bool in_time = job.failed < std::chrono::seconds(settings_.give_up_after_s);
+  if (waits && job.attempts < limit && in_time) return Retry(job, failure, limit);
   if (!waits && Repair(job, attempt, failure)) return;  // it is in ready_, and starts again at once
   Finish(job, FinalError(job, failure));
 }
@@ -318,13 +321,22 @@ bool ClientLoop::Repair(Job& job, const Attempt& attempt, const Failure& failure
   }
 }
 
-void ClientLoop::Retry(Job& job, const Failure& failure) {
+void ClientLoop::Retry(Job& job, const Failure& failure, unsigned limit) {
   const unsigned doublings = std::min(job.attempts - 1, 16U);
   const auto longest = std::min(kMaxBackoff, kFirstBackoff * (1U << doublings));
   const auto jitter = milliseconds(std::uniform_int_distribution<milliseconds::rep>(0, longest.count())(random_));
+  const auto pause = failure.retry_after.value_or(milliseconds(0)) + jitter;
+  const auto now = Clock::now();
+  const std::chrono::seconds quiet(settings_.quiet_s);
+  if (settings_.on_retry && job.failed >= quiet && now >= next_report_) {
+    next_report_ = now + quiet;
+    settings_.on_retry(fmt::format("{} {}: {}; attempt {} of {} follows", job.request.method,
+                                   ToString(job.request.object), failure.reason, job.attempts + 1, limit));
+  }
   Detach(job);
   job.state = Job::State::kDelayed;
-  job.due = Clock::now() + failure.retry_after.value_or(milliseconds(0)) + jitter;
+  job.due = now + pause;
+  job.failed += pause;
   delayed_.emplace(job.due, &job);
 }
 

@@ -59,7 +59,8 @@ class ClientLoop {
     unsigned attempts = 0;
     bool clock_corrected = false, credentials_renewed = false;  // each is tried once
     unsigned region_changes = 0;
-    Clock::time_point started = Clock::now(), due = {};
+    Clock::time_point started = Clock::now(), begun = {}, due = {};  // the request, its last attempt, its next one
+    Clock::duration failed = {};                                      // Settings::give_up_after_s
   };
   struct StartCommand {
     RequestId id;
@@ -88,7 +89,7 @@ class ClientLoop {
   void HandleAttempt(Job& job, Attempt attempt);
   void HandleFailure(Job& job, const Attempt& attempt, const Failure& failure);
   bool Repair(Job& job, const Attempt& attempt, const Failure& failure);
-  void Retry(Job& job, const Failure& failure);
+  void Retry(Job& job, const Failure& failure, unsigned limit);
   void Detach(Job& job);
   void Finish(Job& job, Result<Response> result);
   std::unique_ptr<Transfer> TakeTransfer();
@@ -119,7 +120,7 @@ class ClientLoop {
   std::vector<std::unique_ptr<Transfer>> idle_transfers_;
   std::map<std::string, std::string> regions_;         // of buckets that are not in Settings::region
   std::chrono::system_clock::duration clock_error_{};  // the service's clock - ours, if it rejected ours
-  Clock::time_point next_renewal_ = {};
+  Clock::time_point next_renewal_ = {}, next_report_ = {};
   std::mt19937_64 random_{std::random_device{}()};
 
   std::thread thread_;

@@ -33,6 +33,13 @@ struct Settings {
   // A transfer that moves less than 1 KiB/s for so long is stalled and is retried, and so is a request that gets no
   // answer for so long after its last byte was sent.
   unsigned stall_timeout_s = 30;
+  // No attempt follows when those before have failed for so long, with the pauses between them. Of each one at most the
+  // time of a stall counts, so a slow transfer that breaks is repeated.
+  unsigned give_up_after_s = 120;
+  // Called, on the client's thread, with one full line when a request is repeated that has failed for `quiet_s`
+  // already, counted in the same way; at most once in that time.
+  std::function<void(const std::string& line)> on_retry = {};
+  unsigned quiet_s = 5;
   uint64_t upload_rate = 0;  // maximum bytes per second of all uploads together; 0: unlimited
   // Bodies have a CRC-32C; false: an MD5 alone, for services that refuse headers that they do not know.
   bool send_crc32c = true;

@@ -31,6 +31,10 @@ std::string_view Find(const Fields& headers, std::string_view name) {
 
 }  // namespace
 
+std::chrono::seconds StallLimit(const Settings& settings, const Request& request) {
+  return std::chrono::seconds(settings.stall_timeout_s) * (request.slow_answer ? kSlowAnswerFactor : 1);
+}
+
 std::string_view Response::header(std::string_view name) const { return Find(headers, name); }
 std::string_view Attempt::header(std::string_view name) const { return Find(headers, name); }
 
@@ -73,11 +77,11 @@ void Transfer::SetCommonOptions() {
   if (!settings_.ca_bundle.empty()) curl_easy_setopt(handle, CURLOPT_CAINFO, settings_.ca_bundle.c_str());
 
   // A service that needs long for its answer sends spaces meanwhile, which are few bytes.
-  const auto stall = static_cast<long>(settings_.stall_timeout_s);
+  const auto stall = static_cast<long>(StallLimit(settings_, *request_).count());
   const auto slowest = settings_.upload_rate / std::max(settings_.connections, 1U) / 4;
   const long limit = settings_.upload_rate == 0 ? kStalledBelow : std::clamp<long>(static_cast<long>(slowest), 1, 1024);
   curl_easy_setopt(handle, CURLOPT_LOW_SPEED_LIMIT, request_->slow_answer ? 1L : limit);
-  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, request_->slow_answer ? kSlowAnswerFactor * stall : stall);
+  curl_easy_setopt(handle, CURLOPT_LOW_SPEED_TIME, stall);
   if (request_->slow_answer) curl_easy_setopt(handle, CURLOPT_TIMEOUT, kSlowAnswerTimeout);
 
   curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, error_);

@@ -4,6 +4,7 @@
 
 #include <curl/curl.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -15,6 +16,9 @@
 #include "s3/rate_limit.h"
 
 namespace weightfs::s3 {
+
+// How long an attempt may be silent before it has stalled.
+std::chrono::seconds StallLimit(const Settings& settings, const Request& request);
 
 // The result of an attempt.
 struct Attempt {

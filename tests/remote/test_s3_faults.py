@@ -83,6 +83,18 @@ def test_a_stall_ends_after_its_timeout(server, probe, source):
         assert error.code == errno.EIO and (attempts == 1 or "(2 attempts in " in error.text)
 
 
+def test_a_service_that_never_answers_is_given_up(server, probe):
+    """The time of all attempts together is bounded, and repetitions are reported."""
+    server.fail(1, "silence", every=True)
+    error = probe.refused("get", key="k", file=os.devnull, stall=1, give_up=2, quiet=0)
+    assert error.code == errno.EIO and error.answer["requests"] == 2 and "(2 attempts in " in error.text
+    [line] = error.answer["reported"]
+    assert line.startswith("GET s3://tests/k: ") and line.endswith("; attempt 2 of 10 follows")
+    server.heal()
+    server.fail(1, "status")
+    assert probe("list")["reported"] == [], "a failure that passes at once is not reported"
+
+
 def test_retry_after_is_honored(server, probe):
     server.fail(1, "status", retry_after=2)
     assert probe("list")["seconds"] >= 2

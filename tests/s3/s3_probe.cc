@@ -37,6 +37,7 @@ struct Arguments {
   std::vector<std::string> keys;
   uint64_t part_size = 5 << 20, limit = 16 << 20, offset = 0, size = 0;
   unsigned attempts = 10, connections = 16, stall_s = 30, connect_s = 10, cancel_after_ms = 0, repeat = 1;
+  unsigned give_up_s = 120, quiet_s = 5;
   uint64_t rate = 0;
   bool if_none_match = false, unsigned_requests = false, keep_upload = false;
   std::optional<std::string> addressing, profile;
@@ -287,12 +288,16 @@ Result<Settings> MakeSettings(const Arguments& arguments) {
   settings.connections = arguments.connections;
   settings.stall_timeout_s = arguments.stall_s;
   settings.connect_timeout_s = arguments.connect_s;
+  settings.give_up_after_s = arguments.give_up_s;
+  settings.quiet_s = arguments.quiet_s;
   settings.upload_rate = arguments.rate;
   return settings;
 }
 
 Result<json> Answer(const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const auto settings, MakeSettings(arguments));
+  ASSIGN_OR_RETURN(auto settings, MakeSettings(arguments));
+  std::vector<std::string> reported;  // by the thread of the client, which has ended no request while Run waits for it
+  settings.on_retry = [&](const std::string& line) { reported.push_back(line); };
   if (arguments.command == "credentials") {
     CredentialProvider provider(settings);
     ASSIGN_OR_RETURN(const auto credentials, provider.Get());
@@ -308,6 +313,7 @@ Result<json> Answer(const Arguments& arguments) {
   const auto statistics = client->statistics();
   answer["requests"] = statistics.requests;
   answer["retries"] = statistics.retries;
+  answer["reported"] = reported;
   answer["bytes_sent"] = statistics.bytes_sent;
   answer["bytes_received"] = statistics.bytes_received;
   answer["seconds"] = probe.cost().seconds();
@@ -335,6 +341,8 @@ int Main(int argc, char** argv) {
   app.add_option("--connections", arguments.connections);
   app.add_option("--stall", arguments.stall_s);
   app.add_option("--connect-timeout", arguments.connect_s);
+  app.add_option("--give-up", arguments.give_up_s);
+  app.add_option("--quiet", arguments.quiet_s);
   app.add_option("--cancel-after-ms", arguments.cancel_after_ms);
   app.add_option("--repeat", arguments.repeat);
   app.add_option("--rate", arguments.rate);

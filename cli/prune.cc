@@ -41,7 +41,8 @@ Result<remote::PruneReport> Prune(const Arguments& arguments, std::string* url) 
 }
 
 void PrintJson(const Arguments& arguments, const std::string& url, const remote::PruneReport& report) {
-  auto removed = nlohmann::ordered_json::array();
+  auto removed = nlohmann::ordered_json::array(), errors = nlohmann::ordered_json::array();
+  for (const Error& error : report.errors) errors.push_back(Line(error));
   for (const remote::PrunedVersion& version : report.removed) {
     removed.push_back({{"version", version.version},
                        {"unfinished", version.unfinished},
@@ -55,7 +56,8 @@ void PrintJson(const Arguments& arguments, const std::string& url, const remote:
                           {"kept", report.kept},
                           {"damaged", report.damaged},
                           {"unfinished", report.unfinished},
-                          {"foreign", report.foreign}}) +
+                          {"foreign", report.foreign},
+                          {"errors", std::move(errors)}}) +
                     "\n");
 }
 
@@ -84,8 +86,7 @@ int Run(const Arguments& arguments) {
   const auto report = Prune(arguments, &url);
   if (!report.has_value()) return Fail(report.error());
   arguments.json ? PrintJson(arguments, url, *report) : PrintText(arguments, url, *report);
-  WarnOfOldVersions(url, *report);
-  return kSuccess;
+  return ReportPrune(url, *report);
 }
 
 }  // namespace
@@ -111,8 +112,9 @@ void AddPrune(CLI::App& app, int* exit_code) {
   command->add_flag("--json", arguments->json, "Print the result as JSON");
   AddS3Options(*command, &arguments->s3);
   command->footer(
-      "A version stops existing before its files are removed, and a push of it ends. If prune is interrupted, the next\n"
-      "one continues. Objects outside s3://BUCKET/PREFIX/NAME/<version>/ are never touched.\n\n"
+      "A version stops existing before its files are removed, and a push of it ends. If prune is interrupted, the\n"
+      "next one continues. A version that cannot be removed delays no other one; prune exits with 1 then. Objects\n"
+      "outside s3://BUCKET/PREFIX/NAME/<version>/ are never touched.\n\n"
       "Examples:\n"
       "  weightfs prune s3://models/llama --keep 3 --dry-run\n"
       "  weightfs prune s3://models/llama --keep 3 --unfinished-after 1\n"

@@ -36,7 +36,7 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kLook{1};           // between two looks for new publications
-constexpr seconds kLongestPause{60};  // after failures in a row
+constexpr seconds kLongestPause{60};  // after failures of a directory in a row
 constexpr int kPauseFactor = 4;       // of the pauses after them
 
 struct Arguments {
@@ -137,8 +137,8 @@ Result<Publications> FindPublications(const std::string& path) {
   return out;
 }
 
-// Pushes each directory once it is published, until it is interrupted. A failure is repeated later; it delays the
-// versions after it, so that versions appear in their order.
+// Pushes each directory once it is published, until it is interrupted. A failure is repeated later, and delays no other
+// directory.
 class Watch {
  public:
   Watch(const Arguments& arguments, const OpenedSeries& opened, const std::atomic<bool>& interrupted)
@@ -146,11 +146,9 @@ class Watch {
 
   int Run() {
     if (const auto readable = FindPublications(*arguments_.watched); !readable) return Fail(readable.error());
-    seconds pause = kLook;
     while (!interrupted_) {
-      const bool passed = Look();
-      pause = passed ? kLook : std::min(pause * kPauseFactor, kLongestPause);
-      const auto until = Clock::now() + pause;
+      Look();
+      const auto until = Clock::now() + kLook;
       while (!interrupted_ && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     if (left_ == 0) return kSuccess;
@@ -166,23 +164,21 @@ class Watch {
   struct Outcome {
     bool done = false;                                  // pushed, or not wanted any more
     Clock::time_point next = Clock::time_point::min();  // when it is tried again
+    seconds pause = kLook;                              // before that
     std::string said;                                   // the error that was reported
   };
 
-  // Returns false after a failure that may pass.
-  bool Look() {
+  void Look() {
     // Opened for each look, because an open descriptor keeps a mount from being unmounted.
     const auto publications = FindPublications(*arguments_.watched);
-    if (!publications) {
-      Say(publications.error(), &said_);
-      return false;
-    }
+    if (!publications) return Say(publications.error(), &said_);
     said_.clear();
     const auto is_left = [&](const FoundPublication& found) { return !outcomes_[found.published.id].done; };
     left_ = static_cast<size_t>(std::ranges::count_if(publications->found, is_left));
     for (const FoundPublication& publication : publications->found) {
-      if (interrupted_) return true;
-      if (Clock::now() < outcomes_[publication.published.id].next) continue;
+      Outcome& outcome = outcomes_[publication.published.id];
+      if (interrupted_) return;
+      if (Clock::now() < outcome.next) continue;
       // A step of before, from which the run went back, must not remove the steps of now.
       const bool prunes = std::ranges::none_of(publications->found, [&](const FoundPublication& other) {
         return other.published.version < publication.published.version &&
@@ -190,28 +186,14 @@ class Watch {
       });
       const auto pushed = Push(publications->directory.get(), publication, prunes);
       static_cast<void>(FlushOutput().has_value());
-      if (!pushed && interrupted_) return true;
-      if (!pushed && !Postpone(publication, pushed.error())) return false;
-      if (!pushed) continue;
-      outcomes_[publication.published.id] = {.done = true, .next = Clock::time_point::max(), .said = {}};
-      --left_;
-    }
-    return true;
-  }
-
-  // Returns false if the later publications must wait, too.
-  bool Postpone(const FoundPublication& publication, const Error& error) {
-    Outcome& outcome = outcomes_[publication.published.id];
-    Say(error, &outcome.said);
-    switch (error.code) {
-      case ErrorCode::kExists:
-      case ErrorCode::kInvalid:  // of these, only a person can change the outcome
-        outcome.next = Clock::time_point::max();
-        return true;
-      case ErrorCode::kBusy:  // another program pushes it
-        outcome.next = Clock::now() + kLongestPause;
-        return true;
-      default: return false;
+      if (pushed) {
+        outcome = {.done = true, .next = Clock::time_point::max(), .said = {}};
+        --left_;
+      } else if (!interrupted_) {
+        Say(pushed.error(), &outcome.said);
+        outcome.pause = std::min(outcome.pause * kPauseFactor, kLongestPause);
+        outcome.next = Clock::now() + outcome.pause;
+      }
     }
   }
 
@@ -238,11 +220,11 @@ class Watch {
     ASSIGN_OR_RETURN(const auto report, PushOne(arguments_, opened_, source.get(), path, interrupted_));
     if (report.existed || !prunes) return {};
     // The version is there; the next push prunes again.
-    const auto pruned = PruneAfter(arguments_, opened_, report.version, interrupted_);
+    auto pruned = PruneAfter(arguments_, opened_, report.version, interrupted_);
     if (!pruned && !interrupted_) Fail(pruned.error());
-    if (pruned && pruned->leaves_old_versions && !std::exchange(warned_, true)) {
-      WarnOfOldVersions(opened_.series->url(), *pruned);
-    }
+    if (!pruned) return {};
+    if (pruned->leaves_old_versions && std::exchange(warned_, true)) pruned->leaves_old_versions = false;
+    ReportPrune(opened_.series->url(), *pruned);
     return {};
   }
 
@@ -271,8 +253,7 @@ int Push(const Arguments& arguments) {
   if (!pushed.has_value()) return Fail(pushed.error());
   const auto pruned = PruneAfter(arguments, *opened, pushed->version, interrupted);
   if (!pruned.has_value()) return Fail(pruned.error());
-  WarnOfOldVersions(opened->series->url(), *pruned);
-  return kSuccess;
+  return ReportPrune(opened->series->url(), *pruned);
 }
 
 // With --watch the only name is the URL. Returns what is wrong with the names, or with options that need others.
@@ -345,7 +326,8 @@ void AddPush(CLI::App& app, int* exit_code) {
       "first ('weightfs publish'): it then cannot change meanwhile, and its version is that of the publication.\n"
       "If a push is interrupted, the same command continues it. Credentials are found as by AWS's programs.\n"
       "With --watch a directory that is published again, because a run went back, replaces the version that was\n"
-      "pushed from the same path before. It exits with 1 if a directory that it has found was not pushed.\n"
+      "pushed from there before: from the same name in the same directory of the same store. It exits with 1 if a\n"
+      "directory that it has found was not pushed.\n"
       "Links in the directory are pushed as links. One on the path to it is followed if it belongs to you, to root or\n"
       "to the owner of what it leads to.\n\n"
       "Examples:\n"

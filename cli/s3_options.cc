@@ -2,6 +2,7 @@
 #include "cli/s3_options.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -34,6 +35,10 @@ Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& argum
   settings.requester_pays = arguments.requester_pays;
   settings.encryption = arguments.encryption;
   settings.encryption_key = arguments.encryption_key;
+  // In the place of a progress bar, which is drawn again.
+  settings.on_retry = [erase = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : ""](const std::string& line) {
+    Print(stderr, fmt::format("{}weightfs: warning: {}\n", erase, line));
+  };
   OpenedSeries opened;
   ASSIGN_OR_RETURN(opened.client, s3::Client::Create(settings));
   opened.bucket = std::make_unique<s3::Bucket>(*opened.client, location.bucket);
@@ -139,11 +144,14 @@ Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arg
   return series;
 }
 
-void WarnOfOldVersions(const std::string& url, const remote::PruneReport& report) {
-  if (!report.leaves_old_versions) return;
-  Print(stderr, fmt::format("weightfs: warning: {0}: its bucket keeps old versions of the objects that were removed, so "
-                            "their space is not free; 'weightfs prune {0} --keep N --all-versions' deletes them\n",
-                            url));
+int ReportPrune(const std::string& url, const remote::PruneReport& report) {
+  if (report.leaves_old_versions) {
+    Print(stderr, fmt::format("weightfs: warning: {0}: its bucket keeps old versions of the objects that were removed, "
+                              "so their space is not free; 'weightfs prune {0} --keep N --all-versions' deletes them\n",
+                              url));
+  }
+  for (const Error& error : report.errors) Fail(error);
+  return report.errors.empty() ? kSuccess : kFailure;
 }
 
 }  // namespace weightfs::cli

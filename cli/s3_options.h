@@ -59,7 +59,7 @@ struct OpenedVersion {
 Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
                                   const s3::Interrupted& interrupted);
 
-// Prints a warning if a prune has freed no space.
-void WarnOfOldVersions(const std::string& url, const remote::PruneReport& report);
+// Prints the errors of a prune, and a warning if it has freed no space. Returns the exit code.
+int ReportPrune(const std::string& url, const remote::PruneReport& report);
 
 }  // namespace weightfs::cli

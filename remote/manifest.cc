@@ -287,6 +287,7 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
 std::string Claim::Encode() const {
   Json json = {{"weightfs-claim", kFormat}, {"push", push}, {"source", Printable(source)}, {"created", created_ns}};
   if (published_ns != 0) json["published"] = published_ns;
+  if (!origin.empty()) json["origin"] = Printable(origin);
   if (!storage_class.empty()) json["storage-class"] = Printable(storage_class);
   if (!encryption.empty()) json["encryption"] = Printable(encryption);
   if (!encryption_key.empty()) json["encryption-key"] = Printable(encryption_key);
@@ -304,6 +305,7 @@ Result<Claim> Claim::Decode(std::string_view text) {
                 .source = json.at("source").get<std::string>(),
                 .created_ns = json.at("created").get<int64_t>(),
                 .published_ns = json.value("published", int64_t{0}),
+                .origin = json.value("origin", std::string()),
                 .storage_class = json.value("storage-class", std::string()),
                 .encryption = json.value("encryption", std::string()),
                 .encryption_key = json.value("encryption-key", std::string()),

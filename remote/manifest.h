@@ -6,7 +6,8 @@
 //   PREFIX/NAME/N/PATH                   the bytes of the file PATH, as they are
 //   PREFIX/NAME/N/.weightfs/claim        who pushes, has pushed or removes the version
 //   PREFIX/NAME/N/.weightfs/sums/I       checksums: slice I of all checksums of the version
-//   PREFIX/NAME/N/.weightfs/manifest     written last: without it there is no such version
+//   PREFIX/NAME/N/.weightfs/manifest     written last: without it, or if another one has the claim, there is no such
+//                                        version
 #pragma once
 
 #include <array>
@@ -93,6 +94,9 @@ struct Claim {
   std::string source = {};  // as in Manifest
   int64_t created_ns = 0;
   int64_t published_ns = 0;  // as in Manifest
+  // Of a publication: where it is, whatever the host and the mount are called. The id of the store, the inode of the
+  // directory that has the published one, and its name there. Empty: unknown.
+  std::string origin = {};
   // What the objects are sent with, because a push that is continued must not mix two; empty: what the bucket says.
   std::string storage_class = {}, encryption = {}, encryption_key = {};
   // When the version was claimed, another push had been there, which may still write: objects and parts that are in the
@@ -100,6 +104,10 @@ struct Claim {
   bool taken_over = false;
   // It is the claim of a prune, whose id is in `push`: the version is being removed, or a prune was killed.
   bool removing = false;
+
+  // True if a version with this manifest is complete. Otherwise the push that wrote the manifest has lost its claim, or
+  // a prune removes the version.
+  bool Covers(const Manifest& manifest) const { return !removing && push == manifest.push; }
 
   std::string Encode() const;  // JSON
   // kCorrupt: damaged; kVersion: written by a newer program.

@@ -75,7 +75,13 @@ class Pruner {
     ASSIGN_OR_RETURN(const auto versions, options_.all_versions ? series_.NumbersWithDeleted(options_.interrupted)
                                                                 : series_.Numbers(options_.interrupted));
     for (const uint64_t version : versions) {
-      if (version <= options_.up_to) RETURN_IF_ERROR(Visit(version));
+      if (version > options_.up_to) continue;
+      const auto visited = Visit(version);
+      if (visited) continue;
+      // The service does not answer, or the user does not want to wait.
+      const Error& error = visited.error();
+      if (error.path.empty() && (error.code == ErrorCode::kIo || error.code == ErrorCode::kCancelled)) return error;
+      report_.errors.push_back(error);
     }
     return std::move(report_);
   }
@@ -83,28 +89,40 @@ class Pruner {
  private:
   Result<void> Visit(uint64_t version) {
     ASSIGN_OR_RETURN(const Contents contents, Examine(version));
+    if (contents.claim && contents.claim->removing) return Remove(version, contents, /*complete=*/true);
     if (contents.has_manifest) {
-      if (report_.kept.size() >= options_.keep) return Remove(version, contents);
-      const auto manifest = series_.Load(version, options_.interrupted);
-      if (!manifest && manifest.error().code != ErrorCode::kCorrupt && manifest.error().code != ErrorCode::kVersion) {
-        return manifest.error();
+      const auto manifest = series_.LoadManifest(version, options_.interrupted);
+      const bool readable = manifest || !IsUnreadable(manifest.error().code);
+      if (!manifest && readable && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+      if (!contents.claim || !readable || (manifest && Covers(*contents.claim, *manifest))) {
+        // Of a manifest without a claim nobody knows how it came there.
+        if (contents.claim && report_.kept.size() >= options_.keep) return Remove(version, contents, /*complete=*/true);
+        (contents.claim && readable ? report_.kept : report_.damaged).push_back(version);
+        return {};
       }
-      (manifest ? report_.kept : report_.damaged).push_back(version);
-    } else if (!contents.claim && contents.objects.empty() && WasOurs(version, contents)) {
-      return Remove(version, contents);  // an earlier call removed it
-    } else if (!contents.claim) {
-      if (!contents.objects.empty()) report_.foreign.push_back(version);
-    } else {
-      ASSIGN_OR_RETURN(const bool abandoned, IsAbandoned(contents));
-      if (abandoned) return Remove(version, contents);
-      report_.unfinished.push_back(version);
     }
+    if (!contents.claim && contents.objects.empty() && WasOurs(version, contents)) {
+      return Remove(version, contents, /*complete=*/true);  // an earlier call removed it
+    }
+    if (!contents.claim) {
+      if (!contents.objects.empty()) report_.foreign.push_back(version);
+      return {};
+    }
+    ASSIGN_OR_RETURN(const bool abandoned, IsAbandoned(contents));
+    if (abandoned) return Remove(version, contents, /*complete=*/false);
+    report_.unfinished.push_back(version);
     return {};
+  }
+
+  static bool IsUnreadable(ErrorCode code) { return code == ErrorCode::kCorrupt || code == ErrorCode::kVersion; }
+
+  // Examine leaves the fields of a damaged claim empty. It is that of its manifest.
+  static bool Covers(const Claim& claim, const Manifest& manifest) {
+    return claim.push.empty() || claim.Covers(manifest);
   }
 
   // Parts of an upload are the only sign of life of a push that sends one large file.
   Result<bool> IsAbandoned(const Contents& contents) const {
-    if (contents.claim->removing) return true;
     const auto now = series_.bucket().client().ServiceTime();
     const auto is_young = [&](system_clock::time_point changed) { return now - changed < options_.unfinished_after; };
     if (is_young(contents.Changed(now))) return false;
@@ -159,10 +177,9 @@ class Pruner {
     });
   }
 
-  Result<void> Remove(uint64_t version, const Contents& contents) {
-    PrunedVersion removed{.version = version,
-                          .unfinished = contents.claim && !contents.claim->removing && !contents.has_manifest,
-                          .uploads = contents.uploads.size()};
+  // `complete`: no push can complete it meanwhile, because it has been complete.
+  Result<void> Remove(uint64_t version, const Contents& contents, bool complete) {
+    PrunedVersion removed{.version = version, .unfinished = !complete, .uploads = contents.uploads.size()};
     const auto count = [&](uint64_t size) { ++removed.objects, removed.bytes += size; };
     for (const s3::ObjectVersion& object : contents.versions) {
       if (!object.is_marker) count(object.size);
@@ -170,57 +187,64 @@ class Pruner {
     if (!options_.all_versions) {
       for (const s3::ObjectInfo& object : contents.objects) count(object.size);
     }
-    if (!options_.dry_run) {
-      ASSIGN_OR_RETURN(const bool done, contents.objects.empty() ? RemoveListed(version, contents)
-                                                                 : RemoveClaimed(version, contents));
-      if (!done) return {};
+    if (!options_.dry_run && contents.objects.empty()) RETURN_IF_ERROR(RemoveListed(version, contents));
+    if (!options_.dry_run && !contents.objects.empty()) {
+      const Claim ours = MakeRemovingClaim();
+      RETURN_IF_ERROR(series_.bucket().PutObject(series_.ClaimKey(version), ours.Encode(), {}, options_.interrupted));
+      if (!complete) {
+        ASSIGN_OR_RETURN(const bool given_back, GiveBack(version, *contents.claim, ours));
+        if (given_back) return Visit(version);
+      }
+      RETURN_IF_ERROR(RemoveClaimed(version, contents, ours));
     }
     report_.removed.push_back(removed);
     return {};
   }
 
-  // Removes a version that a push may be making. The claim ends that push; what it writes until it notices is removed,
-  // too. Returns false if the push has completed the version before.
-  Result<bool> RemoveClaimed(uint64_t version, Contents contents) {
-    const s3::Bucket& bucket = series_.bucket();
-    const Claim ours = MakeRemovingClaim();
-    RETURN_IF_ERROR(bucket.PutObject(series_.ClaimKey(version), ours.Encode(), {}, options_.interrupted));
-    if (!contents.has_manifest) {
-      const auto manifest = bucket.HeadObject(series_.ManifestKey(version), options_.interrupted);
-      if (!manifest && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
-      if (manifest) return GiveBack(version, contents);
+  // Writes back the claim of a push that has completed the version before it could see ours. Returns false if there is
+  // none. The manifest of a push that had lost its claim before does not count.
+  Result<bool> GiveBack(uint64_t version, Claim former, const Claim& ours) {
+    const auto manifest = series_.LoadManifest(version, options_.interrupted);
+    if (!manifest && !IsUnreadable(manifest.error().code) && manifest.error().code != ErrorCode::kNotFound) {
+      return manifest.error();
     }
-    for (int round = 1; round <= kRounds; ++round) {
+    if (!manifest || !Covers(former, *manifest)) return false;
+    ASSIGN_OR_RETURN(const bool is_ours, Has(version, ours));
+    if (!is_ours) return true;  // another program has decided
+    if (former.push.empty()) former = {.push = manifest->push, .source = manifest->source};
+    RETURN_IF_ERROR(
+        series_.bucket().PutObject(series_.ClaimKey(version), former.Encode(), {}, options_.interrupted));
+    return true;
+  }
+
+  Result<bool> Has(uint64_t version, const Claim& ours) const {
+    const auto claim = series_.LoadClaim(version, options_.interrupted);
+    if (claim || claim.error().code == ErrorCode::kNotFound) return claim && claim->push == ours.push;
+    return claim.error();
+  }
+
+  // Removes a version that a push may be making. Our claim ends that push; what it writes until it notices is removed,
+  // too. If the claim is not ours any more, another prune, or a push that has taken over, goes on here.
+  Result<void> RemoveClaimed(uint64_t version, Contents contents, const Claim& ours) {
+    ASSIGN_OR_RETURN(bool is_ours, Has(version, ours));
+    for (int round = 1; is_ours && round <= kRounds; ++round) {
       RETURN_IF_ERROR(RemoveFiles(version, contents));
       ASSIGN_OR_RETURN(contents, Examine(version));
-      // Another prune, or a push that has taken over, goes on here.
-      if (!contents.claim || contents.claim->push != ours.push) return true;
-      if (contents.HasOnly(series_.ClaimKey(version))) return RemoveListed(version, contents);
+      is_ours = contents.claim && contents.claim->push == ours.push;
+      if (is_ours && contents.HasOnly(series_.ClaimKey(version))) return RemoveListed(version, contents);
     }
+    if (!is_ours) return {};
     return Error{ErrorCode::kBusy, fmt::format("{}: another program writes there while it is removed; the next prune "
                                                "continues", series_.url(version))};
   }
 
-  // A push that has not compared its claim yet makes the version again.
-  Result<bool> GiveBack(uint64_t version, const Contents& contents) {
-    if (contents.claim && !contents.claim->push.empty()) {
-      RETURN_IF_ERROR(series_.bucket().PutObject(series_.ClaimKey(version), contents.claim->Encode(), {},
-                                                 options_.interrupted));
-    }
-    report_.kept.push_back(version);
-    return false;
-  }
-
   // Removes what was listed: the manifest first, and the claim last.
-  Result<bool> RemoveListed(uint64_t version, const Contents& contents) {
+  Result<void> RemoveListed(uint64_t version, const Contents& contents) {
     RETURN_IF_ERROR(RemoveFiles(version, contents));
     const std::string claim = series_.ClaimKey(version);
-    if (options_.all_versions) {
-      RETURN_IF_ERROR(RemoveOneByOne(VersionsOf(claim, contents)));
-    } else {
-      RETURN_IF_ERROR(series_.bucket().DeleteObject(claim, options_.interrupted));
-    }
-    return true;
+    if (options_.all_versions) return RemoveOneByOne(VersionsOf(claim, contents));
+    RETURN_IF_ERROR(series_.bucket().DeleteObject(claim, options_.interrupted));
+    return {};
   }
 
   // Removes all but the claim. Of old versions those that were listed, and none that a push has made since: a delete
@@ -234,10 +258,7 @@ class Pruner {
       ASSIGN_OR_RETURN(const bool kept, bucket.DeleteObject(manifest, options_.interrupted));
       report_.leaves_old_versions = report_.leaves_old_versions || kept;
     }
-    for (const s3::UploadInfo& upload : contents.uploads) {
-      const auto aborted = bucket.AbortMultipartUpload(upload, options_.interrupted);
-      if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
-    }
+    RETURN_IF_ERROR(bucket.AbortMultipartUploads(contents.uploads, options_.interrupted));
     const auto is_file = [&](const std::string& key) { return key != manifest && key != claim; };
     if (!options_.all_versions) {
       std::vector<std::string> keys;

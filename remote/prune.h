@@ -37,17 +37,19 @@ struct PrunedVersion {
 struct PruneReport {
   std::vector<PrunedVersion> removed;  // the greatest first
   std::vector<uint64_t> kept;          // complete, the greatest first
-  std::vector<uint64_t> damaged;       // with a manifest that no reader accepts: kept, and not counted
+  // With a manifest that no reader accepts, because it is damaged or has no claim: kept, and not counted.
+  std::vector<uint64_t> damaged;
   std::vector<uint64_t> unfinished;    // without a manifest, and too young to be removed
   bool leaves_old_versions = false;    // the bucket has kept what was deleted, and has freed no space
   std::vector<uint64_t> foreign;       // with objects, but neither a manifest nor a claim: not made by weightfs, kept
+  std::vector<Error> errors;           // one for each version that could not be examined or removed; each one full line
 };
 
 // Removes all complete versions but the greatest `keep` that can be read, and abandoned ones. A claim with `removing`
-// replaces that of the push, which ends with kBusy. Then the manifest is deleted, after which the version does not
-// exist, and the claim last, so that a later call continues what was interrupted. Deletes nothing but objects below
-// PREFIX/NAME/<version>/. Errors are one full line, those of s3::Client; versions before the error may have been
-// removed.
+// replaces that of the push, which ends with kBusy, and after which the version does not exist. Then the manifest is
+// deleted, and the claim last, so that a later call continues what was interrupted, whatever it keeps. Deletes nothing
+// but objects below PREFIX/NAME/<version>/. A version that cannot be removed delays no other one. Errors are one full
+// line, those of s3::Client, of a service that does not answer; versions before the error may have been removed.
 Result<PruneReport> Prune(const Series& series, const PruneOptions& options);
 
 }  // namespace weightfs::remote

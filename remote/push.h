@@ -16,7 +16,7 @@ struct PushOptions {
   std::optional<uint64_t> version = std::nullopt;  // default: that of the publication, or the time of the latest change
   // Replace an unfinished push that is not of this source, a damaged manifest, and one whose push has lost its claim.
   bool take_over = false;
-  // Of a publication: replace what an earlier publication at the same path of this host has pushed, or begun to push.
+  // Of a publication: replace what an earlier one at the same place (Claim::origin) has pushed, or begun to push.
   bool replace_earlier = false;
   bool verify = false;  // read everything back before the version exists; if it exists and is damaged, send it again
   std::string storage_class = {};                  // of the files; empty: the bucket's

@@ -48,6 +48,15 @@ std::vector<uint64_t> Series::NumbersIn(const std::vector<std::string>& prefixes
 }
 
 Result<Manifest> Series::Load(uint64_t version, const s3::Interrupted& interrupted) const {
+  auto manifest = LoadManifest(version, interrupted);
+  if (!manifest) return manifest;
+  const auto claim = LoadClaim(version, interrupted);
+  if (claim ? claim->Covers(*manifest) : claim.error().code == ErrorCode::kCorrupt) return manifest;
+  if (!claim && claim.error().code != ErrorCode::kNotFound) return claim.error();
+  return Error{ErrorCode::kNotFound, url(version) + ": the push that wrote its manifest has lost its claim"};
+}
+
+Result<Manifest> Series::LoadManifest(uint64_t version, const s3::Interrupted& interrupted) const {
   for (int attempt = 1;; ++attempt) {
     ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ManifestKey(version), kMaximumManifest, interrupted));
     auto manifest = Manifest::Decode(text);

@@ -38,9 +38,12 @@ class Series {
   Result<std::vector<uint64_t>> Numbers(const s3::Interrupted& interrupted = {}) const;
   // The same, with those whose objects were deleted, but are kept by the bucket as old versions of objects.
   Result<std::vector<uint64_t>> NumbersWithDeleted(const s3::Interrupted& interrupted) const;
-  // Returns the manifest of a version; kNotFound if it has none, because it was not pushed completely.
+  // Returns the manifest of a complete version (Claim::Covers; a damaged claim is none). kNotFound: it was not pushed
+  // completely, or is being removed.
   Result<Manifest> Load(uint64_t version, const s3::Interrupted& interrupted = {}) const;
-  // Returns the manifest of the greatest version that has one. kNotFound: there is none.
+  // The same without regard to the claim.
+  Result<Manifest> LoadManifest(uint64_t version, const s3::Interrupted& interrupted = {}) const;
+  // Returns the manifest of the greatest complete version. kNotFound: there is none.
   Result<Manifest> LoadLatest(const s3::Interrupted& interrupted = {}) const;
   // True if at least `count` complete versions are greater, and later: of publications after `time_ns`, or, without a
   // publication, pushed after it.

@@ -202,8 +202,8 @@ Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) 
   return CheckFailure();
 }
 
-// Continues the upload that has the most parts, and aborts the others. There may be empty ones: the answer to the
-// request that began them was lost.
+// Continues the upload that has the most parts. There may be empty ones: the answer to the request that began them was
+// lost. Others may be those of a second push of the same source, so they stay.
 Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const std::string& key) {
   auto upload = std::make_shared<Upload>();
   upload->info.key = key;
@@ -214,15 +214,10 @@ Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const st
     auto parts = series_.bucket().ListParts({.key = key, .upload_id = id}, options_.interrupted);
     if (!parts && parts.error().code == ErrorCode::kNotFound) continue;
     if (!parts) return parts.error();
-    std::string worse = id;
-    if (upload->info.upload_id.empty() || parts->parts.size() > sent.size()) {
-      std::swap(worse, upload->info.upload_id);
-      sent = std::move(parts->parts);
-      upload->info.crc32c = parts->crc32c;
-    }
-    if (worse.empty()) continue;
-    const auto aborted = series_.bucket().AbortMultipartUpload({.key = key, .upload_id = worse}, options_.interrupted);
-    if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
+    if (!upload->info.upload_id.empty() && parts->parts.size() <= sent.size()) continue;
+    upload->info.upload_id = id;
+    upload->info.crc32c = parts->crc32c;
+    sent = std::move(parts->parts);
   }
   const uint64_t part_size = PartSizeOf(file.size);
   upload->parts.resize((file.size + part_size - 1) / part_size);

@@ -126,3 +126,29 @@ def test_a_limited_push_that_is_killed_again_and_again_makes_progress(server, st
     push(server, tree, "--version", 5)
     pull(server, target)
     assert not differences(comparable(tree), comparable(target))
+
+
+def kinds(requests):
+    """The numbers of requests as S3 prices them: PUT, LIST, GET, and those that cost nothing."""
+    def kind(record):
+        is_list = record.method == "GET" and not record.key
+        is_free = record.method == "DELETE" or (record.method == "POST" and "delete" in record.query)
+        return "LIST" if is_list else "free" if is_free else "PUT" if record.method in ("PUT", "POST") else "GET"
+    return {name: sum(kind(record) == name for record in requests) for name in ("PUT", "LIST", "GET")}
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3])
+def test_the_requests_of_a_push_and_of_a_prune(server, local, keep):
+    """docs/SCALE.md counts with these numbers."""
+    tree = local / "source"
+    tree.mkdir()
+    parts, files = 3, 2
+    for name in range(files):
+        (tree / str(name)).write_bytes(random.randbytes(MIB) * 16 * parts)
+    kept = make_tree(local / "kept", large=MIB)
+    for version in range(1, keep + 1):
+        write(server, kept, version)
+    push(server, tree, "--version", 9, *(["--keep", keep] if keep else []))
+    pushed = {"PUT": files * (1 + parts + 1) + 1 + 2 + 1, "LIST": 3, "GET": 5}
+    pruned = {"PUT": 1, "LIST": 1 + 2 * (keep + 1) + 2, "GET": 2 * (keep + 1) + 2} if keep else {}
+    assert kinds(server.requests) == {name: pushed[name] + pruned.get(name, 0) for name in pushed}

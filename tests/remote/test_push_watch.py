@@ -45,6 +45,15 @@ def claim_of(server, version):
     return json.loads(server.objects.get("tests", f"{SERIES}/{version}/.weightfs/claim").body)
 
 
+def id_of(step):
+    return json.loads(plain("publish", step, "--json").out)["id"]   # it is published already
+
+
+def has_version(server):
+    """By what weightfs lists."""
+    return bool(json.loads(weightfs(server, "versions", URL, "--json").out)["versions"])
+
+
 def complete(server):
     return sorted(int(key.split("/")[-3]) for key in keys(server) if key.endswith("/.weightfs/manifest"))
 
@@ -100,6 +109,16 @@ def test_versions_without_the_time_of_a_publication_count_by_their_own(server, s
     end(watching)
 
 
+def test_a_version_whose_push_has_lost_its_claim_does_not_count(server, start, run, local):
+    save(run, 5)
+    write(server, make_tree(local / "source", large=MIB), 9)
+    claim = json.dumps({**claim_of(server, 9), "push": 32 * "0"}).encode()
+    server.objects.put("tests", f"{SERIES}/9/.weightfs/claim", claim, {})
+    watching = start(server, "push", "--watch", run, URL, "--json", "--keep", 1)
+    assert next_version(watching) == 5
+    end(watching)
+
+
 def test_a_step_that_is_saved_again_replaces_its_unfinished_push(server, start, run, target):
     """The claim of the first publication is of this source, and no person need act."""
     save(run, 5, large=17 * MIB)
@@ -137,21 +156,28 @@ def test_a_step_that_is_saved_again_replaces_its_version(server, start, run, tar
 
 
 def test_a_replacement_that_is_interrupted_is_continued(server, start, run, target):
-    """No kill leaves a mixture: the version has its manifest, or none."""
-    save(run, 5)
-    watching = start(server, "push", "--watch", run, URL, "--json")
-    assert next_version(watching) == 5
-    end(watching)
-    first, expected = claim_of(server, 5)["push"], comparable(save(run, 5))
-    for at in range(1, 20):
-        server.fail(at, "silence")
-        begun = len(server.requests)
+    """At each of its requests. No kill leaves a mixture: the version is that of one of the saves, or there is none."""
+    saves, states, at = {}, [], 0
+    while True:
+        at += 1
+        step = save(run, 5)
+        saves[id_of(step)] = comparable(step)
+        fault = server.fail(at, "silence")
         watching = start(server, "push", "--watch", run, URL, "--json")
-        server.wait_for(lambda: any(record.fault for record in server.requests[begun:]) or
-                        (complete(server) == [5] and claim_of(server, 5)["push"] != first))
+        newest = list(saves)[-1]
+        server.wait_for(lambda: fault.seen >= at or (complete(server) and claim_of(server, 5)["push"] == newest))
+        ended = fault.seen < at
         watching.kill()
         watching.wait()
         server.heal()
+        if has_version(server):
+            pull(server, target.with_name(f"pulled-{at}"))
+            assert not differences(saves[claim_of(server, 5)["push"]], comparable(target.with_name(f"pulled-{at}"))), at
+        states.append(has_version(server))
+        if ended:
+            break
+    assert at > 15 and {True, False} == set(states), "kills before and after the version was replaced"
+    expected = comparable(save(run, 5))
     watching = start(server, "push", "--watch", run, URL, "--json")
     assert next_version(watching) == 5
     assert end(watching) == ""
@@ -174,6 +200,70 @@ def test_a_version_of_another_source_is_left_alone_and_delays_no_other(server, s
     assert ("exists already" if finish else "another push began this version") in err and err.count("\n") == 2
     assert err.endswith(f"{run}: 1 published directory was not pushed\n")
     assert claim_of(server, 5) == before
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_version_of_another_store_is_left_alone(server, start, factory, weightfs_only, moved):
+    """Two machines may have the same name, and directories with the same path. That of a run may be moved."""
+    path = factory.directory("shared")
+    for number in (1, 2):
+        mount = factory.mount(factory.store("256M"), path=path)
+        run = path / "run"
+        run.mkdir()
+        save(run, 5)
+        watching = start(server, "push", "--watch", run, URL, "--json")
+        if number == 1:
+            assert next_version(watching) == 5
+            end(watching)
+            if moved:
+                run.rename(path / "moved")
+                save(path / "moved", 5)
+                watching = start(server, "push", "--watch", path / "moved", URL, "--json")
+                assert next_version(watching) == 5
+                end(watching)
+            before = claim_of(server, 5)
+            mount.umount()
+    assert "exists already" in watching.stderr.readline()
+    end(watching, code=1)
+    assert claim_of(server, 5) == before
+
+
+def test_a_version_without_the_time_of_its_publication_is_left_alone(server, start, run):
+    """It may be a push of somebody else, whose clock is not that of the store."""
+    save(run, 5)
+    weightfs(server, "push", run / "step-5", URL)
+    before = {name: value for name, value in claim_of(server, 5).items() if name != "published"}
+    server.objects.put("tests", f"{SERIES}/5/.weightfs/claim", json.dumps(before).encode(), {})
+    save(run, 5)
+    watching = start(server, "push", "--watch", run, URL, "--json")
+    assert "exists already" in watching.stderr.readline()
+    end(watching, code=1)
+    assert claim_of(server, 5) == before
+
+
+def test_a_directory_that_cannot_be_pushed_delays_no_other(server, start, run):
+    for step in (5, 6):
+        save(run, step)
+    server.fail(1, "status", method="PUT", key="/5/.weightfs/claim$", status=403, code="AccessDenied", every=True)
+    watching = start(server, "push", "--watch", run, URL, "--json")
+    assert next_version(watching) == 6
+    save(run, 7)
+    assert next_version(watching) == 7
+    err = end(watching, code=1)
+    assert "AccessDenied" in err and err.endswith(f"{run}: 1 published directory was not pushed\n")
+    assert complete(server) == [6, 7]
+
+
+def test_a_version_that_exists_is_tried_again(server, start, run, local):
+    """It may be removed meanwhile, and a service may answer 409 while another request is under way."""
+    written = write(server, make_tree(local / "source", large=MIB), 5)
+    save(run, 5)
+    watching = start(server, "push", "--watch", run, URL, "--json")
+    assert "exists already" in watching.stderr.readline()
+    for key in written:
+        server.objects.delete("tests", key)
+    assert next_version(watching) == 5
+    assert end(watching) == ""
 
 
 def test_only_a_watch_replaces_a_version(server, start, run):

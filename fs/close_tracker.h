@@ -9,22 +9,23 @@
 namespace weightfs {
 
 // The closes of one handle. Each close(2) of a descriptor reports a process, but not whether other copies of the
-// descriptor remain. The handle counts as closed when the process that opened it and the one that wrote last have
-// closed it, and nobody has written since. A child of such a process closes its own copies, which means nothing. A
-// process that closes one of its own copies (dup) cannot be distinguished, so only a recent close counts. Thread-safe.
+// descriptor remain. The handle counts as closed when both the process that opened it and the one that wrote last have
+// closed it since the last change. A child of such a process closes its own copies, which means nothing. A process that
+// closes one of its own copies (dup) cannot be distinguished, so only a recent close counts. Thread-safe.
 class CloseTracker {
  public:
   using Clock = std::chrono::steady_clock;
-  // The kernel queues the release before close(2) returns, and a mount serves it at once unless the machine is very
-  // busy. So if no release has followed a close for longer, that was the close of a copy.
-  static constexpr std::chrono::seconds kReleaseDelay{1};
 
   // `process` has opened the file; 0: unknown. Call this before any other function.
   void Opened(uint64_t process) { opener_.store(process); }
-  // `owner` stands for the descriptors of a process (fuse_file_info::lock_owner); 0: unknown.
-  void Changed(uint64_t owner) {
-    if (owner != 0) last_writer_.store(owner);
+  // `owner` stands for the descriptors of a process (fuse_file_info::lock_owner); 0: unknown. Returns true if closes
+  // before the change no longer count.
+  bool Changed(uint64_t owner) {
+    if (owner != 0 && last_writer_.load() != owner) last_writer_.store(owner);
+    if (!opener_closed_.load() && !writer_closed_.load()) return false;
+    opener_closed_.store(false);  // of a copy: a shell opens the output of a group of commands, and closes a copy first
     writer_closed_.store(false);
+    return true;
   }
   void Closed(uint64_t owner, uint64_t process, Clock::time_point now) {
     const uint64_t opener = opener_.load(), writer = last_writer_.load();
@@ -34,10 +35,10 @@ class CloseTracker {
     if (wrote) writer_closed_.store(true);
     if (opened || wrote) last_close_.store(now);
   }
-  // True if the release of the handle was on its way at `time`.
-  bool IsClosed(Clock::time_point time) const {
+  // True if the handle counts as closed, by a close at `since` or later.
+  bool IsClosed(Clock::time_point since) const {
     const bool by_opener = opener_closed_.load() || opener_.load() == 0;
-    return by_opener && writer_closed_.load() && last_close_.load() >= time - kReleaseDelay;
+    return by_opener && writer_closed_.load() && last_close_.load() >= since;
   }
   uint64_t opener() const { return opener_.load(); }
 

@@ -6,8 +6,8 @@
 // where to go on, whatever was created and deleted meanwhile: an entry that exists during the whole listing is listed
 // exactly once. A listing keeps these names:
 //
-//   - of the entries of the last reply, because the program's buffer may be smaller than the reply. The kernel then asks
-//     again from one of its entries;
+//   - of the entries of the last reply, because the program's buffer may be smaller than the reply. The kernel then
+//     asks again from one of its entries;
 //   - of a few earlier replies, for seekdir(3). From there on, the entries up to a position are counted, which is exact
 //     as long as nobody changes the part of the directory in between.
 #pragma once

@@ -144,7 +144,8 @@ void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
   if (!reply.Entry(*entry, cache_seconds())) names().Forget(entry->ino, 1);
 }
 
-uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share) {
+uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share,
+                               const Reply& reply) {
   auto handle = std::make_shared<FileHandle>();
   handle->share = std::move(share);
   handle->inode = inode;
@@ -162,6 +163,7 @@ uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file, User
   }
   // A close of a handle that cannot write has nothing to report (Flush), so the kernel need not send it.
   file.noflush = handle->writable() ? 0 : 1;
+  if (handle->writable()) handle->closes.Opened(ProcessOf(reply));
   file.fh = files_.Add(std::move(handle));
   return open_flags;
 }
@@ -185,7 +187,7 @@ void Filesystem::DropHandle(uint64_t number) {
   page_cache_.Close(handle->inode->id, handle->mode, handle->mappable());
   store_.CloseFile(handle->inode, handle->reported_failure.load(), handle->writable());
   MutexLock lock(closed_mutex_);
-  closed_.erase(handle);
+  if (closed_.erase(handle) > 0) released_.notify_all();
 }
 
 void Filesystem::NoteClose(const std::shared_ptr<FileHandle>& file, uint64_t owner, const Reply& reply) {
@@ -194,25 +196,27 @@ void Filesystem::NoteClose(const std::shared_ptr<FileHandle>& file, uint64_t own
   file->closes.Closed(owner, process, now);
   if (!IsReplacing(*file->inode)) return;
   MutexLock lock(closed_mutex_);
-  if (file->closes.IsClosed(now)) closed_.insert(file);
+  if (file->closes.IsClosed(now)) closed_[file].number = ++closes_;
+}
+
+void Filesystem::NotifyReleaseWaiters() {
+  MutexLock lock(closed_mutex_);
+  released_.notify_all();
 }
 
 void Filesystem::WaitForReleases() {
-  using Clock = CloseTracker::Clock;
-  const auto begin = Clock::now(), end = begin + kUnservedEnds;
+  const auto since = CloseTracker::Clock::now() - options_.release_delay;
   MutexLock lock(closed_mutex_);
-  const auto left = [this, begin](const std::shared_ptr<FileHandle>& file) REQUIRES(closed_mutex_) {
-    return closed_.contains(file) && file->closes.IsClosed(begin);
+  const uint64_t last = closes_;
+  const auto waits = [&](const auto& entry) {
+    const auto& [file, close] = entry;
+    return close.number <= last && !close.of_copy && file->closes.IsClosed(since);
   };
-  const std::vector<std::shared_ptr<FileHandle>> files(closed_.begin(), closed_.end());
-  for (const auto& file : files) {
-    while (left(file) && Clock::now() < end) {
-      lock.Unlock();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      lock.Lock();
-    }
-    closed_.erase(file);  // it was the close of a copy
-  }
+  released_.wait_for(lock.native(), options_.release_wait, [&]() REQUIRES(closed_mutex_) {
+    return std::none_of(closed_.begin(), closed_.end(), waits);
+  });
+  // The releases of the others have not followed. Later closes of these handles may be of copies as well.
+  for (auto& [file, close] : closed_) close.of_copy = close.of_copy || close.number <= last;
 }
 
 Result<void> Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {
@@ -309,7 +313,9 @@ void Filesystem::Finish(CloseTracker::Clock::time_point ended) {
   }
   auto files = files_.RemoveAll();
   // Those first: a writer that has not closed a file keeps its replacement from being complete.
-  const auto is_closed = [ended](const auto& handle) { return !handle->writable() || handle->closes.IsClosed(ended); };
+  const auto is_closed = [since = ended - options_.release_delay](const auto& handle) {
+    return !handle->writable() || handle->closes.IsClosed(since);
+  };
   std::partition(files.begin(), files.end(), is_closed);
   for (const auto& handle : files) {
     if (is_closed(handle)) {

@@ -4,10 +4,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <memory>
 #include <span>
 #include <string_view>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "fs/executor.h"
 #include "fs/fuse_api.h"
@@ -113,15 +114,18 @@ class Filesystem {
   // Replies with an entry or the error. Counts the kernel's reference to the inode.
   void ReplyEntry(Reply reply, const Result<Attributes>& entry);
 
-  // Adds an open handle with its share of opens(), stores it in `file` and returns the open flags of the reply.
-  uint32_t AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share);
+  // Adds a handle for the caller of `reply` with its share of opens(), stores it in `file` and returns the open flags
+  // of the reply.
+  uint32_t AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share, const Reply& reply);
   OpenMode ChooseMode(const InodePtr& inode, int flags);
   // Reverts AddHandle. Also used for a release.
   void DropHandle(uint64_t number);
-  // The process of a request; 0: unknown.
-  uint64_t ProcessOf(const Reply& reply) { return owners_.Of(reply.caller().pid).process; }
   // Records the close of a descriptor by the caller. `owner` is the lock owner of the request.
   void NoteClose(const std::shared_ptr<FileHandle>& file, uint64_t owner, const Reply& reply) EXCLUDES(closed_mutex_);
+  // Records a change through the handle; `owner` as above, 0: unknown.
+  void NoteChange(FileHandle& file, uint64_t owner) EXCLUDES(closed_mutex_) {
+    if (file.closes.Changed(owner)) NotifyReleaseWaiters();
+  }
   // Waits for the releases of files being replaced whose close has returned, so that they are complete. The kernel has
   // sent them, but other threads may not have served them yet.
   void WaitForReleases() EXCLUDES(closed_mutex_);
@@ -162,8 +166,8 @@ class Filesystem {
   // Ends every lease while the receivers still run. Call it once, before Finish.
   void EndLeases();
 
-  // Waits for every reply, then closes the handles that the kernel left open. `ended`: no release was served after that
-  // time. Call it once, at the end.
+  // Waits for every reply, then closes the handles that the kernel left open. `ended`: no request was received after
+  // that time. Call it once, at the end.
   void Finish(CloseTracker::Clock::time_point ended = CloseTracker::Clock::now());
 
  private:
@@ -192,6 +196,9 @@ class Filesystem {
   // Waits for releases and forgets of deleted files that have not arrived yet, and for the deletions that have begun.
   void WaitForOrphans();
   void WaitForDeletions();
+  // The process of a request; 0: unknown.
+  uint64_t ProcessOf(const Reply& reply) { return owners_.Of(reply.caller().pid).process; }
+  void NotifyReleaseWaiters() EXCLUDES(closed_mutex_);
 
   Store& store_;
   const MountOptions& options_;
@@ -204,7 +211,14 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   ThreadOwners owners_;
   Mutex closed_mutex_;
-  std::unordered_set<std::shared_ptr<FileHandle>> closed_ GUARDED_BY(closed_mutex_);  // their releases may be on the way
+  struct Close {
+    uint64_t number = 0;   // in the order of all closes
+    bool of_copy = false;  // no release followed
+  };
+  // Of handles whose releases may be on the way: the last one.
+  std::unordered_map<std::shared_ptr<FileHandle>, Close> closed_ GUARDED_BY(closed_mutex_);
+  uint64_t closes_ GUARDED_BY(closed_mutex_) = 0;
+  std::condition_variable released_;  // a handle has left closed_, or was changed
   LeaseTickets tickets_;
   PageCacheTracker page_cache_;
   ReadHistory read_history_;

@@ -45,6 +45,12 @@ struct MountOptions {
   bool remount = false;                     // change a mount in use
   std::vector<std::string> own_options;     // names of options that the mount has and a remount cannot change
 
+  // The kernel queues the release of a file before close(2) returns, and a mount serves it at once unless the machine
+  // is very busy. So if no release has followed a close for longer, that was the close of a copy of the descriptor.
+  std::chrono::milliseconds release_delay{1000};
+  // Maximum time that a rename waits for such releases.
+  std::chrono::milliseconds release_wait{250};
+
   // Less important messages are dropped.
   spdlog::level::level_enum log_level = spdlog::level::info;
 

@@ -68,6 +68,16 @@ void DispatchAside(fuse_req_t request, Operation operation, Arguments... argumen
                       });
 }
 
+// Same for an operation that waits for a commit, or for programs (Filesystem::RunLater).
+template <typename Operation, typename... Arguments>
+void DispatchLater(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
+  Filesystem& filesystem = FilesystemOf(request);
+  filesystem.RunLater(filesystem.MakeReply(request),
+                      [&filesystem, operation, ... arguments = std::move(arguments)](Reply reply) {
+                        operation(filesystem, std::move(reply), arguments...);
+                      });
+}
+
 // Makes a Reply copyable for a callback, because std::function must be copyable.
 inline std::shared_ptr<Reply> Share(Reply reply) { return std::make_shared<Reply>(std::move(reply)); }
 

@@ -35,8 +35,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
     reply.Fail(inode.error());
     return;
   }
-  const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(*share));
-  if (MayWrite(file.flags)) HandleRegistry<FileHandle>::Get(file.fh)->closes.Opened(filesystem.ProcessOf(reply));
+  const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(*share), reply);
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
 
@@ -55,7 +54,7 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
     reply.Fail(inode.error());
     return;
   }
-  const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(share));
+  const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(share), reply);
   if (!reply.Create(*created, filesystem.cache_seconds(), file, open_flags)) {
     filesystem.DropHandle(file.fh);
     filesystem.names().Forget(ino, 1);
@@ -197,7 +196,7 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
     reply.Errno(EFBIG);
     return;
   }
-  file->closes.Changed(lock_owner);
+  filesystem.NoteChange(*file, lock_owner);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   const uint32_t write_flags = WriteFlags(data);
   const bool from_page_cache = (write_flags & kFromPageCache) != 0;
@@ -250,7 +249,11 @@ void Sync(Filesystem& filesystem, Reply reply, const FilePtr& file) {
 
 void AddFileOperations(fuse_lowlevel_ops& operations) {
   operations.open = [](fuse_req_t request, fuse_ino_t ino, fuse_file_info* file) {
-    if ((file->flags & O_TRUNC) != 0 || FilesystemOf(request).store().OpensSlowly(InodeId{ino})) {
+    Store& store = FilesystemOf(request).store();
+    const bool truncate = (file->flags & O_TRUNC) != 0;
+    if (truncate && store.WaitsToTruncate(InodeId{ino})) {
+      DispatchLater(request, Open, InodeId{ino}, *file);
+    } else if (truncate || store.OpensSlowly(InodeId{ino})) {
       DispatchAside(request, Open, InodeId{ino}, *file);
     } else {
       Dispatch(request, Open, InodeId{ino}, *file);

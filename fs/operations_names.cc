@@ -55,10 +55,7 @@ void ReadLink(Filesystem& filesystem, Reply reply, InodeId ino) {
 }
 
 void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, std::string_view name) {
-  // Like a rename, a link waits until the data that it publishes is in the catalog.
-  filesystem.RunLater(std::move(reply), [&filesystem, ino, parent, name = std::string(name)](Reply later) {
-    filesystem.ReplyEntry(std::move(later), filesystem.names().Link(ino, parent, name));
-  });
+  filesystem.ReplyEntry(std::move(reply), filesystem.names().Link(ino, parent, name));
 }
 
 void Unlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
@@ -84,15 +81,11 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     case RENAME_EXCHANGE: mode = RenameMode::kExchange; break;
     default: reply.Errno(EINVAL); return;  // WHITEOUT is for overlays, which a tensor store does not need
   }
-  // A rename waits until the data that it publishes is in the catalog. For files below a directory, or behind a
-  // symbolic link, this includes those whose close has returned.
-  filesystem.RunLater(std::move(reply), [&filesystem, parent, name = std::string(name), new_parent,
-                                         new_name = std::string(new_name), mode](Reply later) {
-    const bool others = LeadsToOthers(filesystem, parent, name) ||
-                        (mode == RenameMode::kExchange && LeadsToOthers(filesystem, new_parent, new_name));
-    if (others) filesystem.WaitForReleases();
-    later.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
-  });
+  // For files below a directory, or behind a symbolic link, a rename includes those whose close has returned.
+  const bool others = LeadsToOthers(filesystem, parent, name) ||
+                      (mode == RenameMode::kExchange && LeadsToOthers(filesystem, new_parent, new_name));
+  if (others) filesystem.WaitForReleases();
+  reply.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
 }
 
 }  // namespace
@@ -120,7 +113,8 @@ void AddNameOperations(fuse_lowlevel_ops& operations) {
     DispatchAside(request, MakeSymlink, InodeId{parent}, std::string(name), std::string(target));
   };
   operations.link = [](fuse_req_t request, fuse_ino_t ino, fuse_ino_t parent, const char* name) {
-    Dispatch(request, HardLink, InodeId{ino}, InodeId{parent}, name);
+    // A link or a rename waits until the data that it publishes is in the catalog.
+    DispatchLater(request, HardLink, InodeId{ino}, InodeId{parent}, std::string(name));
   };
   operations.unlink = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
     DispatchAside(request, Unlink, InodeId{parent}, std::string(name));
@@ -130,7 +124,8 @@ void AddNameOperations(fuse_lowlevel_ops& operations) {
   };
   operations.rename = [](fuse_req_t request, fuse_ino_t parent, const char* name, fuse_ino_t new_parent,
                          const char* new_name, unsigned flags) {
-    Dispatch(request, Rename, InodeId{parent}, name, InodeId{new_parent}, new_name, flags);
+    DispatchLater(request, Rename, InodeId{parent}, std::string(name), InodeId{new_parent}, std::string(new_name),
+                  flags);
   };
 }
 

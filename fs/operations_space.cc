@@ -50,7 +50,7 @@ void RunWithoutPages(Filesystem& filesystem, Reply reply, const FilePtr& file, B
 }
 
 void Allocate(Filesystem& filesystem, Reply reply, const FilePtr& file, int mode, uint64_t offset, uint64_t length) {
-  file->closes.Changed(0);
+  filesystem.NoteChange(*file, 0);
   const std::optional<FallocateMode> known = ToMode(mode);
   if (!known.has_value()) {
     reply.Errno(EOPNOTSUPP);
@@ -122,7 +122,7 @@ bool FillsPartOfAPage(const CopyRequest& request) {
 }
 
 void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
-  request.to->closes.Changed(0);
+  filesystem.NoteChange(*request.to, 0);
   // The protocol returns 32 bits; cp requests about 2^63.
   constexpr uint64_t kLongest = (uint64_t{1} << 31) - kBlockSize;
   if (request.flags != 0) {

@@ -276,10 +276,11 @@ void Session::Process(fuse_buf& request) {
   if (ends) filesystem_.ends().End();
 }
 
-bool Session::ReceiveOne(ReceiveBuffer& buffer) {
+bool Session::ReceiveOne(ReceiveBuffer& buffer, CloseTracker::Clock::time_point* received) {
   const std::span<std::byte> memory = buffer.Prepare();
   spin_.Wait(descriptor_);
   const ssize_t size = read(descriptor_, memory.data(), memory.size());
+  *received = CloseTracker::Clock::now();
   if (size < 0) {
     // ENOENT: the request was interrupted before it was read. ENODEV: unmounted.
     if (errno == EINTR || errno == EAGAIN || errno == ENOENT) return true;
@@ -307,13 +308,14 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer) {
 }
 
 void Session::Receive() {
+  CloseTracker::Clock::time_point received;  // a receiver that is busy at the end receives no more
   {
     ReceiveBuffer buffer(*buffers_);
-    while (!stopping_.load(std::memory_order_relaxed) && ReceiveOne(buffer)) {
+    while (!stopping_.load(std::memory_order_relaxed) && ReceiveOne(buffer, &received)) {
     }
   }
   MutexLock lock(mutex_);
-  if (!ended_receiving_) ended_receiving_ = CloseTracker::Clock::now();
+  received_ = std::max(received_, received);
   if (--receiving_ == 0) Stop();
   left_.notify_all();
 }
@@ -364,9 +366,9 @@ Result<void> Session::Run() {
   }
   EndReceivers(receivers);
   MutexLock lock(mutex_);
-  const auto ended = ended_receiving_.value_or(CloseTracker::Clock::now());
+  const auto received = received_;
   lock.Unlock();
-  filesystem_.Finish(ended);
+  filesystem_.Finish(received);
   Unmount();
   lock.Lock();
   if (failure_.has_value()) return *failure_;

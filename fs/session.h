@@ -58,8 +58,9 @@ class Session {
 
   Result<void> UseDescriptor(int descriptor);
   void Receive();
-  // Receives and processes one request. Returns false when the connection has ended.
-  bool ReceiveOne(ReceiveBuffer& buffer);
+  // Receives and processes one request, and sets the time when it was received. Returns false when the connection has
+  // ended.
+  bool ReceiveOne(ReceiveBuffer& buffer, CloseTracker::Clock::time_point* received);
   void Process(fuse_buf& request);
   void EndReceivers(std::vector<std::thread>& receivers);
   static void OnInit(void* userdata, fuse_conn_info* connection);
@@ -85,7 +86,7 @@ class Session {
   Mutex mutex_;
   std::condition_variable left_;
   unsigned receiving_ GUARDED_BY(mutex_) = 0;
-  std::optional<CloseTracker::Clock::time_point> ended_receiving_ GUARDED_BY(mutex_);  // by the first receiver
+  CloseTracker::Clock::time_point received_ GUARDED_BY(mutex_);  // the last time that one received that has left
   std::optional<Error> failure_ GUARDED_BY(mutex_);
 };
 

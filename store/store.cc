@@ -249,6 +249,11 @@ bool Store::OpensSlowly(InodeId ino) {
   return inode->file && !inode->file->loaded() && inode->committed_blocks > kSmallMapping;
 }
 
+bool Store::WaitsToTruncate(InodeId ino) {
+  const InodePtr inode = p_->inodes->Find(ino);
+  return inode != nullptr && p_->files->IsOverdue(*inode);
+}
+
 Result<PublicationRecord> Store::PublishTree(Namespace::PublishCall* call) {
   // Taken first: an error must not follow the publication.
   ASSIGN_OR_RETURN(const InodePtr directory, p_->inodes->Get(call->directory()));

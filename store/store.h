@@ -88,6 +88,8 @@ class Store {
 
   // True if OpenFile may read many records of the catalog: the mapping of a large file that is not in memory.
   bool OpensSlowly(InodeId ino);
+  // True if a truncation by OpenFile waits for a commit (FileIo::IsOverdue).
+  bool WaitsToTruncate(InodeId ino);
   // Reads the mapping of a large file, so that no read or write has to. `truncate` implements O_TRUNC: the file is
   // emptied in memory. If the caller writes, its old content stays committed until the new content is committed (when
   // no writer has it open any more, at fsync, or after 30 s). `writes`: the caller may write; kPermission for an

@@ -84,8 +84,9 @@ bool FileIo::CommitReplacements(const SpaceSearch& search, BlockCount count, boo
   for (const InodePtr& inode : p_.commits.Uncommitted()) {
     MutexLock lock(inode->mutex);
     if (inode->deleted || !inode->file || !inode->file->commit().replacing()) continue;
-    const BlockCount freed = p_.space.Unpinned(inode->file->freed());
-    if (freed.value > 0) files.push_back({inode != search.inode, inode->file->commit().replacing_since(), freed, inode});
+    const File& file = *inode->file;
+    const BlockCount freed = p_.space.Unpinned(file.freed());
+    if (freed.value > 0) files.push_back({inode != search.inode, file.commit().replacing_since(), freed, inode});
   }
   std::sort(files.begin(), files.end(), [](const Replaced& left, const Replaced& right) {
     return std::tie(left.other, left.since) < std::tie(right.other, right.since);
@@ -232,23 +233,21 @@ void FileIo::ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, b
   p_.write_back.UpdateQueue(inode);
 }
 
-// A file may be replaced again and again, each time before the commit of its complete content was due. Commits that
-// content before the next replacement once the commit interval has passed.
-void FileIo::CommitOverdue(const InodePtr& inode) {
-  {
-    MutexLock lock(inode->mutex);
-    if (!inode->file) return;
-    const CommitState& state = inode->file->commit();
-    if (!state.WasReplaced() || state.replacing()) return;
-    if (CommitState::Clock::now() - state.first_replaced() < p_.commit_interval) return;
-  }
-  const std::vector<InodePtr> files = {inode};
-  CommitSettledBeforeNaming(&files);
+// A file may be replaced again and again, each time before the commit of its complete content was due.
+bool FileIo::IsOverdue(Inode& inode) const {
+  MutexLock lock(inode.mutex);
+  if (!inode.file) return false;
+  const CommitState& state = inode.file->commit();
+  return state.WasReplaced() && !state.replacing() &&
+         CommitState::Clock::now() - state.first_replaced() >= p_.commit_interval;
 }
 
 Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {
   if (size > kMaximumFileSize) return ErrorCode::kFileTooBig;
-  if (replace) CommitOverdue(inode);
+  if (replace && IsOverdue(*inode)) {
+    const std::vector<InodePtr> files = {inode};
+    CommitSettledBeforeNaming(&files);
+  }
   const auto plan = [&](const File& file, WritePlan* out) -> Result<void> {
     PlanShrink(file, inode->attributes.size, size, out);
     return {};

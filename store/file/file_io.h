@@ -48,7 +48,9 @@ class FileIo final : public DataOwner {
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder,
                      WriteReach reach, PendingWrites* writes);
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
-  // `replace`: O_TRUNC; the old content stays committed until the new content is.
+  // `replace`: O_TRUNC; the old content stays committed until the new content is. Waits for a commit first if the
+  // content is that of an earlier replacement which is overdue: the commit interval has passed since that began.
+  bool IsOverdue(Inode& inode) const;
   Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace);
   Result<void> Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length);
   Result<uint64_t> Seek(const InodePtr& inode, uint64_t offset, SeekTarget target);
@@ -103,7 +105,6 @@ class FileIo final : public DataOwner {
   bool CommitReplacements(const SpaceSearch& search, BlockCount count, bool privileged);
   void CommitAllAndWait(CommitLevel level);
   Result<void> CommitFiles(std::span<const InodePtr> files, CommitLevel level, CommitOptions options, InodePtr* failed);
-  void CommitOverdue(const InodePtr& inode);
   void FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies);
   Result<void> FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies);
   Result<void> WriteStep(const InodePtr& inode, uint64_t* offset, bool append, std::span<const std::byte> data,

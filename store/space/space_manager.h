@@ -155,7 +155,7 @@ class SpaceManager {
   // Frees the runs once every reader that entered before has left and no pin remains. Call this only after the commit
   // that dropped them.
   void Retire(std::vector<DeviceRun> runs);
-  // Waits until Reserve would succeed, but not beyond `deadline`, and only while the retired blocks can make it succeed.
+  // Waits until Reserve would succeed, but not beyond `deadline`, and only while retired blocks can make it succeed.
   // Call it without locks, and outside of a read epoch.
   void WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline)
       EXCLUDES(mutex_);

@@ -2,6 +2,7 @@
 #include "tests/unit/fs/fake_kernel.h"
 
 #include <dlfcn.h>
+#include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,7 +36,8 @@ extern "C" int fuse_lowlevel_notify_inval_inode(fuse_session* session, fuse_ino_
   return next(session, ino, offset, size);
 }
 
-FakeKernel::FakeKernel(const Offer& offer, MountOptions options) : options_(std::move(options)) {
+FakeKernel::FakeKernel(const Offer& offer, MountOptions options, const TestStoreOptions& store)
+    : store_(store), options_(std::move(options)) {
   int sockets[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0) std::abort();
   socket_ = sockets[0];
@@ -112,6 +114,8 @@ KernelReply FakeKernel::Ask(uint32_t opcode, uint64_t node, std::string_view bod
 }
 
 void FakeKernel::Tell(uint32_t opcode, uint64_t node, std::string_view body) { Send(opcode, node, body); }
+
+void FakeKernel::TellNothing() { EXPECT_EQ(send(socket_, "", 1, MSG_NOSIGNAL), 1); }
 
 KernelReply FakeKernel::Lookup(uint64_t parent, std::string_view name) {
   return Ask(FUSE_LOOKUP, parent, WithZero(name));

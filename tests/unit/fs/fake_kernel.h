@@ -44,7 +44,7 @@ class FakeKernel {
   };
 
   // Starts a session and negotiates. `negotiated()` says whether that succeeded.
-  FakeKernel(const Offer& offer, MountOptions options);
+  FakeKernel(const Offer& offer, MountOptions options, const TestStoreOptions& store = {});
   ~FakeKernel();
 
   const Result<void>& negotiated() const { return negotiated_; }
@@ -61,6 +61,8 @@ class FakeKernel {
   }
   // Sends a request without waiting for its answer, if it has one.
   void Tell(uint32_t opcode, uint64_t node, std::string_view body);
+  // Sends a packet that is too short for a request. The receiver that gets it leaves, and Run will report it.
+  void TellNothing();
   // Waits for the next message, of any request that Tell has sent.
   KernelReply Next() { return Receive(); }
   std::vector<KernelReply> notifications;

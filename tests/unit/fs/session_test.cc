@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <deque>
+#include <future>
 
 #include "lease/ioctl.h"
 #include "tests/support/result_asserts.h"
@@ -22,8 +24,12 @@ namespace {
 
 using testing::HasSubstr;
 
+// A close whose release is not served within these delays is that of a copy.
+constexpr std::chrono::hours kForever{1};
+
 MountOptions Options(std::vector<std::string> without = {}) {
   MountOptions options;
+  options.release_delay = options.release_wait = kForever;
   options.without = std::move(without);
   options.without.push_back("max_pages_limit");  // independent of this machine's sysctl
   options.write_buffers = ByteCount{8 * kMiB};
@@ -492,6 +498,24 @@ TEST(SessionEnd, CommitsReplacementsWhoseWritersHaveClosedThem) {
   }
 }
 
+TEST(SessionEnd, CommitsNoReplacementThatWasClosedLongBefore) {
+  MountOptions options = Options();
+  options.release_delay = std::chrono::milliseconds(0);
+  FakeKernel kernel({}, options);
+  kernel.TellNothing();  // one receiver leaves long before the end
+  Replaced file(kernel, "file");
+  file.Flush(file.first);
+  ASSERT_FALSE(kernel.Disconnect().has_value());
+  ASSERT_OK(kernel.store()->Close());
+  EXPECT_EQ(file.AfterCrash("file"), "old");
+}
+
+void TellRename(FakeKernel& kernel, const std::string& from, const std::string& to) {
+  const fuse_rename_in rename{.newdir = FUSE_ROOT_ID};
+  kernel.Tell(FUSE_RENAME, FUSE_ROOT_ID,
+              std::string(reinterpret_cast<const char*>(&rename), sizeof(rename)) + from + '\0' + to + '\0');
+}
+
 TEST(SessionNames, RenamedDirectoryHasTheFilesWhoseCloseHasReturned) {
   FakeKernel kernel({}, Options());
   for (int i = 0; i < 10; ++i) {
@@ -499,15 +523,64 @@ TEST(SessionNames, RenamedDirectoryHasTheFilesWhoseCloseHasReturned) {
     ASSERT_OK(kernel.store()->names().Create(kRootInode, from, {.mode = S_IFDIR | 0755}));
     Replaced file(kernel, from + "/f");
     file.Flush(file.first);
-    const fuse_rename_in rename{.newdir = FUSE_ROOT_ID};
-    kernel.Tell(FUSE_RENAME, FUSE_ROOT_ID,
-                std::string(reinterpret_cast<const char*>(&rename), sizeof(rename)) + from + '\0' + to + '\0');
+    TellRename(kernel, from, to);
     fuse_release_in release{};
     release.fh = file.first;
     kernel.Tell(FUSE_RELEASE, file.node, {reinterpret_cast<const char*>(&release), sizeof(release)});
     for (int answer = 0; answer < 2; ++answer) EXPECT_EQ(kernel.Next().error, 0);
     ASSERT_EQ(file.AfterCrash(to + "/f"), "half");
   }
+}
+
+TEST(SessionNames, TheCloseOfACopyDelaysOneRenameUntilTheNextWrite) {
+  FakeKernel kernel({}, Options());
+  ASSERT_OK(kernel.store()->names().Create(kRootInode, "d", {.mode = S_IFDIR | 0755}));
+  Replaced file(kernel, "d/f");
+  file.Flush(file.first);
+  TellRename(kernel, "d", "e");
+  file.Write(file.first);
+  EXPECT_EQ(kernel.Next().error, 0);
+  file.Flush(file.first);
+  TellRename(kernel, "e", "d");
+  EXPECT_EQ(kernel.Next().error, 0);
+  EXPECT_EQ(file.AfterCrash("d/f"), "old");
+}
+
+TEST(SessionOpen, TheOpenerOfACreatedFileIsKnown) {
+  FakeKernel kernel({}, Options());
+  kernel.process = static_cast<uint32_t>(getpid());
+  const Opened created = CreatedBy(kernel.Create("a", O_RDWR));
+  EXPECT_EQ(HandleRegistry<FileHandle>::Get(created.handle)->closes.opener(), kernel.process);
+}
+
+// One receiver is busy with a look-up. The other one stays free while an open waits for the commit of the file.
+TEST(SessionOpen, ATruncationThatWaitsForACommitOccupiesNoReceiver) {
+  TestStoreOptions options;
+  options.store.commit_interval = std::chrono::milliseconds(0);
+  options.store.close_delay = kForever;
+  FakeKernel kernel({}, Options(), options);
+  TestStore& store = kernel.store();
+  const InodeId ino = store.Create("a").value()->id;
+  for (const char* content : {"old", "complete"}) {
+    EXPECT_TRUE(store->SyncAll());
+    EXPECT_TRUE(store.WriteFile("a", content));
+  }
+  store.device().Hold();
+  fuse_open_in open{};
+  open.flags = O_WRONLY | O_TRUNC;
+  kernel.Tell(FUSE_OPEN, ino.value, {reinterpret_cast<const char*>(&open), sizeof(open)});
+  store.device().WaitForHeld(1);
+  std::promise<void> reached, go;
+  store.kv().AfterGet([&] {
+    reached.set_value();
+    go.get_future().wait();
+  });
+  kernel.Tell(FUSE_LOOKUP, FUSE_ROOT_ID, std::string("absent").append(1, '\0'));
+  reached.get_future().wait();
+  EXPECT_EQ(kernel.AskWith(FUSE_GETATTR, FUSE_ROOT_ID, fuse_getattr_in{}).error, 0);
+  go.set_value();
+  store.device().Release();
+  for (int answer = 0; answer < 2; ++answer) EXPECT_EQ(kernel.Next().error, 0);
 }
 
 TEST(SessionEnd, StopEndsARunThatWaitsForRequests) {

@@ -98,10 +98,14 @@ Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& sto
     auto root = FindRoot(devices, store_id);
     if (!root && !expected()) return CheckResult{};
     CheckResult result{.damage = "no valid root is left on any device"};
-    if (root && !LoadSegments(devices, &*root)) {
-      result.damage = "the lists of its segments are damaged";
-    } else if (root) {
-      ASSIGN_OR_RETURN(result, Pass(devices, *root, next).Run());
+    if (root) {
+      const auto loaded = LoadSegments(devices, &*root);
+      if (!loaded && loaded.error().code != ErrorCode::kCorrupt) return loaded.error();
+      if (loaded) {
+        ASSIGN_OR_RETURN(result, Pass(devices, *root, next).Run());
+      } else {
+        result.damage = "the lists of its segments are damaged";
+      }
     }
     const uint64_t sequence = root ? root->sequence : 0;
     if (result.stopped || !result.damage || damaged_root == sequence) return result;

@@ -51,6 +51,8 @@ Result<ReplicaState> InspectReplica(std::span<BlockDevice* const> devices, std::
   }();
   if (tail) {
     state.tail = *tail;
+  } else if (tail.error().code != ErrorCode::kCorrupt) {
+    return tail.error();
   } else {
     spdlog::warn("the replica of the catalog cannot be read and is renewed: {}", ToString(tail.error()));
     state.root.reset();

@@ -210,8 +210,10 @@ Result<void> Recovery::FindReplica() {
                              directory_, ordered.size(), index, description_.devices[index].path)};
   }
   devices_ = std::move(ordered);
-  if (replica::LoadSegments(Ordered(), &root_)) return {};
-  return Error{ErrorCode::kCorrupt, fmt::format("{}: the lists of the replica's parts are damaged; restore {} from a backup",
+  auto loaded = replica::LoadSegments(Ordered(), &root_);
+  if (loaded || loaded.error().code != ErrorCode::kCorrupt) return loaded;
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: the lists of the replica's parts are damaged; restore {} from a "
+                                                "backup",
                                                 directory_, In(kCatalogName))};
 }
 

@@ -41,7 +41,8 @@ class RecordWriter {
 };
 
 // The number of the last batch that the replica knows; 0 if there is none.
-uint64_t LastInReplica(const std::string& directory, const StoreDescription& description, const StoreLock& lock) {
+Result<uint64_t> LastInReplica(const std::string& directory, const StoreDescription& description,
+                               const StoreLock& lock) {
   std::vector<std::unique_ptr<FileDevice>> devices;
   std::vector<BlockDevice*> borrowed;
   for (const StoreDescription::Device& device : description.devices) {
@@ -53,9 +54,11 @@ uint64_t LastInReplica(const std::string& directory, const StoreDescription& des
   }
   auto root = replica::FindRoot(borrowed, description.id);
   if (!root || borrowed.size() != description.devices.size()) return 0;
-  if (!replica::LoadSegments(borrowed, &*root)) return root->checkpoint.sequence;
-  const auto tail = replica::FindTail(borrowed, *root);
-  return std::max(root->checkpoint.sequence, tail ? tail->version.sequence : 0);
+  const auto loaded = replica::LoadSegments(borrowed, &*root);
+  if (!loaded && loaded.error().code == ErrorCode::kCorrupt) return root->checkpoint.sequence;
+  RETURN_IF_ERROR(loaded);
+  ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(borrowed, *root));
+  return std::max(root->checkpoint.sequence, tail.version.sequence);
 }
 
 // A record that cannot be decoded. The check rebuilds an inode with such a record from its names and extents, and
@@ -121,7 +124,8 @@ Result<SalvagedStore> SalvageStore(const std::string& directory) {
                    }));
   RETURN_IF_ERROR(writer.Flush());
   ASSIGN_OR_RETURN(const uint64_t inodes, MarkLostInodes(*catalog, report.gaps));
-  RETURN_IF_ERROR(CompleteFacts(*catalog, description.id, LastInReplica(directory, description, lock)));
+  ASSIGN_OR_RETURN(const uint64_t last, LastInReplica(directory, description, lock));
+  RETURN_IF_ERROR(CompleteFacts(*catalog, description.id, last));
   catalog.reset();
   SalvagedStore salvaged{.records = report.records,
                          .inodes = inodes,

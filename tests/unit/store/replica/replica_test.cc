@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The replica of the catalog under a whole store: it follows the catalog, and gives it back.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <thread>
 #include <vector>
@@ -238,7 +241,8 @@ std::vector<size_t> CutsAfterRoots(TestStore& store) {
   std::vector<size_t> cuts;
   const auto events = store.journal().events();
   for (size_t number = 0; number < events.size(); ++number) {
-    const bool root = std::ranges::find(replica::kRootOffsets, events[number].offset.value) != replica::kRootOffsets.end();
+    const auto& offsets = replica::kRootOffsets;
+    const bool root = std::ranges::find(offsets, events[number].offset.value) != offsets.end();
     if (events[number].kind == Journal::Event::Kind::kWrite && root) cuts.push_back(number + 1);
   }
   return cuts;
@@ -335,6 +339,30 @@ TEST(Replica, ADamagedLogEndsThereAndTheStoreOpens) {
   const auto state = InspectReplica(devices, {}, catalog);
   ASSERT_TRUE(state.has_value());
   EXPECT_FALSE(state->CatalogIsBehind()) << "a restored catalog can be mounted";
+}
+
+// A replica that is taken for damaged is renewed, and no longer completes the catalog.
+TEST(Replica, ALackOfMemoryIsNoDamage) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "a sanitizer needs the memory";
+#endif
+  TestStore store(Options());
+  ASSERT_OK(store.WriteFile("a", "1"));
+  ASSERT_OK(store->Close());
+  Restarted restarted = Restart(ImageOf(store));
+  const auto devices = restarted.borrowed();
+  ASSERT_OK(InspectReplica(devices, {}, *restarted.kv));
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  struct rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  const uint64_t used = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const struct rlimit little = {used + replica::kLargestFrame / 2, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+  const auto state = InspectReplica(devices, {}, *restarted.kv);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  ASSERT_FALSE(state.has_value());
+  EXPECT_EQ(state.error().code, ErrorCode::kNoMemory);
 }
 
 TEST(Replica, AnUnreadableBlockIsDamageLikeAnyOther) {

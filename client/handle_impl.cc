@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "client/file_limit.h"
 #include "client/gathered_target.h"
 #include "client/lease/lease_target.h"
 #include "client/operation_plan.h"
@@ -59,17 +59,6 @@ bool Appends(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
   struct stat status {};
   return flags >= 0 && (flags & O_APPEND) != 0 && fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
-}
-
-// True if a file of this size would not fit even if the old content were freed. Writing it would only destroy the old
-// content.
-bool CannotFit(const Target& target, const FileTarget::Options& options) {
-  struct statvfs filesystem {};
-  struct stat status {};
-  if (!options.whole_file) return false;
-  if (fstatvfs(target.any(), &filesystem) != 0 || fstat(target.any(), &status) != 0) return false;
-  const uint64_t old = static_cast<uint64_t>(status.st_blocks) * 512;  // stat(2) always counts 512-byte units
-  return options.size > filesystem.f_bavail * filesystem.f_frsize + old;
 }
 
 // A file that does not exist yet, but may be created by a pending operation on its path.
@@ -371,9 +360,12 @@ Result<std::unique_ptr<Target>> Handle::Impl::TryLease(std::unique_ptr<Target> f
   const bool wanted =
       direct_ == Direct::kRequire || (direct_ == Direct::kAuto && may_lease && options.size >= kLeaseFrom);
   if (!wanted || options.size == 0) return file;
-  auto leased = LeaseTarget::Open(file, options, connections_);
+  // After a refusal for the limit of file sizes, a write through the mount would not have the space.
+  const bool in_place = options.whole_file && direct_ == Direct::kAuto && FileSizeLimit() == UINT64_MAX;
+  auto leased = LeaseTarget::Open(file, options, in_place, connections_);
   if (leased.has_value() || direct_ == Direct::kRequire) return leased;
-  if (leased.error().error_number() == ENOSPC && CannotFit(*file, options)) return leased;
+  // Through the mount, the part that fits would destroy the old file.
+  if (options.whole_file && leased.error().error_number() == ENOSPC) return leased;
   return file;
 }
 

@@ -22,12 +22,12 @@ namespace weightfs {
 using LeaseDevices = std::vector<UniqueFd>;
 using LeaseDevicesPtr = std::shared_ptr<const LeaseDevices>;
 
-// A kRead or kReserve that a program asked for by an ioctl on the open file.
+// A lease that a program asked for by an ioctl on the open file.
 struct AskedLease {
   lease::Kind kind{};
   lease::Token token{};
   uint64_t offset = 0;  // bytes
-  uint64_t length = 0;  // bytes of a kRead, blocks of a kReserve
+  uint64_t length = 0;  // bytes of a kRead, otherwise blocks
   pid_t process = 0;    // that asked
 };
 

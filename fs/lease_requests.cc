@@ -63,7 +63,8 @@ void LeaseRequests::Handle(const LeaseConnectionPtr& connection, lease::Kind kin
 Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
   switch (request.kind) {
     case lease::Kind::kRead: return Read(request, body);
-    case lease::Kind::kReserve: return Reserve(request, body);
+    case lease::Kind::kReserve:
+    case lease::Kind::kReserveInPlace: return Reserve(request, body);
     case lease::Kind::kCommit: return Commit(request, body);
     case lease::Kind::kReadMany: return ReadMany(request, body);
     case lease::Kind::kCommitMany: return CommitMany(request, body);
@@ -324,9 +325,11 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   if (asked.file_offset % kBlockSize != 0 || asked.file_offset > kMaximumFileSize || asked.blocks == 0) {
     return Error{ErrorCode::kInvalid, "blocks are reserved from a block's first byte on, one at least"};
   }
+  const bool in_place = request.kind == lease::Kind::kReserveInPlace;
+  if (in_place && asked.file_offset != 0) return Error{ErrorCode::kInvalid, "a file is replaced from its first byte"};
   ASSIGN_OR_RETURN(const LeaseTickets::Opened opened, OpenedBy(request, asked.token));
   InodePtr inode;
-  if (opened.directory != nullptr) {
+  if (opened.directory != nullptr && !in_place) {
     ASSIGN_OR_RETURN(inode, DirectoryOf(request, asked.token, true));
     asked.file_offset = 0;
   } else {
@@ -336,8 +339,10 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   const uint64_t writer = ++writers_;
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, WritersDevices(request, writer));
-  ASSIGN_OR_RETURN(BlockReservation grant, filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize},
-                                                                       BlockCount{asked.blocks}));
+  const BlockCount count{asked.blocks};
+  ASSIGN_OR_RETURN(BlockReservation grant,
+                   in_place ? ReserveInPlace(request, inode, count)
+                            : filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize}, count));
   const std::vector<lease::Extent> extents = ToWire(grant);
   const lease::ReserveAnswer answer{extents.size()};
   grant.BeginWrites(writer);
@@ -346,21 +351,33 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   return {};
 }
 
-// Commits while the kernel has no page of the file. Otherwise it would write dirty pages over the committed data, and
-// all its pages would be stale.
-Result<void> LeaseRequests::CommitWithoutPages(const InodePtr& inode, const DirectWrite& write,
-                                               BlockReservation grant) {
+// The old content loses its set-ID bits with its blocks, and not where it stays.
+Result<BlockReservation> LeaseRequests::ReserveInPlace(const Request& request, const InodePtr& inode,
+                                                       BlockCount count) {
+  const CountedScope counted(filesystem_.commits());
+  if (filesystem_.read_only()) return ErrorCode::kReadOnly;
+  Store& store = filesystem_.store();
+  SpaceReservation space;
+  RETURN_IF_ERROR(ChangeWithoutPages(inode, [&] { return store.DropContent(inode, count, &space); }));
+  RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));
+  return store.ReserveDropped(inode, count, &space);
+}
+
+// Changes the content while the kernel has no page of the file. Otherwise it would write dirty pages over the new data,
+// and all its pages would be stale.
+template <typename Change>
+Result<void> LeaseRequests::ChangeWithoutPages(const InodePtr& inode, const Change& change) {
   // Uses an open of its own, because the program may close and reopen the file meanwhile.
   PageCacheTracker& tracker = filesystem_.page_cache();
   const auto pages = tracker.Open(inode->id, OpenMode::kDirect, false).pages;
   InodePages::DirectWrite direct(*pages, kWholeFile, InodePages::DropPolicy::kAlways);
-  Result<void> committed = filesystem_.DropPages(*inode, direct);
-  if (committed.has_value()) committed = filesystem_.store().CommitDirect(inode, write, std::move(grant));
+  Result<void> changed = filesystem_.DropPages(*inode, direct);
+  if (changed.has_value()) changed = change();
   direct.End();
   tracker.Close(inode->id, OpenMode::kDirect, false);
   filesystem_.read_history().Forget(inode->id);
   filesystem_.DropAttributes(inode->id);
-  return committed;
+  return changed;
 }
 
 Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
@@ -378,7 +395,8 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   DirectWrite write{.offset = asked.file_offset, .length = asked.length, .checksums = checksums};
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
   RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));
-  RETURN_IF_ERROR(CommitWithoutPages(inode, write, std::move(grant)));
+  RETURN_IF_ERROR(ChangeWithoutPages(
+      inode, [&] { return filesystem_.store().CommitDirect(inode, write, std::move(grant)); }));
   Note(request, RequestKind::kWrite, inode->id, asked.length);
   SendWhenDurable(request, inode, asked.durable != 0);
   return {};

@@ -83,7 +83,9 @@ class LeaseRequests {
   Result<void> Reserve(Request& request, lease::BodyReader body);
   Result<void> Commit(Request& request, lease::BodyReader body);
   Result<void> CommitMany(Request& request, lease::BodyReader body);
-  Result<void> CommitWithoutPages(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
+  Result<BlockReservation> ReserveInPlace(const Request& request, const InodePtr& inode, BlockCount count);
+  template <typename Change>
+  Result<void> ChangeWithoutPages(const InodePtr& inode, const Change& change);
   Result<void> Dispatch(Request& request, lease::BodyReader body);
 
   // Records bytes that the request leased or committed.

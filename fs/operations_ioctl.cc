@@ -253,7 +253,8 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
     return;
   }
   const auto kind = static_cast<lease::Kind>(asked.kind);
-  if (kind != lease::Kind::kRead && kind != lease::Kind::kReserve && kind != lease::Kind::kIdentify) {
+  const bool reserves = kind == lease::Kind::kReserve || kind == lease::Kind::kReserveInPlace;
+  if (kind != lease::Kind::kRead && !reserves && kind != lease::Kind::kIdentify) {
     reply.Errno(EINVAL);
     return;
   }
@@ -277,7 +278,7 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
     }
   };
   // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes.
-  if (kind == lease::Kind::kReserve || filesystem.MayHaveMappedChanges(request.ino)) {
+  if (reserves || filesystem.MayHaveMappedChanges(request.ino)) {
     ask(std::move(reply), false);
     return;
   }

@@ -40,6 +40,7 @@ enum class Kind : uint32_t {
                     // kRead
   kCommitMany = 6,  // CommitManyRequest, FileEntry[], names, checksums → CommitManyAnswer
   kIdentify = 7,    // IdentifyRequest → Identity
+  kReserveInPlace = 8,  // as kReserve, for the whole content of a file
 };
 
 struct Header {
@@ -65,8 +66,8 @@ static_assert(sizeof(Extent) == 32);
 struct IdentifyRequest {
   Token token{};
 };
-// What WEIGHTFS_IOC_LEASE_REQUEST calls the connection. With that ioctl a kRead or kReserve needs no ticket before it
-// and no message: its answer arrives here as if the request had been sent here.
+// What WEIGHTFS_IOC_LEASE_REQUEST calls the connection. With that ioctl a kRead, kReserve or kReserveInPlace needs no
+// ticket before it and no message: its answer arrives here as if the request had been sent here.
 //
 // The ioctl accepts the number for this process alone, and nobody else learns it. So a program knows by the ioctl (of
 // kind kIdentify) that the mount itself has the other end of the connection. Any process may listen at a name that the
@@ -100,6 +101,11 @@ struct ReadAnswer {
 // belong to this lease alone and are closed with it. As long as any copy of them exists, or a transfer on them is under
 // way, a later mount of the store is refused. If the connection ends without a commit or a release, the blocks are not
 // reused until then.
+//
+// kReserveInPlace takes the space of the file's old content where there is too little beside it. The file is then a
+// hole of its size, durably, before the answer. ENOSPC: blocks that are free and the file's own blocks, without those
+// that read leases hold, are too few; nothing was changed. EINVAL: `file_offset` is not 0, or the mount is of an older
+// version.
 struct ReserveRequest {
   Token token{};             // of a descriptor open for writing, or of a directory (for kCommitMany)
   uint64_t file_offset = 0;  // bytes, a multiple of kBlock: the position in the file

@@ -415,6 +415,15 @@ Result<BlockReservation> Store::Reserve(const InodePtr& inode, FileBlock first, 
   return p_->files->ReserveDirect(inode, first, count);
 }
 
+Result<void> Store::DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
+  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
+  return p_->files->DropContent(inode, count, space);
+}
+
+Result<BlockReservation> Store::ReserveDropped(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
+  return p_->files->ReserveDropped(inode, count, space);
+}
+
 Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant) {
   RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
   RETURN_IF_ERROR(p_->files->CommitDirect(inode, write, std::move(grant)));

@@ -151,6 +151,13 @@ class Store {
   // Reserves space for `count` blocks of the file from `first` on, or for new files of a directory (`first` is 0).
   // Returns kNoSpace when too little is free.
   Result<BlockReservation> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);
+  // Reserves `count` blocks for the whole content of the file in place of the old content, for a pool that has no space
+  // beside it. DropContent first takes the space: free blocks, and those that the old content frees, except blocks that
+  // read leases pin. Then it makes the file a hole of its size, unless the free blocks suffice. Returns kNoSpace, and
+  // changes nothing, when there are too few. ReserveDropped then waits until the blocks are free: the commit, and the
+  // reads in progress. Give both the same `space`; destroy it before the store.
+  Result<void> DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space);
+  Result<BlockReservation> ReserveDropped(const InodePtr& inode, BlockCount count, SpaceReservation* space);
   // Makes the first blocks of the reservation, which already hold the data, part of the file atomically, and frees the
   // rest. The change is as durable as a write. On failure the file is unchanged.
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);

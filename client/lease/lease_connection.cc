@@ -226,7 +226,7 @@ Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& conne
 
 // A connection that is closed ends its lease, too.
 Lease::~Lease() {
-  if (held_ == lease::Kind::kReserve) {
+  if (held_ == lease::Kind::kReserve || held_ == lease::Kind::kReserveInPlace) {
     if (!Call(lease::Kind::kRelease, {}).has_value()) connection_.socket = {};
   } else if (held_) {
     connection_.owes_an_answer = Send(lease::Kind::kRelease, {}).has_value();

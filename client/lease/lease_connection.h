@@ -46,7 +46,8 @@ struct IdleConnection {
 class Lease {
  public:
   struct Begun;
-  // Asks for a lease of the open file: kRead of `length` bytes from `offset` on, or kReserve of `length` blocks there.
+  // Asks for a lease of the open file: kRead of `length` bytes from `offset` on, or kReserve or kReserveInPlace of
+  // `length` blocks there.
   // Takes one exchange with the mount, or five where the handle has no idle connection to it. Errors: those of
   // AskForTicket, Connect and Call.
   static Result<Begun> Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor, lease::Kind kind,

@@ -18,7 +18,7 @@ using Direction = Operation::Direction;
 
 class LeasedFile : public LeasedTarget {
  public:
-  explicit LeasedFile(const FileTarget::Options& options) : options_(options) {}
+  LeasedFile(const FileTarget::Options& options, bool in_place) : options_(options), in_place_(in_place) {}
   ~LeasedFile() override = default;  // ends the lease; the file rolls back an unfinished write
 
   Result<void> Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections);
@@ -38,6 +38,7 @@ class LeasedFile : public LeasedTarget {
   Result<void> Commit();
 
   const FileTarget::Options options_;
+  const bool in_place_;
   std::unique_ptr<Target> file_;
   lease::Token token_{};
 };
@@ -55,8 +56,14 @@ Result<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseCo
     const uint64_t last =
         (options_.whole_file ? RoundUp(end(), kBlockSize) : RoundDown(end(), kBlockSize)) / kBlockSize;
     if (last <= first) return Error{ErrorCode::kInvalid, "no lease: the write fills no block"};
-    ASSIGN_OR_RETURN(auto answer, take(lease::Kind::kReserve, first * kBlockSize, last - first));
-    return TakeReservation(std::move(answer), first, last - first);
+    auto answer = take(lease::Kind::kReserve, first * kBlockSize, last - first);
+    if (in_place_ && !answer.has_value() && answer.error().error_number() == ENOSPC) {
+      auto in_place = take(lease::Kind::kReserveInPlace, 0, last - first);
+      const bool is_unknown = !in_place.has_value() && in_place.error().error_number() == EINVAL;  // an older mount
+      if (!is_unknown) answer = std::move(in_place);
+    }
+    if (!answer.has_value()) return std::move(answer).error();
+    return TakeReservation(std::move(*answer), first, last - first);
   }
   ASSIGN_OR_RETURN(auto answer, take(lease::Kind::kRead, options_.offset, options_.size));
   ASSIGN_OR_RETURN(const uint64_t file_size, blocks_.TakeReadAnswer(std::move(answer), options_.offset, options_.size));
@@ -107,8 +114,9 @@ Result<void> LeasedFile::Commit() {
 }  // namespace
 
 Result<std::unique_ptr<Target>> LeaseTarget::Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
+                                                  bool in_place,
                                                   const std::shared_ptr<LeaseConnections>& connections) {
-  auto made = std::make_unique<LeasedFile>(options);
+  auto made = std::make_unique<LeasedFile>(options, in_place);
   if (auto begun = made->Begin(*file, connections); !begun.has_value()) {
     Error error = std::move(begun).error();
     error.what =

@@ -18,9 +18,10 @@ namespace weightfs::client {
 class LeaseTarget {
  public:
   // Takes ownership of `file`, which was opened with these options. If there is no lease, returns an error with the
-  // reason and leaves `file` unchanged.
+  // reason and leaves `file` unchanged. `in_place`: where a whole file fits in place of the old one, but not beside it,
+  // the old content is dropped first. Other programs then see a hole until the write is committed.
   static Result<std::unique_ptr<Target>> Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
-                                              const std::shared_ptr<LeaseConnections>& connections);
+                                              bool in_place, const std::shared_ptr<LeaseConnections>& connections);
 };
 
 }  // namespace weightfs::client

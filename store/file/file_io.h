@@ -62,6 +62,8 @@ class FileIo final : public DataOwner {
   // Leases. Store documents each call.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
   Result<BlockReservation> ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count);
+  Result<void> DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space);
+  Result<BlockReservation> ReserveDropped(const InodePtr& inode, BlockCount count, SpaceReservation* space);
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
 
   // `wait` (may be null) runs without locks when the pool is full; see Store::WaitForCloses.

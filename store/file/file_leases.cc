@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FileIo operations for programs that read and write the devices themselves.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "common/log.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr int kAttempts = 100;
 // The number of checksums to look up in one hold of the inode's mutex.
 constexpr BlockCount kChecksumStep{256 * kMiB / kBlockSize};
+constexpr FileBlock kAllBlocks{UINT64_MAX / kBlockSize};
 
 // Returns the written extents of a range; adjacent ones are merged.
 std::vector<FileExtent> WrittenExtents(const ExtentMap& extents, FileBlock first, FileBlock end) {
@@ -134,6 +136,40 @@ Result<BlockReservation> FileIo::ReserveDirect(const InodePtr& inode, FileBlock 
   SpaceSearch search{inode};
   RETURN_IF_ERROR(FetchSpace(count, false, &reservation, &search));
   return p_.space.ReserveBlocks(request, &reservation);
+}
+
+// Checks the space and drops the content in one hold of the inode's mutex: in between, no reader may pin the blocks.
+Result<void> FileIo::DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
+  if (count > p_.space.total()) return ErrorCode::kNoSpace;
+  bool fits_beside = false;
+  const auto plan = [&](const File& file, WritePlan*) -> Result<void> {
+    fits_beside = p_.space.Reserve(space, count).has_value();
+    if (fits_beside) return {};
+    std::vector<DeviceRun> freed = file.freed();
+    file.extents().ForEachPiece(FileBlock{0}, kAllBlocks, [&](const ExtentMap::Piece& piece) {
+      if (piece.extent) freed.push_back({piece.extent->device, {piece.extent->start, piece.count}});
+      return true;
+    });
+    return p_.space.ReserveAhead(space, count, p_.space.Unpinned(freed));
+  };
+  const auto apply = [&](File& file, WritePlan) {
+    if (fits_beside) return;
+    file.Unmap(FileBlock{0}, kAllBlocks);
+    Touch(inode);
+    p_.write_back.UpdateQueue(inode);
+  };
+  while (true) {
+    auto dropped = Change(inode, nullptr, plan, apply);
+    if (dropped || dropped.error().code != ErrorCode::kAgain) return dropped;
+    p_.space.WaitUntilBacked();
+  }
+}
+
+Result<BlockReservation> FileIo::ReserveDropped(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
+  const std::array files{inode};
+  RETURN_IF_ERROR(CommitFiles(files, CommitLevel::kDurable, {.kept = true}, nullptr));
+  p_.space.WaitUntilBacked();
+  return p_.space.ReserveBlocks({.ino = inode->id, .first = FileBlock{0}, .count = count}, space);
 }
 
 Result<void> FileIo::CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant) {

@@ -82,19 +82,38 @@ BlockCount SpaceManager::Unpinned(const std::vector<DeviceRun>& runs) const {
   return count;
 }
 
-Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount count, bool privileged) {
-  MutexLock lock(mutex_);
-  if (!FitsLocked(count, {}, privileged)) return ErrorCode::kNoSpace;
+void SpaceManager::ReserveLocked(SpaceReservation* reservation, BlockCount count) {
   reserved_ += count.value;
   reservation->space_ = this;
   reservation->held_ += count;
+}
+
+Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount count, bool privileged) {
+  MutexLock lock(mutex_);
+  if (!FitsLocked(count, {}, privileged)) return ErrorCode::kNoSpace;
+  ReserveLocked(reservation, count);
   return {};
+}
+
+// What other reservations of this kind will free is counted nowhere, so two that are granted are always backed.
+Result<void> SpaceManager::ReserveAhead(SpaceReservation* reservation, BlockCount count, BlockCount freed) {
+  MutexLock lock(mutex_);
+  if (!FitsLocked(count, freed, false)) return reserved_ > free_ ? ErrorCode::kAgain : ErrorCode::kNoSpace;
+  ReserveLocked(reservation, count);
+  return {};
+}
+
+void SpaceManager::WaitUntilBacked() {
+  MutexLock lock(mutex_);
+  freed_.wait(lock.native(), [this]() REQUIRES(mutex_) { return reserved_ <= free_; });
 }
 
 void SpaceManager::GiveBack(BlockCount count) {
   MutexLock lock(mutex_);
   WEIGHTFS_ASSERT(count.value <= reserved_);
+  const bool was_backed = reserved_ <= free_;
   reserved_ -= count.value;
+  if (!was_backed) freed_.notify_all();
 }
 
 // Returns a run of at most `count` blocks on `device`: from the file's preallocation, from a new preallocation for a
@@ -250,7 +269,8 @@ void SpaceManager::Retire(std::vector<DeviceRun> runs) {
 void SpaceManager::WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(mutex_);
   freed_.wait_until(lock.native(), deadline, [&]() REQUIRES(mutex_) {
-    return FitsLocked(count, {}, privileged) || !FitsLocked(count, waiting_, privileged);
+    const bool is_backed = reserved_ <= free_;
+    return FitsLocked(count, {}, privileged) || (is_backed && !FitsLocked(count, waiting_, privileged));
   });
 }
 

@@ -98,7 +98,8 @@ class BlockReservation {
 };
 
 // Thread-safe. Invariant: the allocators together hold at least as many free blocks as are reserved, so the writeback
-// of reserved data never runs out of space.
+// of reserved data never runs out of space. Between ReserveAhead and WaitUntilBacked, the blocks of that reservation do
+// not count.
 class SpaceManager {
  public:
   struct Device {
@@ -114,6 +115,13 @@ class SpaceManager {
   // Grows `reservation` by `count`. Returns kNoSpace, and changes nothing, when too few blocks are free. A privileged
   // call may use the reserve for operations that free space.
   Result<void> Reserve(SpaceReservation* reservation, BlockCount count, bool privileged = false);
+
+  // Same as Reserve, for a caller that is about to free `freed` blocks: they count as free already. Nobody else gets
+  // the blocks, and the caller allocates none before WaitUntilBacked has returned. Returns kAgain if the blocks do not
+  // suffice while another such reservation waits for its own; try again after WaitUntilBacked.
+  Result<void> ReserveAhead(SpaceReservation* reservation, BlockCount count, BlockCount freed) EXCLUDES(mutex_);
+  // Waits until as many blocks are free as are reserved. Call it without locks, and outside of a read epoch.
+  void WaitUntilBacked() EXCLUDES(mutex_);
 
   // True if Reserve would succeed once all retired blocks, and `freed` more, are free.
   bool WouldFit(BlockCount count, BlockCount freed, bool privileged) const EXCLUDES(mutex_);
@@ -155,8 +163,8 @@ class SpaceManager {
   // Frees the runs once every reader that entered before has left and no pin remains. Call this only after the commit
   // that dropped them.
   void Retire(std::vector<DeviceRun> runs);
-  // Waits until Reserve would succeed, but not beyond `deadline`, and only while retired blocks can make it succeed.
-  // Call it without locks, and outside of a read epoch.
+  // Waits until Reserve would succeed, but not beyond `deadline`, and only while the retired blocks, or those that a
+  // ReserveAhead waits for, can make it succeed. Call it without locks, and outside of a read epoch.
   void WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline)
       EXCLUDES(mutex_);
 
@@ -184,6 +192,7 @@ class SpaceManager {
 
   explicit SpaceManager(size_t devices) : pins_(devices) {}
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
+  void ReserveLocked(SpaceReservation* reservation, BlockCount count) REQUIRES(mutex_);
   bool FitsLocked(BlockCount count, BlockCount freed, bool privileged) const REQUIRES(mutex_);
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   // Appends retired blocks without readers to `ready`; pass them to FreeReady without the lock.
@@ -212,7 +221,7 @@ class SpaceManager {
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
   BlockCount waiting_ GUARDED_BY(mutex_);  // retired blocks that are neither free nor parked yet
-  std::condition_variable freed_;          // waiting_ has decreased
+  std::condition_variable freed_;          // waiting_ has decreased, or a reservation without blocks
   SpacePins pins_ GUARDED_BY(mutex_);
   Mutex collecting_;  // locked before mutex_
   std::function<bool(uint64_t writer)> has_writer_;

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles on a mount that grants leases: bytes are transferred directly between memory and the store's devices."""
 
+import concurrent.futures
 import errno
 import gc
+import mmap
 import os
 import signal
 import subprocess
@@ -144,21 +146,61 @@ def test_a_save_that_does_not_fit_leaves_the_old_files(work, direct):
     assert os.listdir(work) == ["a"]
 
 
-# Without a lease the old file is overwritten piece by piece.
-def test_a_write_without_space_for_a_lease_overwrites_the_old_file(work, handle):
-    handle.write_from(torch.ones(300 * MIB, dtype=torch.uint8), work / "large")
+def filled(size, value):
+    return torch.full((size,), value, dtype=torch.uint8)
+
+
+def values_of(handle, path, size):
+    """The smallest and the largest byte of a file."""
+    read = torch.empty(size, dtype=torch.uint8)
+    handle.read_into(read, path)
+    return {int(read.min()), int(read.max())}
+
+
+def test_a_write_without_space_beside_the_old_file_takes_its_place(work, handle):
+    handle.write_from(filled(300 * MIB, 1), work / "large")
     with pytest.raises(OSError, match="no space left") as caught:
-        handle.write_from(torch.zeros(600 * MIB, dtype=torch.uint8), work / "large")
+        handle.write_from(filled(600 * MIB, 0), work / "large")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(work / "large"))
-    large = torch.zeros(300 * MIB, dtype=torch.uint8)
-    handle.read_into(large, work / "large")
-    assert large.all()
-    before = handle.direct_operations
-    handle.write_from(torch.full((320 * MIB,), 2, dtype=torch.uint8), work / "large")
-    assert handle.direct_operations == before, "there was room for a lease"
-    large = torch.zeros(320 * MIB, dtype=torch.uint8)
-    handle.read_into(large, work / "large")
-    assert large.eq(2).all()
+    with weightfs.aio_handle(direct="require") as direct, pytest.raises(OSError, match="no space left"):
+        direct.write_from(filled(320 * MIB, 0), work / "large")
+    assert values_of(handle, work / "large", 300 * MIB) == {1}
+    with open(work / "large", "rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ) as memory:
+        assert memory[299 * MIB] == 1
+        before = handle.direct_operations
+        handle.write_from(filled(320 * MIB, 2), work / "large")
+        assert handle.direct_operations == before + 1
+        assert memory[299 * MIB] == 2, "a mapping of the old content follows"
+    assert values_of(handle, work / "large", 320 * MIB) == {2}
+
+
+def test_blocks_that_a_reader_holds_are_not_taken_from_the_old_file(work, handle):
+    handle.write_from(filled(300 * MIB, 1), work / "large")
+    with weightfs.reader(work / "large", direct="require"):
+        with pytest.raises(OSError, match="no space left"):
+            handle.write_from(filled(300 * MIB, 2), work / "large")
+        assert values_of(handle, work / "large", 300 * MIB) == {1}
+    handle.write_from(filled(300 * MIB, 2), work / "large")
+    assert values_of(handle, work / "large", 300 * MIB) == {2}
+
+
+def test_the_writer_that_finds_no_space_keeps_its_old_file(work):
+    """Each of two new files fits in place of its old one, but not both."""
+    with weightfs.aio_handle() as first, weightfs.aio_handle() as second:
+        for name in ("a", "b"):
+            first.write_from(filled(150 * MIB, 1), work / name)
+        def write(name, writer):
+            try:
+                writer.write_from(filled(310 * MIB, 2), work / name)
+            except OSError as error:
+                return error
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            errors = dict(zip("ab", pool.map(write, "ab", (first, second))))
+        assert sorted(error.errno for error in errors.values() if error is not None) == [errno.ENOSPC]
+        for name, error in errors.items():
+            expected = {2} if error is None else {1}
+            assert values_of(first, work / name, 310 * MIB if error is None else 150 * MIB) == expected
 
 
 def test_damage_on_the_device_is_an_error_with_its_location(factory, handle):

@@ -205,7 +205,8 @@ bool FakeLeaseMount::Answer(Connection& connection, lease::Kind kind, lease::Bod
   lease::Header header{.kind = static_cast<uint32_t>(kind), .error = reply.error};
   const std::span<const std::byte> answer(reply.body);
   if (!reply.devices) return lease::Send(connection.socket.get(), header, std::array{answer}, {}).has_value();
-  const int access = kind == lease::Kind::kReserve ? O_RDWR : O_RDONLY;
+  const bool reserves = kind == lease::Kind::kReserve || kind == lease::Kind::kReserveInPlace;
+  const int access = reserves ? O_RDWR : O_RDONLY;
   const UniqueFd device(open(device_.path().c_str(), access | O_DIRECT | O_CLOEXEC));
   Require(static_cast<bool>(device));
   return lease::Send(connection.socket.get(), header, std::array{answer}, std::array{device.get()}).has_value();
@@ -214,7 +215,8 @@ bool FakeLeaseMount::Answer(Connection& connection, lease::Kind kind, lease::Bod
 FakeLeaseMount::Reply FakeLeaseMount::Carry(Connection& connection, lease::Kind kind, lease::BodyReader body) {
   switch (kind) {
     case lease::Kind::kRead: return Read(connection, body);
-    case lease::Kind::kReserve: return Reserve(connection, body);
+    case lease::Kind::kReserve:
+    case lease::Kind::kReserveInPlace: return Reserve(connection, body);
     case lease::Kind::kCommit: return Commit(connection, body);
     case lease::Kind::kReadMany: return ReadMany(connection, body);
     case lease::Kind::kCommitMany: return CommitMany(connection, body);

@@ -172,6 +172,29 @@ TEST_F(LeaseTest, AFileWrittenFromMemoryThatChangesReadsBack) {
   }
 }
 
+TEST_F(LeaseTest, AWholeFileThatDoesNotFitBesideTheOldOneTakesItsPlaceOrFails) {
+  const Bytes old = RandomBytes(3'000'000, 8);
+  Bytes bytes = RandomBytes(5'000'000, 9);
+  for (const int in_place : {0, ENOSPC, EINVAL}) {  // EINVAL: an older mount
+    WriteFile(mount_ / "file", old);
+    mount_.on_request = [&](Kind kind) {
+      return kind == Kind::kReserve ? ENOSPC : kind == Kind::kReserveInPlace ? in_place : 0;
+    };
+    const auto handle = std::move(Handle::Create({}).value());
+    const uint64_t asked = mount_.requests(Kind::kReserveInPlace);
+    const auto written = handle->Write(mount_ / "file", View(bytes));
+    EXPECT_EQ(mount_.requests(Kind::kReserveInPlace), asked + 1);
+    EXPECT_EQ(written.has_value() ? 0 : written.error().error_number(), in_place == 0 ? 0 : ENOSPC);
+    EXPECT_TRUE(ReadFile(mount_ / "file") == (in_place == 0 ? bytes : old));
+    EXPECT_EQ(handle->direct_operations(), in_place == 0 ? 1U : 0U);
+    // A part of a file goes through the mount, and a lease that is required changes the file at once or not at all.
+    EXPECT_TRUE(handle->Write(mount_ / "file", View(bytes), {.offset = 0}).has_value());
+    EXPECT_EQ(Make()->Write(mount_ / "file", View(bytes)).error().error_number(), ENOSPC);
+    EXPECT_EQ(mount_.requests(Kind::kReserveInPlace), asked + 1);
+  }
+  mount_.WaitForNoLease();
+}
+
 TEST_F(LeaseTest, ALeaseServerOfAnotherUserThanTheMountsIsRefused) {
   Bytes bytes = RandomBytes(5'000'000, 6);
   mount_.user = geteuid() + 1;
@@ -324,7 +347,7 @@ TEST_F(LeaseTest, ARefusedLeaseIsAnErrorOnlyWhereOneIsRequired) {
     std::filesystem::remove(mount_ / "file");
   }
   mount_.ticket_error = 0;
-  mount_.on_request = [](Kind) { return ENOSPC; };
+  mount_.on_request = [](Kind) { return EAGAIN; };
   const auto handle = std::move(Handle::Create({}).value());
   ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
   mount_.on_request = nullptr;

@@ -309,6 +309,71 @@ TEST(WriteLeases, AReservationFindsTheSpaceThatWaitsForACommit) {
   ASSERT_OK(store->Reserve(file, FileBlock{0}, BlockCount{40 * kMiB / kBlockSize}));
 }
 
+TEST(WriteLeases, AReservationInPlaceDropsTheOldContent) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(13, 40 * kMiB)));
+  const BlockCount count{44 * kMiB / kBlockSize};
+  EXPECT_FALSE(store->Reserve(file, FileBlock{0}, count).has_value());
+  SpaceReservation space;
+  ASSERT_OK(store->DropContent(file, count, &space));
+  EXPECT_EQ(store.SizeOf(file), 40 * kMiB) << "mappings of the old content stay inside the file";
+  EXPECT_TRUE(Must(store.ReadAll(file)) == std::string(40 * kMiB, '\0'));
+  const auto grant = store->ReserveDropped(file, count, &space);
+  ASSERT_OK(grant);
+  EXPECT_EQ(grant->count(), count);
+}
+
+TEST(WriteLeases, AReservationInPlaceKeepsTheOldContentBesideWhichThereIsSpace) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string old = Pattern(13, 8 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, old));
+  SpaceReservation space;
+  ASSERT_OK(store->DropContent(file, BlockCount{8 * kMiB / kBlockSize}, &space));
+  ASSERT_OK(store->ReserveDropped(file, BlockCount{8 * kMiB / kBlockSize}, &space));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == old);
+}
+
+TEST(WriteLeases, AReservationInPlaceDoesNotCountBlocksThatReadersPin) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  const std::string old = Pattern(14, 40 * kMiB);
+  ASSERT_OK(store.WriteAt(file, 0, old));
+  const BlockCount count{40 * kMiB / kBlockSize};
+  SpaceReservation space;
+  const uint64_t before = Available(store);
+  {
+    const auto lease = store->LeaseRead(file, 0, kEnd);
+    ASSERT_OK(lease);
+    EXPECT_EQ(store->DropContent(file, count, &space).error().code, ErrorCode::kNoSpace);
+    EXPECT_TRUE(Must(store.ReadAll(file)) == old);
+  }
+  EXPECT_EQ(Available(store), before);
+  ASSERT_OK(store->DropContent(file, count, &space));
+}
+
+TEST(WriteLeases, TwoReservationsInPlaceDoNotShareTheSameFreeBlocks) {
+  TestStore store;
+  const InodePtr winner = store.Create("a").value(), loser = store.Create("b").value();
+  const std::string old = Pattern(15, 20 * kMiB);
+  ASSERT_OK(store.WriteAt(winner, 0, old));
+  ASSERT_OK(store.WriteAt(loser, 0, old));
+  ASSERT_OK(store->SyncAll());
+  const BlockCount count{32 * kMiB / kBlockSize};  // each fits alone
+  SpaceReservation space;
+  ASSERT_OK(store->DropContent(winner, count, &space));
+  auto second = StartUntilBlocked([&] {
+    SpaceReservation own;
+    return store->DropContent(loser, count, &own);
+  });
+  EXPECT_FALSE(HasEnded(second)) << "the first one's blocks are not free yet";
+  const auto grant = store->ReserveDropped(winner, count, &space);
+  ASSERT_OK(grant);
+  EXPECT_EQ(second.get().error().code, ErrorCode::kNoSpace);
+  EXPECT_TRUE(Must(store.ReadAll(loser)) == old);
+}
+
 TEST(CreateMany, ManyFilesAppearWithTheirContent) {
   TestStore store({.devices = 2});
   std::vector<TestStore::NamedFile> files;

@@ -84,6 +84,37 @@ TEST_F(SpaceManagerTest, FreedBlocksWaitForTheReadersFromBefore) {
   space_->LeaveRead(later);
 }
 
+TEST_F(SpaceManagerTest, AReservationAheadTakesBlocksBeforeTheyAreFree) {
+  auto runs = Allocate(1, 0, BlockCount{3000}).value();
+  SpaceReservation ahead, other;
+  EXPECT_EQ(space_->ReserveAhead(&ahead, kDevice, BlockCount{3000}).error().code, ErrorCode::kNoSpace);
+  EXPECT_TRUE(space_->ReserveAhead(&ahead, BlockCount{3500}, BlockCount{3000}));
+  EXPECT_EQ(space_->Reserve(&other, BlockCount{1}, /*privileged=*/true).error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(space_->ReserveAhead(&other, BlockCount{600}, {}).error().code, ErrorCode::kAgain);
+  EXPECT_TRUE(space_->ReserveAhead(&other, BlockCount{100}, BlockCount{2600}));
+  auto waiting = StartUntilBlocked([this] {
+    space_->WaitUntilBacked();
+    return true;
+  });
+  EXPECT_FALSE(HasEnded(waiting));
+  space_->Retire(std::move(runs));
+  EXPECT_TRUE(waiting.get());
+  EXPECT_EQ(space_->ReserveAhead(&other, BlockCount{600}, {}).error().code, ErrorCode::kNoSpace);
+}
+
+TEST_F(SpaceManagerTest, AReservationAheadThatIsGivenUpLetsOthersGoOn) {
+  const auto runs = Allocate(1, 0, kDevice).value();
+  SpaceReservation ahead;
+  EXPECT_TRUE(space_->ReserveAhead(&ahead, BlockCount{100}, kDevice));
+  auto waiting = StartUntilBlocked([this] {
+    space_->WaitUntilBacked();
+    return true;
+  });
+  EXPECT_FALSE(HasEnded(waiting));
+  ahead.TrimTo({});
+  EXPECT_TRUE(waiting.get());
+}
+
 TEST_F(SpaceManagerTest, PinnedBlocksWaitForTheirPin) {
   auto runs = Allocate(1, 0, BlockCount{100}).value();
   {

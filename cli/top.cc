@@ -217,8 +217,8 @@ void AddTop(CLI::App& app, int* exit_code) {
   command->footer(
       "For root (user 0 with CAP_DAC_OVERRIDE) and the user who runs the mount. Data of leases counts when a lease\n"
       "for reading begins and when a written one is committed; save_many and load_many count for their directory.\n"
-      "Files are named by the processes that have them open or mapped; a file that was closed before the look is shown\n"
-      "by its inode. (kernel) closes files, and writes what programs changed through mappings.\n\n"
+      "Files are named by the processes that have them open or mapped; a file that was closed before the look is\n"
+      "shown by its inode. (kernel) closes files, and writes what programs changed through mappings.\n\n"
       "Examples:\n"
       "  weightfs top /mnt/tensors\n"
       "  weightfs top /mnt/tensors --count 1 --json");

@@ -50,7 +50,8 @@ def load_safetensors(path):
 @pytest.mark.parametrize("direct", ["auto", "never"])
 @pytest.mark.parametrize("save, read", [(write, read_bytes), (write_async, read_bytes),
                                         (write_atomically, read_bytes), (save_many, read_bytes),
-                                        (save_torch, torch.load), (save_safetensors, load_safetensors)], ids=lambda function: function.__name__)
+                                        (save_torch, torch.load), (save_safetensors, load_safetensors)],
+                         ids=lambda function: function.__name__)
 def test_a_durable_write_survives_a_kill_of_the_mount(factory, save, read, direct):
     mount = factory.mount(factory.store("128M"), "commit=3600")
     with weightfs.aio_handle(direct=direct) as handle:

@@ -204,12 +204,14 @@ class WEIGHTFS_EXPORT Handle {
     size_t count = 0;                // number of operations that succeeded
     size_t failed = 0;               // number of operations that failed
     std::vector<Error> errors = {};  // the first kMaxErrors of their errors
+    bool refused = false;            // Wait has not waited; `errors` has the reason alone
   };
   static constexpr size_t kMaxErrors = 64;
   // Waits for every operation started before the call, and reports those that ended since the last Wait. Read, Write
   // and operations with own_errors are not reported; the caller of the latter checks the operation itself. If it is
-  // interrupted, Wait reports nothing, and the next Wait reports everything. Returns the single error EPERM in a forked
-  // child, and EDEADLK in a callback.
+  // interrupted, Wait reports nothing, and the next Wait reports everything. Refuses with EPERM in a forked
+  // child, and with EDEADLK in a callback, or if an operation waits for a SaveMany or LoadMany that a signal handler on
+  // this thread has interrupted.
   Completed Wait(const Interrupted& interrupted = {});
   // Number of operations started but not done.
   size_t pending() const;

@@ -54,6 +54,8 @@ Error InCallback(const std::string& path, uint64_t offset) {
   return {ErrorCode{EDEADLK}, "a callback of an operation may start others, and not wait for them", path, offset};
 }
 
+Handle::Completed Refused(Error error) { return {.failed = 1, .errors = {std::move(error)}, .refused = true}; }
+
 // True when a write without an offset appends to the file of the descriptor.
 bool Appends(int descriptor) {
   const int flags = fcntl(descriptor, F_GETFL);
@@ -182,7 +184,8 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
                        .held = held,
                        .stable = request.stable,
                        .progress = std::move(request.progress),
-                       .registration = registration};
+                       .registration = registration,
+                       .turns = registration != nullptr ? registration->turns() : std::vector<uint64_t>()};
   if (request.counted) {
     plan.finished = [tracker = tracker_, number = tracker_->Begin(), own = request.own_errors](const Error* error) {
       tracker->End(number, error, own);
@@ -202,8 +205,14 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
 }
 
 Handle::Completed Handle::Impl::Wait(const Interrupted& interrupted) {
-  if (auto may = CheckMayWait(""); !may.has_value()) return {.failed = 1, .errors = {std::move(may).error()}};
-  return tracker_->Wait(interrupted);
+  if (auto may = CheckMayWait(""); !may.has_value()) return Refused(std::move(may).error());
+  bool deadlocks = false;
+  auto completed = tracker_->Wait([&] {
+    deadlocks = ranges_->WaitForThisThread();
+    return deadlocks || (interrupted && interrupted());
+  });
+  if (deadlocks) return Refused(HeldByThisThread("", 0));
+  return completed;
 }
 
 Result<void> Handle::Impl::BeginAndHelp(Request request) {

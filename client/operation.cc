@@ -11,6 +11,7 @@
 
 #include "client/lane.h"
 #include "client/operation_plan.h"
+#include "client/pending_ranges.h"
 #include "common/assert.h"
 #include "common/mutex.h"
 
@@ -106,8 +107,9 @@ bool Operation::cancelled() const {
 }
 
 bool Operation::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
+  const bool may_wait = !CallbackScope::active() && !WaitsForThisThread();
   MutexLock lock(state_->mutex);
-  if (CallbackScope::active()) return state_->done;
+  if (!may_wait) return state_->done;
   if (timeout) {
     const auto now = std::chrono::steady_clock::now();
     const auto end = now + std::min(*timeout, std::chrono::steady_clock::time_point::max() - now);
@@ -118,6 +120,8 @@ bool Operation::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
   while (!state_->done) state_->ended.wait(lock.native());
   return true;
 }
+
+bool Operation::WaitsForThisThread() const { return PendingRanges::AreOfThisThread(state_->plan.turns) && !done(); }
 
 bool Operation::Cancel() {
   MutexLock lock(state_->mutex);

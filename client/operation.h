@@ -37,9 +37,12 @@ class Operation {
   // Number of bytes transferred so far; equal to size() after success.
   WEIGHTFS_EXPORT uint64_t transferred() const;
 
-  // Waits until the operation is done. Returns false if `timeout` expires first, or if called from a callback, where
-  // the wait could never end.
+  // Waits until the operation is done. Returns false if `timeout` expires first, or where the wait could never end: in
+  // a callback, and if WaitsForThisThread.
   WEIGHTFS_EXPORT bool Wait(std::optional<std::chrono::nanoseconds> timeout = std::nullopt) const;
+  // True if the operation is not done, and waits for a SaveMany or LoadMany that a signal handler on this thread has
+  // interrupted.
+  WEIGHTFS_EXPORT bool WaitsForThisThread() const;
   // Requests cancellation: pieces that are not in the kernel yet are dropped. Returns true if the operation will end as
   // canceled, even if its last byte is in flight, and false if it has ended, is ending or has failed.
   WEIGHTFS_EXPORT bool Cancel();

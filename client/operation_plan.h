@@ -24,6 +24,7 @@ struct Operation::Plan {
   // Notifies the handle's tracker. Called once, under the operation's lock. A null error means success.
   std::function<void(const Error* error)> finished = {};
   std::shared_ptr<void> registration = {};  // in PendingRanges; released once done, with no lock held
+  std::vector<uint64_t> turns = {};         // of the registration
 };
 
 }  // namespace weightfs::client

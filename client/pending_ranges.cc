@@ -27,9 +27,17 @@ std::shared_ptr<PendingRanges::Registration> PendingRanges::AddEntry(std::span<c
   const MutexLock lock(mutex_);
   AddLocked(entry);
   registration->waits_ = entry->before > 0;
-  registration->deadlocks_ = std::find_first_of(entry->turns.begin(), entry->turns.end(), turns_of_thread.begin(),
-                                                turns_of_thread.end()) != entry->turns.end();
   return registration;
+}
+
+bool PendingRanges::AreOfThisThread(std::span<const uint64_t> turns) {
+  return std::find_first_of(turns.begin(), turns.end(), turns_of_thread.begin(), turns_of_thread.end()) != turns.end();
+}
+
+bool PendingRanges::WaitForThisThread() const {
+  if (turns_of_thread.empty()) return false;
+  const MutexLock lock(mutex_);
+  return std::any_of(waiting_.begin(), waiting_.end(), [](const auto& entry) { return AreOfThisThread(entry->turns); });
 }
 
 std::unique_ptr<PendingRanges::Turn> PendingRanges::AddTurn(std::span<const FileRange> ranges, bool renames) {

@@ -43,6 +43,10 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   }
   // Likewise for a call that does the work on its own thread and keeps the registration until it returns.
   std::unique_ptr<Turn> AddTurn(std::span<const FileRange> ranges, bool renames) EXCLUDES(mutex_);
+  // True if one of these turns is of the calling thread: it ends when this thread goes on.
+  static bool AreOfThisThread(std::span<const uint64_t> turns);
+  // True if an operation waits for a turn of the calling thread, which must then not wait for it.
+  bool WaitForThisThread() const EXCLUDES(mutex_);
   // Number of ended operations that had `renames` set. An operation that opened its file before this number last
   // changed, and had nothing to wait for afterwards, may have opened a file that has been replaced since.
   uint64_t renames() const { return renames_.load(); }
@@ -76,7 +80,7 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
     size_t before = 0;              // number of listings that it waits for
     bool renames = false;
     bool is_turn = false;
-    std::vector<uint64_t> turns;  // numbers of the turns that it waits for, also through other entries
+    std::vector<uint64_t> turns;    // see Registration; does not change once the entry is listed
     std::vector<std::shared_ptr<Entry>> behind;  // entries that wait for this one, once per listing that they wait for
     Begin begin;
   };
@@ -106,9 +110,10 @@ class PendingRanges::Registration {
   ~Registration() { ranges_->End(*entry_); }
   // True if an earlier operation was pending when this one was added.
   bool waits() const { return waits_; }
-  // True if it waits, perhaps for others that wait, for a turn of the thread that added it. This thread must not wait
-  // for it: the turn ends when the thread goes on.
-  bool deadlocks() const { return deadlocks_; }
+  // Numbers of the turns that it waits for, perhaps through others that wait.
+  const std::vector<uint64_t>& turns() const { return entry_->turns; }
+  // True if the calling thread must not wait for it.
+  bool deadlocks() const { return AreOfThisThread(turns()); }
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
 
@@ -117,7 +122,6 @@ class PendingRanges::Registration {
   const std::shared_ptr<PendingRanges> ranges_;
   const std::shared_ptr<Entry> entry_;
   bool waits_ = false;
-  bool deadlocks_ = false;
 };
 
 // Created and destroyed on one thread.

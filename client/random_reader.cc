@@ -7,10 +7,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,12 +36,10 @@ constexpr unsigned kMaxDepth = 65'536;
 // The most rows of one operation by leases. Each row takes about 100 bytes while it is read.
 constexpr size_t kMostRows = 65'536;
 
-// The reads of many parts that threads carry out behind the caller.
+// A thread that reads many parts behind the caller.
 struct Background {
-  Mutex mutex;
-  std::condition_variable changed;
-  size_t running GUARDED_BY(mutex) = 0;
-  std::atomic<bool> stopping{false};
+  std::thread thread;
+  std::shared_ptr<std::atomic<bool>> ended;  // the thread uses the reader no more
 };
 
 // An open file, with its leases if there are any. Immutable; operations keep it open.
@@ -130,9 +129,11 @@ Result<OpenedFilePtr> OpenFile(const FileTarget::Options& where, const RandomRea
 
 }  // namespace
 
-class __attribute__((visibility("hidden"))) RandomReader::Impl {
+// Its background threads share it with the reader.
+class __attribute__((visibility("hidden"))) RandomReader::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  ~Impl();
+  // Cancels the reads in the background. Waits for their threads, except in a callback, for which they may be waiting.
+  void EndBackground() EXCLUDES(mutex_);
   Result<void> Start(const FileName& file, const RandomReaderOptions& options);
   Result<void> Reopen(const FileName& file) EXCLUDES(mutex_);
   Result<void> Refresh() EXCLUDES(mutex_);
@@ -177,13 +178,24 @@ class __attribute__((visibility("hidden"))) RandomReader::Impl {
   RandomReaderOptions options_;
   mutable Mutex mutex_;
   OpenedFilePtr opened_ GUARDED_BY(mutex_);
-  const std::shared_ptr<Background> background_ = std::make_shared<Background>();
+  std::atomic<bool> stopping_{false};
+  std::vector<Background> background_ GUARDED_BY(mutex_);
 };
 
-RandomReader::Impl::~Impl() {
-  background_->stopping = true;
-  MutexLock lock(background_->mutex);
-  while (background_->running > 0) background_->changed.wait(lock.native());
+void RandomReader::Impl::EndBackground() {
+  stopping_ = true;
+  std::vector<Background> all;
+  {
+    const MutexLock lock(mutex_);
+    all.swap(background_);
+  }
+  for (Background& one : all) {
+    if (Operation::CallbackScope::active()) {
+      one.thread.detach();  // it keeps what it uses
+    } else {
+      one.thread.join();
+    }
+  }
 }
 
 Result<void> RandomReader::Impl::Start(const FileName& file, const RandomReaderOptions& options) {
@@ -386,50 +398,48 @@ Result<std::shared_ptr<Operation>> RandomReader::Impl::Start(std::span<const uin
   const auto operation = std::make_shared<Operation>(Operation::Plan{.direction = Operation::Direction::kRead,
                                                                      .target = std::make_unique<NoRows>(opened->path),
                                                                      .memory = memory});
-  auto read = [this, background = background_, operation, opened, length,
+  const auto ended = std::make_shared<std::atomic<bool>>(false);
+  auto read = [self = shared_from_this(), ended, operation, opened, length,
                copied = std::vector<uint64_t>(offsets.begin(), offsets.end())] {
-    const auto done = ReadParts(opened, copied, length, operation->memory(),
-                                [&] { return operation->stopped() || background->stopping; });
-    {
-      // The reader may be gone after this.
-      const MutexLock lock(background->mutex);
-      --background->running;
-      background->changed.notify_all();
-    }
+    const auto done = self->ReadParts(opened, copied, length, operation->memory(),
+                                      [&] { return operation->stopped() || self->stopping_; });
     if (done.has_value()) {
       operation->AddTransferred(operation->size());
     } else {
       operation->Fail(done.error());
     }
     operation->Complete();
+    *ended = true;
   };
+  ASSIGN_OR_RETURN(auto thread, StartThread("weightfs-rows", std::move(read)));
+  std::vector<Background> others;
   {
-    const MutexLock lock(background_->mutex);
-    ++background_->running;
+    const MutexLock lock(mutex_);
+    const auto first = std::partition(background_.begin(), background_.end(), [](auto& one) { return !*one.ended; });
+    others.assign(std::make_move_iterator(first), std::make_move_iterator(background_.end()));
+    background_.erase(first, background_.end());
+    background_.push_back({std::move(thread), ended});
   }
-  auto thread = StartThread("weightfs-rows", std::move(read));
-  if (thread.has_value()) {
-    thread->detach();
-    return operation;
-  }
-  const MutexLock lock(background_->mutex);
-  --background_->running;
-  return std::move(thread).error();
+  for (Background& one : others) one.thread.join();
+  return operation;
 }
 
-RandomReader::RandomReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+RandomReader::RandomReader(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 RandomReader::~RandomReader() {
   // A forked child has neither the threads nor the aio contexts, and the leases are its parent's.
-  if (impl_->forked()) [[maybe_unused]]
-    auto* left = impl_.release();
+  if (impl_->forked()) {
+    [[maybe_unused]] auto* left = new std::shared_ptr<Impl>(std::move(impl_));
+    return;
+  }
+  impl_->EndBackground();
 }
 
 Result<std::unique_ptr<RandomReader>> RandomReader::Open(const FileName& file, const RandomReaderOptions& options) {
   if (options.queue_depth == 0 || options.queue_depth > kMaxDepth) {
     return Error{ErrorCode::kInvalid, fmt::format("a reader needs a queue_depth from 1 to {}", kMaxDepth), file.path};
   }
-  auto impl = std::make_unique<Impl>();
+  auto impl = std::make_shared<Impl>();
   RETURN_IF_ERROR(impl->Start(file, options));
   return std::unique_ptr<RandomReader>(new RandomReader(std::move(impl)));
 }

@@ -39,8 +39,9 @@ struct RandomReaderOptions {
 // A block that differs from its checksum is an error (EIO), which names the file and the offset of the block. It is
 // damaged, and not changed by another program, because leased blocks are not overwritten.
 //
-// Thread-safe. The destructor waits for the transfers in the kernel and cancels all other reads; it must not run in a
-// callback of a read. After fork() the child must not use its parent's reader (EPERM).
+// Thread-safe. The destructor waits for the transfers in the kernel and cancels all other reads: all operations are
+// done when it returns. In a callback it does not wait for operations of many parts, which are done soon after. After
+// fork() the child must not use its parent's reader (EPERM).
 class WEIGHTFS_EXPORT RandomReader {
  public:
   // Opens the file and takes the first lease. Errors: those of open(2); EINVAL for a queue_depth of 0 or above 65536;
@@ -93,8 +94,8 @@ class WEIGHTFS_EXPORT RandomReader {
 
  private:
   class Impl;
-  explicit RandomReader(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit RandomReader(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
 };
 
 }  // namespace weightfs::client

@@ -187,7 +187,9 @@ void BindHandle(py::module_& module) {
       .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
       .def("wait",
            [](const PyHandle& self) {
-             return self.WithoutGil([](Handle& handle) { return handle.Wait(&SignalRaised).count; });
+             auto completed = self.WithoutGil([](Handle& handle) { return handle.Wait(&SignalRaised); });
+             if (completed.refused) Raise(completed.errors.front());
+             return completed.count;
            })
       .def("pending", [](const PyHandle& self) { return self.get()->pending(); });
   BindReads(type);

@@ -46,6 +46,7 @@ void BindOperation(py::module_& module) {
              return error ? MakeException(*error) : py::none();
            })
       .def("wait", &WaitForOperation)
+      .def("waits_for_this_thread", &Operation::WaitsForThisThread)
       .def("on_done",
            [](Operation& self, const py::object& callback) {
              const Callable call(callback);

@@ -121,7 +121,10 @@ void BindReader(py::module_& module) {
       .def("refresh",
            [](const PyReader& self) { Check(self.WithoutGil([](RandomReader& reader) { return reader.Refresh(); })); })
       .def("size", [](const PyReader& self) { return self.get()->file_size(); })
-      .def("present_size", [](const PyReader& self) { return Check(self.get()->present_size()); })
+      .def("present_size",
+           [](const PyReader& self) {
+             return Check(self.WithoutGil([](RandomReader& reader) { return reader.present_size(); }));
+           })
       .def("leased", [](const PyReader& self) { return self.get()->leased(); })
       .def("no_lease", [](const PyReader& self) {
         const auto reason = self.get()->no_lease();

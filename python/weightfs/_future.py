@@ -2,8 +2,10 @@
 """The future of everything that goes on in the background."""
 
 import asyncio
+import builtins
 import concurrent.futures
 import contextlib
+import errno
 import math
 import threading
 import weakref
@@ -13,11 +15,8 @@ from weightfs import _native, _process
 from weightfs._process import check_process
 
 
-class _NotDone(*dict.fromkeys((concurrent.futures.TimeoutError, TimeoutError))):
+class TimeoutError(*dict.fromkeys((concurrent.futures.TimeoutError, builtins.TimeoutError))):  # noqa: A001
     """A timeout. Before Python 3.11 these are two classes, and programs catch either."""
-
-
-_NotDone.__name__ = _NotDone.__qualname__ = "TimeoutError"
 
 
 class Future(concurrent.futures.Future):
@@ -98,6 +97,9 @@ class Future(concurrent.futures.Future):
                 concurrent.futures.wait([self], limit)
             elif _native.Operation.in_callback():
                 raise RuntimeError("a callback of an operation cannot wait for an operation: it would deadlock")
+            elif self._operation.waits_for_this_thread():
+                raise OSError(errno.EDEADLK, "the save_many or load_many that this signal handler interrupts has the "
+                                             "file until it returns; wait after that")
             else:
                 self._operation.wait(timeout)
         return self.done()
@@ -106,7 +108,7 @@ class Future(concurrent.futures.Future):
         """The exception that the operation failed with, or None. Raises concurrent.futures.TimeoutError, which is
         also a TimeoutError of Python, and concurrent.futures.CancelledError."""
         if not self.wait(timeout):
-            raise _NotDone(f"not done after {timeout} s")
+            raise TimeoutError(f"not done after {timeout} s")
         self._asked = True
         return super().exception()
 

@@ -325,8 +325,6 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
 
     def _drain(self):
         """Waits. Returns (number of operations that succeeded, errors of those that failed)."""
-        if _native.Operation.in_callback():
-            raise OSError(errno.EDEADLK, "a callback of an operation may start others, but cannot wait for them")
         completed = self._native.wait()
         errors, validations = self._pending.collect()
         for memory, file, offset in validations:

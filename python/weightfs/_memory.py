@@ -134,9 +134,10 @@ class _Scatter:
                 self._copy(self._source)
             except Exception as failure:
                 self._failure = failure
-                raise
-            finally:
-                self._source = None
+            # After an exception of a signal handler (KeyboardInterrupt), the next call copies.
+            self._source = None
+            if self._failure is not None:
+                raise self._failure
 
     def _copy(self, source):
         self._target.copy_(source)

@@ -64,22 +64,26 @@ class Pending:
     def collect(self):
         """Releases all operations that are done. Returns (errors in the order of their start, entries to validate)."""
         with self._lock:
-            done = [entry for entry in list(self._entries) if entry.done() and self._take(entry)]
-            failures = []
+            done = sorted((entry for entry in list(self._entries) if entry.done()), key=lambda entry: entry.number)
+        for entry in done:
+            finish = entry.memory.finish
+            if finish is not None and entry.operation.error() is None:
+                try:
+                    finish()   # an exception of a signal handler leaves it to the next call
+                except Exception:
+                    self._take(entry)
+                    raise
+        failures, validations = [], []
+        with self._lock:
+            done = [entry for entry in done if self._take(entry)]
             with contextlib.suppress(IndexError):
                 while True:
                     failures.append(self._failures.popleft())
-        done.sort(key=lambda entry: entry.number)
-        validations = []
         for entry in done:
             error = entry.error()
             if error is not None:
                 failures.append((entry.number, error))
-                continue
-            finish = entry.memory.finish
-            if finish is not None and entry.operation.error() is None:
-                finish()
-            if entry.validation is not None:
+            elif entry.validation is not None:
                 validations.append((entry.memory, *entry.validation))
         return [error for _, error in sorted(failures, key=lambda failure: failure[0])], validations
 

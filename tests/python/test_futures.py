@@ -3,8 +3,10 @@
 
 import asyncio
 import concurrent.futures
+import pickle
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import weightfs
 from operations import StandingWrite
 from tensors import content, random_tensor
 from weightfs import _memory
+from weightfs._pending import Pending
 
 
 def slow_handle():
@@ -344,3 +347,54 @@ def test_an_unknown_option_is_named_after_the_method(local, handle):
         with pytest.raises(TypeError, match=rf"\b{name}\(\) got an unexpected keyword argument 'durabel'"):
             getattr(handle, name)(bytearray(1), local / "file", durabel=True)
     assert not (local / "file").exists()
+
+
+def test_a_timeout_can_be_pickled(folder):
+    with slow_handle() as handle:
+        standing = StandingWrite(handle, random_tensor(8192), "/dev/null", file_offset=0)
+        with pytest.raises(TimeoutError) as caught:
+            standing.future.result(timeout=0)
+        standing.go()
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(copied, concurrent.futures.TimeoutError) and isinstance(copied, TimeoutError)
+    assert copied.args == caught.value.args
+
+
+@pytest.fixture
+def ended_read(monkeypatch):
+    """Makes an operation that has ended and the memory of a strided GPU tensor, the first copy of which is interrupted.
+    """
+    outcomes = [KeyboardInterrupt(), None]
+    target, source = torch.zeros(4), torch.ones(4)
+
+    def copy(scatter, source):
+        outcome = outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+        target.copy_(source)
+
+    monkeypatch.setattr(_memory._Scatter, "_copy", copy)
+    operation = types.SimpleNamespace(done=lambda: True, cancelled=lambda: False, cancel=lambda: False,
+                                      error=lambda: None)
+    memory = _memory.Memory(target.data_ptr(), 4, [4], None, target, "a tensor",
+                            finish=_memory._Scatter(target, source))
+    return operation, memory, target
+
+
+def test_a_read_whose_copy_was_interrupted_copies_again(ended_read):
+    operation, memory, target = ended_read
+    future = weightfs.Future(operation, memory, lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    assert future.result() == memory.nbytes
+    assert target.eq(1).all()
+
+
+def test_a_wait_whose_copy_was_interrupted_copies_again(ended_read):
+    operation, memory, target = ended_read
+    pending = Pending()
+    pending.start(memory, None, False, lambda: operation)
+    with pytest.raises(KeyboardInterrupt):
+        pending.collect()
+    assert pending.collect() == ([], [])
+    assert target.eq(1).all()

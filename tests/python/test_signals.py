@@ -258,6 +258,23 @@ print(outcome(lambda: handle.write_from(small, "c")))
     assert out == "done\n"
 
 
+def test_a_handler_cannot_wait_for_an_operation_that_waits_for_its_save(child):
+    out = child(COMMON + HOLDING + f"""
+{STANDING}
+futures = []
+def use():
+    standing.go()
+    thread = threading.Thread(target=lambda: futures.append(handle.write_async(small, "a")))
+    thread.start()
+    thread.join()
+    print(outcome(futures[0].result), outcome(handle.wait), futures[0].done())
+with once_waiting(use):
+    handle.save_many({{"a": small}}, ".")
+print(futures[0].result(), outcome(handle.wait))
+""", limit=30)
+    assert out == "would deadlock would deadlock False\n5000 done\n"
+
+
 @pytest.mark.parametrize("call", ["save_many", "load_many"])
 def test_a_progress_callback_cannot_wait_for_the_files_of_its_call(child, call):
     out = child(COMMON + HOLDING + f"""

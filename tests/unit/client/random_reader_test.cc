@@ -422,5 +422,47 @@ TEST_F(RandomReaderTest, TheEndOfAReaderEndsItsLeasesAndOperations) {
   mount_.WaitForNoLease();  // although the operation is kept
 }
 
+TEST_F(RandomReaderTest, TheEndOfAReaderEndsItsReadsOfManyParts) {
+  WriteFile(mount_ / "file", RandomBytes(6'000'123));
+  const auto offsets = RandomOffsets(200'000, 6'000'000);
+  Bytes bytes(8 * offsets.size());
+  auto reader = Open(mount_ / "file");
+  const auto operation = reader->StartRows(offsets, 8, View(bytes)).value();
+  std::promise<void> reached, goes_on;
+  operation->OnDone([&] {
+    reached.set_value();
+    goes_on.get_future().wait();
+  });
+  auto closing = StartUntilBlocked([&] {
+    reader.reset();
+    return true;
+  });
+  reached.get_future().wait();
+  EXPECT_FALSE(HasEnded(closing)) << "its thread has not ended";
+  goes_on.set_value();
+  EXPECT_TRUE(closing.get());
+  EXPECT_TRUE(operation->done());
+}
+
+TEST_F(RandomReaderTest, ACallbackMayCloseTheReader) {
+  WriteFile(mount_ / "file", RandomBytes(6'000'123));
+  const auto offsets = RandomOffsets(200'000, 6'000'000);
+  Bytes bytes(8 * offsets.size()), row(8);
+  for (const bool of_many : {false, true}) {
+    auto reader = Open(mount_ / "file");
+    const auto many = reader->StartRows(offsets, 8, View(bytes)).value();
+    const auto one = reader->StartRows(std::span(offsets).first(1), 8, View(row)).value();
+    std::promise<void> closed;
+    (of_many ? many : one)->OnDone([&] {
+      reader.reset();
+      closed.set_value();
+    });
+    closed.get_future().wait();
+    EXPECT_TRUE(many->Wait(std::chrono::seconds(60)));
+    EXPECT_TRUE(one->Wait(std::chrono::seconds(60)));
+  }
+  mount_.WaitForNoLease();
+}
+
 }  // namespace
 }  // namespace weightfs::client

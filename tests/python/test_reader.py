@@ -426,7 +426,7 @@ def test_a_read_of_many_windows_starts_at_once(leased):
         for future, out in zip(futures, outs):
             assert future.result(20) == out.nbytes
             assert all(content(row) == data[at:at + 4096] for at, row in zip(offsets, out))
-        assert seen == [True]
+        assert set(seen) == {True}   # more than one, if the first callback came late
 
 
 def test_a_read_of_many_windows_can_be_canceled_and_closed(leased):

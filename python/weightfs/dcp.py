@@ -57,6 +57,7 @@ class StorageWriter(FileSystemWriter):
         super().__init__(path, single_file_per_rank=True, sync_files=False, thread_count=1, overwrite=overwrite,
                          cache_staged_state_dict=cache_staged_state_dict)
         self.fs = _Files()
+        self._searched = {}   # the names in each `.metadata` that was read, by its identity
 
     def prepare_global_plan(self, plans):
         plans = super().prepare_global_plan(plans)
@@ -114,11 +115,15 @@ class StorageWriter(FileSystemWriter):
         ranks = others if self.use_collectives else [f"__{self.rank}.metadata"]
         return set().union(*(self._named_in(os.path.join(self.path, name)) for name in (".metadata", *ranks)))
 
-    @staticmethod
-    def _named_in(path):
-        # The pickle is searched, because loading it would run code, and its text has the names literally.
+    def _named_in(self, path):
+        # The pickle is searched, because loading it would run code, and its text has the names literally. It is never
+        # changed, but replaced by a rename.
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            return {name.decode() for name in _NAMED.findall(file.read())}
+            status = os.fstat(file.fileno())
+            version = status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+            if version not in self._searched:
+                self._searched[version] = {name.decode() for name in _NAMED.findall(file.read())}
+            return self._searched[version]
         return set()
 
     def _unique(self, prefix):

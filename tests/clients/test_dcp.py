@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_a_save_over_an_older_one_leaves_it_whole_until_the_end(work, monkeypatc
 
 
 @pytest.mark.parametrize("saver", ["ours", "torch"])
-def test_a_save_removes_what_the_one_before_and_killed_ones_left_and_nothing_else(work, saver):
+def test_a_save_removes_what_the_one_before_and_killed_ones_left_and_nothing_else(work, saver, monkeypatch):
     save(work, state(1), {"ours": ours.StorageWriter, "torch": dcp.FileSystemWriter}[saver])
     left = ("__0_deadbeef_0.distcp", ".__1_deadbeef_0.distcp.weightfs-0123abcd", "..metadata.weightfs-0123abcd",
             *(f"__{rank}_feedbeef_0.distcp" for rank in range(2000)))
@@ -116,12 +117,15 @@ def test_a_save_removes_what_the_one_before_and_killed_ones_left_and_nothing_els
         (work / name).write_bytes(b"part")
     living = work / "__1_deadbeef_0.distcp"
     living.write_bytes(b"part")
+    searched, named = [], ours._NAMED.findall
+    monkeypatch.setattr(ours, "_NAMED", SimpleNamespace(findall=lambda text: searched.append(text) or named(text)))
     with open(living) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert same(load(work, state(1)), state(1))
         save(work, state(2))
         names = set(data_files(work))
         assert names.issuperset(others + (living.name,)) and len(names) == len(others) + 2
+        assert len(searched) == 2, "the old .metadata once, and the new one once"
     save(work, state(3))
     assert set(data_files(work)) > set(others) and len(data_files(work)) == len(others) + 1
 

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <sys/personality.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 #include <utime.h>
 
+#include <atomic>
 #include <cerrno>
 #include <thread>
 
@@ -14,6 +17,18 @@
 #include "common/syncfs.h"
 #include "tests/unit/client/files.h"
 #include "tests/unit/client/operations.h"
+
+namespace {
+
+std::atomic<size_t> file_syncs{0};
+
+}  // namespace
+
+// Replaces that of the C library in this program.
+extern "C" int fsync(int descriptor) {
+  ++file_syncs;
+  return static_cast<int>(syscall(SYS_fsync, descriptor));
+}
 
 namespace weightfs::client {
 namespace {
@@ -78,7 +93,9 @@ TEST(ManyTest, OldKernelsSyncEachFile) {
   const auto before = static_cast<unsigned>(personality(0xffffffff));
   ASSERT_NE(personality(before | UNAME26), -1);  // uname(2) now says 2.6
   EXPECT_FALSE(SyncfsReportsErrors());
+  const size_t syncs = file_syncs;
   EXPECT_TRUE(handle->SaveMany(folder / ".", saved.files).has_value());
+  EXPECT_EQ(file_syncs - syncs, saved.files.size() + 1) << "and the folder";
   personality(before);
   EXPECT_EQ(ReadFile(folder / "tensor.1"), saved.contents[1]);
 }

@@ -14,6 +14,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <type_traits>
 
 #include "cli/commands.h"
 #include "cli/keepers.h"
@@ -260,29 +261,37 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
   return kSuccess;
 }
 
-// All extents; records that go on where the last one ended, in the file and on the device, are one run.
-Result<std::vector<weightfs_extent>> ReadExtents(int descriptor, const std::string& path) {
-  std::vector<weightfs_extent> runs;
-  weightfs_extents page{};
+// Appends all extents; records that go on where the last one ended, in the file and on the device, are one run. Returns
+// false, with errno, when the ioctl fails.
+template <typename List>
+bool AppendExtents(int descriptor, unsigned long command, std::vector<weightfs_extent>* runs) {
+  List page{};
+  constexpr size_t kMost = std::extent_v<decltype(page.extents)>;
   do {
     page.version = WEIGHTFS_IOC_VERSION;
-    if (ioctl(descriptor, WEIGHTFS_IOC_EXTENTS, &page) != 0) {
-      return Error{ErrorCode::kIo, fmt::format("{}: its extents cannot be read: {}", path, std::strerror(errno))};
-    }
-    for (uint32_t index = 0; index < std::min<uint32_t>(page.count, WEIGHTFS_EXTENTS_MAX); ++index) {
+    if (ioctl(descriptor, command, &page) != 0) return false;
+    for (size_t index = 0; index < std::min<size_t>(page.count, kMost); ++index) {
       const weightfs_extent& next = page.extents[index];
-      if (!runs.empty()) {
-        weightfs_extent& last = runs.back();
+      if (!runs->empty()) {
+        weightfs_extent& last = runs->back();
         if (last.first + last.length == next.first && last.physical + last.length == next.physical &&
             last.device == next.device && last.flags == next.flags) {
           last.length += next.length;
           continue;
         }
       }
-      runs.push_back(next);
+      runs->push_back(next);
     }
-  } while (page.count == WEIGHTFS_EXTENTS_MAX);
-  return runs;
+  } while (page.count == kMost);
+  return true;
+}
+
+Result<std::vector<weightfs_extent>> ReadExtents(int descriptor, const std::string& path) {
+  std::vector<weightfs_extent> runs;
+  if (AppendExtents<weightfs_extent_list>(descriptor, WEIGHTFS_IOC_EXTENT_LIST, &runs)) return runs;
+  // The mount may be of version 0.1.
+  if (errno == ENOTTY && AppendExtents<weightfs_extents>(descriptor, WEIGHTFS_IOC_EXTENTS, &runs)) return runs;
+  return Error{ErrorCode::kIo, fmt::format("{}: its extents cannot be read: {}", path, std::strerror(errno))};
 }
 
 // The bytes from `at` to `end` that hold data: whole blocks.

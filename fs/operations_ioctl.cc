@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <type_traits>
 
 #include "fs/caller.h"
 #include "fs/lease_server.h"
@@ -22,6 +23,7 @@ namespace {
 static_assert(sizeof(weightfs_info) == 72);
 static_assert(sizeof(weightfs_extent) == 32);
 static_assert(sizeof(weightfs_extents) == 32 + WEIGHTFS_EXTENTS_MAX * sizeof(weightfs_extent));
+static_assert(sizeof(weightfs_extent_list) == 32 + WEIGHTFS_EXTENT_LIST_MAX * sizeof(weightfs_extent));
 static_assert(sizeof(weightfs_stats) == 8 + 25 * 8);
 static_assert(sizeof(weightfs_lease_ticket) == 120);
 static_assert(sizeof(weightfs_lease_request) == 64);
@@ -53,8 +55,10 @@ void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   reply.Ioctl(&info, sizeof(info));
 }
 
-void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<FileHandle>& file, weightfs_extents out) {
-  const auto found = filesystem.store().Extents(file->inode, FileBlock{out.start / kBlockSize}, WEIGHTFS_EXTENTS_MAX);
+template <typename List>
+void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<FileHandle>& file, List out) {
+  constexpr size_t kMost = std::extent_v<decltype(out.extents)>;
+  const auto found = filesystem.store().Extents(file->inode, FileBlock{out.start / kBlockSize}, kMost);
   if (!found.has_value()) {
     reply.Fail(found.error());
     return;
@@ -62,7 +66,7 @@ void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<Fil
   std::memset(out.extents, 0, sizeof(out.extents));
   out.count = 0;
   for (const FileExtent& extent : *found) {
-    if (out.count == WEIGHTFS_EXTENTS_MAX) break;
+    if (out.count == kMost) break;
     weightfs_extent& entry = out.extents[out.count++];
     entry.first = ToBytes(extent.first).value;
     entry.length = ToBytes(extent.count).value;
@@ -74,8 +78,9 @@ void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<Fil
   reply.Ioctl(&out, sizeof(out));
 }
 
+template <typename List>
 void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  weightfs_extents out{};
+  List out{};
   if (request.directory || request.in.size() < sizeof(out)) {
     reply.Errno(EINVAL);
     return;
@@ -459,7 +464,8 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   }
   switch (request.command) {
     case WEIGHTFS_IOC_INFO: Info(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_EXTENTS: Extents(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_EXTENTS: Extents<weightfs_extents>(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_EXTENT_LIST: Extents<weightfs_extent_list>(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_STATS:
       filesystem.RunAside(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
       return;

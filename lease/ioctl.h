@@ -51,6 +51,17 @@ struct weightfs_extents {
   struct weightfs_extent extents[WEIGHTFS_EXTENTS_MAX];
 };
 
+#define WEIGHTFS_EXTENT_LIST_MAX 510 /* an ioctl takes no larger structure */
+
+/* The same, for files of many extents. ENOTTY from mounts of version 0.1. */
+struct weightfs_extent_list {
+  __u32 version;
+  __u32 count;
+  __u64 start;
+  __u64 reserved[2];
+  struct weightfs_extent extents[WEIGHTFS_EXTENT_LIST_MAX];
+};
+
 /* Counters since the mount, and gauges. In bytes unless the name says otherwise. */
 struct weightfs_stats {
   __u32 version;
@@ -234,6 +245,7 @@ struct weightfs_publication {
 
 #define WEIGHTFS_IOC_INFO _IOR(WEIGHTFS_IOC_MAGIC, 1, struct weightfs_info)
 #define WEIGHTFS_IOC_EXTENTS _IOWR(WEIGHTFS_IOC_MAGIC, 2, struct weightfs_extents)
+#define WEIGHTFS_IOC_EXTENT_LIST _IOWR(WEIGHTFS_IOC_MAGIC, 15, struct weightfs_extent_list)
 #define WEIGHTFS_IOC_SCRUB _IOR(WEIGHTFS_IOC_MAGIC, 7, struct weightfs_scrub)
 #define WEIGHTFS_IOC_METRICS _IOR(WEIGHTFS_IOC_MAGIC, 9, struct weightfs_metrics)
 #define WEIGHTFS_IOC_TOP _IOWR(WEIGHTFS_IOC_MAGIC, 10, struct weightfs_top)

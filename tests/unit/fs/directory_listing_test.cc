@@ -84,7 +84,9 @@ TEST_F(DirectoryListingTest, CountsFromTheBeginWhereItNeverWas) {
 }
 
 TEST_F(DirectoryListingTest, KeepsTheNamesOfOneReplyAndAFewCheckpoints) {
-  for (int i = 0; i < 200'000; ++i) directory_.entries.insert(directory_.entries.end(), std::string(240, 'n') + Name(i));
+  for (int i = 0; i < 200'000; ++i) {
+    directory_.entries.insert(directory_.entries.end(), std::string(240, 'n') + Name(i));
+  }
   size_t most = 0;
   for (uint64_t position = 2; position < 200'002; position += 10) {
     directory_.Read(position);

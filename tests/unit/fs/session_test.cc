@@ -356,6 +356,35 @@ TEST(SessionFiles, UnknownIoctlIsNotATerminal) {
   EXPECT_EQ(info.As<weightfs_info>(sizeof(fuse_ioctl_out)).inode, file.node);
 }
 
+TEST(SessionFiles, ExtentsAreListedInPages) {
+  constexpr uint32_t kExtents = 600;
+  FakeKernel kernel({}, Options());
+  const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
+  const InodePtr inode = kernel.store()->inodes().Find(InodeId{file.node});
+  for (uint64_t i = 0; i < kExtents; ++i) {
+    ASSERT_OK(kernel.store()->Fallocate(inode, FallocateMode::kAllocate, 2 * i * kBlockSize, kBlockSize));
+  }
+  const auto count = [&](auto page, unsigned command) {
+    std::vector<uint32_t> counts;
+    do {
+      page.version = WEIGHTFS_IOC_VERSION;
+      fuse_ioctl_in in{};
+      in.fh = file.handle;
+      in.cmd = command;
+      in.in_size = in.out_size = sizeof(page);
+      const KernelReply reply =
+          kernel.AskWith(FUSE_IOCTL, file.node, in, {reinterpret_cast<const char*>(&page), sizeof(page)});
+      EXPECT_EQ(reply.error, 0);
+      page = reply.As<decltype(page)>(sizeof(fuse_ioctl_out));
+      counts.push_back(page.count);
+      EXPECT_EQ(page.start, page.extents[page.count - 1].first + kBlockSize);
+    } while (page.count == std::size(page.extents));
+    return counts;
+  };
+  EXPECT_EQ(count(weightfs_extent_list{}, WEIGHTFS_IOC_EXTENT_LIST), (std::vector<uint32_t>{510, 90}));
+  EXPECT_EQ(count(weightfs_extents{}, WEIGHTFS_IOC_EXTENTS).size(), 10U);
+}
+
 TEST(SessionFiles, StatisticsShowARemountReadOnly) {
   FakeKernel kernel({}, Options());
   const Opened file = CreatedBy(kernel.Create("a", O_RDWR));

@@ -149,7 +149,8 @@ def devices(program, base, count):
     start = time.monotonic()
     with mounted(program, base / "store", mount) as pid:
         row["mount"] = round(time.monotonic() - start, 3)
-        row["write and fsync 64 MiB"] = timed(write_file, mount / "file", bytes(64 * MIB)) + timed(flush, mount / "file")
+        written = timed(write_file, mount / "file", bytes(64 * MIB))
+        row["write and fsync 64 MiB"] = written + timed(flush, mount / "file")
         row["memory"] = memory(pid)
         start = time.monotonic()
     row["umount"] = round(time.monotonic() - start, 3)
@@ -201,7 +202,8 @@ def table(kind, rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, help="where the temporary stores are created")
-    parser.add_argument("--program", type=Path, default=ROOT / "build/release/bin/weightfs", help="the program weightfs")
+    parser.add_argument("--program", type=Path, default=ROOT / "build/release/bin/weightfs",
+                        help="the program weightfs")
     parser.add_argument("--only", nargs="+", choices=[kind.__name__ for kind in TABLES])
     parser.add_argument("--scale", type=float, default=1, help="factor of all sizes (1)")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -212,6 +212,7 @@ void Operation::Complete() {
   state_->plan.progress = nullptr;  // may hold a reference to the handle
   const CallbackScope scope;
   for (const auto& callback : callbacks) callback();
+  callbacks.clear();  // their destruction may close a reader, as a callback may
 }
 
 }  // namespace weightfs::client

@@ -122,7 +122,8 @@ void Fill(AlignedRecord& record, const Superblock& superblock) {
   record.device_index = superblock.device_index.value;
   record.device_count = superblock.device_count;
   record.flags = superblock.clean ? kSuperblockClean : 0;
-  record.compatible = (superblock.keeps_replica ? kSuperblockReplica : 0) | (superblock.keeps_lists ? kSuperblockLists : 0);
+  record.compatible |= superblock.keeps_replica ? kSuperblockReplica : 0;
+  record.compatible |= superblock.keeps_lists ? kSuperblockLists : 0;
   record.device_size = superblock.device_size.value;
   record.data_offset = kDataOffset;
   record.sequence = superblock.sequence;

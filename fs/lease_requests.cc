@@ -351,15 +351,14 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   return {};
 }
 
-// The old content loses its set-ID bits with its blocks, and not where it stays.
 Result<BlockReservation> LeaseRequests::ReserveInPlace(const Request& request, const InodePtr& inode,
                                                        BlockCount count) {
   const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   Store& store = filesystem_.store();
   SpaceReservation space;
+  RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));  // as each attempt to write does
   RETURN_IF_ERROR(ChangeWithoutPages(inode, [&] { return store.DropContent(inode, count, &space); }));
-  RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));
   return store.ReserveDropped(inode, count, &space);
 }
 

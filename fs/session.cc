@@ -284,8 +284,11 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer, CloseTracker::Clock::time_point*
   if (size < 0) {
     // ENOENT: the request was interrupted before it was read. ENODEV: unmounted.
     if (errno == EINTR || errno == EAGAIN || errno == ENOENT) return true;
-    if (errno != ENODEV) {
-      MutexLock lock(mutex_);
+    MutexLock lock(mutex_);
+    if (errno == ENODEV) {
+      // A receiver that was busy hears of it later.
+      if (!std::exchange(unmounted_, true)) received_ = *received;
+    } else {
       failure_ = Error{ErrorCode::kIo, fmt::format("receiving from the kernel failed: {}", std::strerror(errno))};
     }
     return false;
@@ -315,7 +318,7 @@ void Session::Receive() {
     }
   }
   MutexLock lock(mutex_);
-  received_ = std::max(received_, received);
+  if (!unmounted_) received_ = std::max(received_, received);
   if (--receiving_ == 0) Stop();
   left_.notify_all();
 }

@@ -86,7 +86,9 @@ class Session {
   Mutex mutex_;
   std::condition_variable left_;
   unsigned receiving_ GUARDED_BY(mutex_) = 0;
-  CloseTracker::Clock::time_point received_ GUARDED_BY(mutex_);  // the last time that one received that has left
+  // When the receivers heard of the unmount, the first one of them; until then when one left last.
+  CloseTracker::Clock::time_point received_ GUARDED_BY(mutex_);
+  bool unmounted_ GUARDED_BY(mutex_) = false;
   std::optional<Error> failure_ GUARDED_BY(mutex_);
 };
 

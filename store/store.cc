@@ -124,8 +124,8 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->devices = std::move(devices);
   parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
   parts->cache = std::make_unique<ReadCache>(*parts->chunks);
-  parts->inodes = std::make_unique<InodeTable>(*parts->catalog, FileServices{*parts->space, *parts->cache, parts->extent_memory},
-                                               options.resident_inodes);
+  parts->inodes = std::make_unique<InodeTable>(
+      *parts->catalog, FileServices{*parts->space, *parts->cache, parts->extent_memory}, options.resident_inodes);
 
   const auto recovery = RecoverSpace(*parts->catalog, *parts->space);
   if (!recovery && recovery.error().code != ErrorCode::kCorrupt) return recovery.error();
@@ -416,7 +416,7 @@ Result<BlockReservation> Store::Reserve(const InodePtr& inode, FileBlock first, 
 }
 
 Result<void> Store::DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   return p_->files->DropContent(inode, count, space);
 }
 

@@ -52,7 +52,8 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
   while (!p_.space.Reserve(reservation, count, privileged)) {
     // Free what costs nothing first, then the space of files being closed, and last the old content of files being
     // replaced.
-    if (search->attempts == 0) search->deadline = std::chrono::steady_clock::now() + p_.space_wait;
+    const auto begin = std::chrono::steady_clock::now();
+    if (search->attempts == 0) search->deadline = begin + p_.space_wait;
     if (search->attempts == 1 && wait_for_closes_) wait_for_closes_();
     p_.space.ReleaseAllPreallocations();
     p_.space.CollectOrphanedReservations();
@@ -62,6 +63,7 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
     } else if (!CommitReplacements(*search, count, privileged)) {
       return ErrorCode::kNoSpace;
     }
+    search->deadline += std::chrono::steady_clock::now() - begin;  // commits take none of the time for reads
     p_.space.WaitForRetired(count, privileged, search->deadline);
     RETURN_IF_ERROR(CheckWritable());
   }

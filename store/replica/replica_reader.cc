@@ -20,10 +20,10 @@ bool Exists(Devices devices, const Segment& segment) {
   return run.device.value < devices.size() && ToBytes(run.run.end()).value <= devices[run.device.value]->size().value;
 }
 
-// nullopt if the superblock cannot be read.
-std::optional<bool> KeepsLists(BlockDevice& device) {
-  const auto superblock = ReadSuperblock(device);
-  return superblock ? std::optional(superblock->keeps_lists) : std::nullopt;
+// True, too, if the superblock cannot be read.
+bool KeepsLists(BlockDevice* device) {
+  const auto superblock = ReadSuperblock(*device);
+  return !superblock || superblock->keeps_lists;
 }
 
 }  // namespace
@@ -174,13 +174,14 @@ std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_i
   std::optional<Root> newest;
   auto memory = HugePageMemory::Map(kRootCapacity);
   if (!memory) return newest;
+  const bool keep_lists = std::ranges::all_of(devices, KeepsLists);
   for (BlockDevice* device : devices) {
     for (const uint64_t offset : kRootOffsets) {
       auto root = ReadRoot(*device, offset, {memory->data(), memory->size()});
       if (!root || (store_id && root->store_id != *store_id)) continue;
       if (newest && root->sequence <= newest->sequence) continue;
       // A program that does not know lists has written to the store since.
-      if (!root->lists.empty() && !KeepsLists(*device).value_or(true)) continue;
+      if (!root->lists.empty() && !keep_lists) continue;
       newest = std::move(root);
     }
   }

@@ -234,6 +234,7 @@ void SpaceManager::Free(const std::vector<DeviceRun>& runs) {
   if (freed == 0) return;
   MutexLock lock(mutex_);
   free_ += freed;
+  freed_.notify_all();
 }
 
 uint64_t SpaceManager::EnterRead() {

@@ -375,7 +375,7 @@ MUTANTS = [
            "for (size_t copy = 0; copy < kRootOffsets.size(); ++copy) {", ("unit_store_replica", CRASH)),
     Mutant("replica-lists-bit", "Roots of version 2 from before an older program wrote are ignored.",
            "store/replica/replica_reader.cc",
-           "!KeepsLists(*device).value_or(true)", "!KeepsLists(*device).has_value()",
+           "return !superblock || superblock->keeps_lists;", "return true;",
            ("unit_store_replica:ReplicaWriterTest.*",)),
     Mutant("replica-lists-claim", "Roots of version 2 from before an older program wrote are cleared.",
            "store/volume/store_directory.cc",

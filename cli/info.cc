@@ -261,10 +261,14 @@ int ShowMount(const Arguments& arguments, int descriptor, const weightfs_info& i
   return kSuccess;
 }
 
-// Appends all extents; records that go on where the last one ended, in the file and on the device, are one run. Returns
-// false, with errno, when the ioctl fails.
+struct FileMap {
+  std::vector<weightfs_extent> runs;  // records that go on where the last one ended, in the file and on the device
+  std::optional<uint64_t> pending;    // bytes that the mount has in memory alone; nullopt: unknown
+};
+
+// Appends all extents. Returns false, with errno, when the ioctl fails.
 template <typename List>
-bool AppendExtents(int descriptor, unsigned long command, std::vector<weightfs_extent>* runs) {
+bool AppendExtents(int descriptor, unsigned long command, FileMap* map) {
   List page{};
   constexpr size_t kMost = std::extent_v<decltype(page.extents)>;
   do {
@@ -272,50 +276,28 @@ bool AppendExtents(int descriptor, unsigned long command, std::vector<weightfs_e
     if (ioctl(descriptor, command, &page) != 0) return false;
     for (size_t index = 0; index < std::min<size_t>(page.count, kMost); ++index) {
       const weightfs_extent& next = page.extents[index];
-      if (!runs->empty()) {
-        weightfs_extent& last = runs->back();
+      if (!map->runs.empty()) {
+        weightfs_extent& last = map->runs.back();
         if (last.first + last.length == next.first && last.physical + last.length == next.physical &&
             last.device == next.device && last.flags == next.flags) {
           last.length += next.length;
           continue;
         }
       }
-      runs->push_back(next);
+      map->runs.push_back(next);
     }
   } while (page.count == kMost);
+  if constexpr (requires { page.pending; }) map->pending = page.pending;
   return true;
 }
 
-Result<std::vector<weightfs_extent>> ReadExtents(int descriptor, const std::string& path) {
-  std::vector<weightfs_extent> runs;
-  if (AppendExtents<weightfs_extent_list>(descriptor, WEIGHTFS_IOC_EXTENT_LIST, &runs)) return runs;
-  // The mount may be of version 0.1.
-  if (errno == ENOTTY && AppendExtents<weightfs_extents>(descriptor, WEIGHTFS_IOC_EXTENTS, &runs)) return runs;
+// Writes nothing out: that would commit half of a replacement of the file.
+Result<FileMap> ReadExtents(int descriptor, const std::string& path) {
+  FileMap map;
+  if (AppendExtents<weightfs_extent_list>(descriptor, WEIGHTFS_IOC_EXTENT_LIST, &map)) return map;
+  // The mount may be of version 0.2 or older.
+  if (errno == ENOTTY && AppendExtents<weightfs_extents>(descriptor, WEIGHTFS_IOC_EXTENTS, &map)) return map;
   return Error{ErrorCode::kIo, fmt::format("{}: its extents cannot be read: {}", path, std::strerror(errno))};
-}
-
-// The bytes from `at` to `end` that hold data: whole blocks.
-uint64_t DataBetween(int descriptor, uint64_t at, uint64_t end) {
-  uint64_t bytes = 0;
-  while (at < end) {
-    const off_t data = lseek(descriptor, static_cast<off_t>(at), SEEK_DATA);
-    if (data < 0 || static_cast<uint64_t>(data) >= end) break;
-    const off_t hole = lseek(descriptor, data, SEEK_HOLE);
-    at = hole < 0 ? end : std::min(static_cast<uint64_t>(hole), end);
-    bytes += RoundUp(at, kBlockSize) - static_cast<uint64_t>(data);
-  }
-  return bytes;
-}
-
-// The data that has no location yet, for it is in the mount's memory alone. No fsync writes it out: that would commit
-// half of a replacement of the file.
-uint64_t PendingBytes(int descriptor, const std::vector<weightfs_extent>& extents, uint64_t size) {
-  uint64_t pending = 0, at = 0;
-  for (const weightfs_extent& extent : extents) {
-    pending += DataBetween(descriptor, at, extent.first);
-    at = extent.first + extent.length;
-  }
-  return pending + DataBetween(descriptor, at, size);
 }
 
 // The greatest power of two that divides the place on the device.
@@ -330,16 +312,18 @@ std::string ExtentNotes(const weightfs_extent& extent) {
   return notes;
 }
 
-void PrintExtents(const Arguments& arguments, const struct stat& status, const std::vector<weightfs_extent>& extents,
-                  uint64_t mapped, uint64_t pending) {
+void PrintExtents(const Arguments& arguments, const struct stat& status, const FileMap& map, uint64_t mapped) {
+  const auto& extents = map.runs;
   const auto size = static_cast<uint64_t>(status.st_size);
-  const uint64_t covered = RoundUp(size, kBlockSize), located = mapped + pending;
+  const uint64_t covered = RoundUp(size, kBlockSize), pending = map.pending.value_or(0), located = mapped + pending;
   Print(stdout, fmt::format("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size),
                             size, status.st_ino));
   Print(stdout, fmt::format("{} run{} on the device, {} mapped{}{}\n", extents.size(), extents.size() == 1 ? "" : "s",
                             Bytes(mapped),
                             pending > 0 ? fmt::format(", {} not yet written (fsync writes it)", Bytes(pending)) : "",
-                            located < covered ? fmt::format(", {} of holes", Bytes(covered - located)) : ""));
+                            located < covered ? fmt::format(", {} of holes{}", Bytes(covered - located),
+                                                            map.pending ? "" : " or not yet written")
+                                              : ""));
   if (extents.empty()) return;
   Table table({{"logical", true}, {"length", true}, {"device", true}, {"physical", true}, {"aligned to", true}, {""}});
   for (const weightfs_extent& extent : extents) {
@@ -350,18 +334,18 @@ void PrintExtents(const Arguments& arguments, const struct stat& status, const s
 }
 
 int ShowFile(const Arguments& arguments, int descriptor, const struct stat& status) {
-  const auto extents = ReadExtents(descriptor, arguments.path);
-  if (!extents.has_value()) return Fail(extents.error());
+  const auto map = ReadExtents(descriptor, arguments.path);
+  if (!map.has_value()) return Fail(map.error());
   uint64_t mapped = 0;
-  for (const weightfs_extent& extent : *extents) mapped += extent.length;
-  const uint64_t pending = PendingBytes(descriptor, *extents, static_cast<uint64_t>(status.st_size));
+  for (const weightfs_extent& extent : map->runs) mapped += extent.length;
   if (!arguments.json) {
-    PrintExtents(arguments, status, *extents, mapped, pending);
+    PrintExtents(arguments, status, *map, mapped);
     return kSuccess;
   }
   Json json = {{"file", arguments.path}, {"inode", status.st_ino},   {"size", status.st_size},
-               {"mapped_bytes", mapped}, {"pending_bytes", pending}, {"extents", Json::array()}};
-  for (const weightfs_extent& extent : *extents) {
+               {"mapped_bytes", mapped}, {"extents", Json::array()}};
+  json["pending_bytes"] = map->pending ? Json(*map->pending) : Json();
+  for (const weightfs_extent& extent : map->runs) {
     json["extents"].push_back({{"logical", extent.first},
                                {"length", extent.length},
                                {"device", extent.device},

@@ -63,6 +63,11 @@ void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<Fil
     reply.Fail(found.error());
     return;
   }
+  if constexpr (requires { out.pending; }) {
+    const auto pending = filesystem.store().WithoutExtent(file->inode);
+    if (!pending.has_value()) return reply.Fail(pending.error());
+    out.pending = ToBytes(*pending).value;
+  }
   std::memset(out.extents, 0, sizeof(out.extents));
   out.count = 0;
   for (const FileExtent& extent : *found) {

@@ -53,12 +53,13 @@ struct weightfs_extents {
 
 #define WEIGHTFS_EXTENT_LIST_MAX 510 /* an ioctl takes no larger structure */
 
-/* The same, for files of many extents. ENOTTY from mounts of version 0.1. */
+/* The same, for files of many extents. ENOTTY from mounts of version 0.2 and older. */
 struct weightfs_extent_list {
   __u32 version;
   __u32 count;
   __u64 start;
-  __u64 reserved[2];
+  __u64 pending; /* out: bytes of the whole file that have no extent yet, in whole blocks */
+  __u64 reserved;
   struct weightfs_extent extents[WEIGHTFS_EXTENT_LIST_MAX];
 };
 

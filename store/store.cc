@@ -390,6 +390,8 @@ Result<std::vector<FileExtent>> Store::Extents(const InodePtr& inode, FileBlock 
   return p_->files->Extents(inode, first, limit);
 }
 
+Result<BlockCount> Store::WithoutExtent(const InodePtr& inode) { return p_->files->WithoutExtent(inode); }
+
 void Store::Sync(const InodePtr& inode, Done done, bool kept) {
   if (p_->read_only) return done({});
   p_->committer->Commit(inode, CommitLevel::kDurable, std::move(done), {.kept = kept});

@@ -132,6 +132,8 @@ class Store {
   Result<uint64_t> CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
                              uint64_t length);
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
+  // The blocks of data in memory that no extent has.
+  Result<BlockCount> WithoutExtent(const InodePtr& inode);
 
   // fsync(2): makes the data, the attributes and the name durable, and every namespace change before them. SyncAll
   // makes everything durable, except the content of files that are being replaced (CommitQueue::CommitAll). With

@@ -57,6 +57,7 @@ class FileIo final : public DataOwner {
   Result<uint64_t> CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
                              uint64_t length);
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
+  Result<BlockCount> WithoutExtent(const InodePtr& inode);
   Result<ReadView> ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size);
 
   // Leases. Store documents each call.

@@ -191,4 +191,17 @@ Result<std::vector<FileExtent>> FileIo::Extents(const InodePtr& inode, FileBlock
       inode, [&](const File& file) -> Result<std::vector<FileExtent>> { return file.extents().List(first, limit); });
 }
 
+Result<BlockCount> FileIo::WithoutExtent(const InodePtr& inode) {
+  return WhenLoaded(inode, [&](const File& file) -> Result<BlockCount> {
+    BlockCount count;
+    for (const auto& [begin, range] : file.dirty().ranges()) {
+      file.extents().ForEachPiece(FileBlock{begin}, FileBlock{range.end}, [&](const ExtentMap::Piece& piece) {
+        if (!piece.extent) count += piece.count;
+        return true;
+      });
+    }
+    return count;
+  });
+}
+
 }  // namespace weightfs

@@ -80,7 +80,7 @@ MUTANTS = [
            ("unit_fs:SessionOpen.*",)),
     Mutant("replacement-receivers", "The time of the end of a mount is that of its last receiver.",
            "fs/session.cc",
-           "  received_ = std::max(received_, received);\n",
+           "  if (!unmounted_) received_ = std::max(received_, received);\n",
            "  if (received_ == CloseTracker::Clock::time_point()) received_ = received;\n", ("unit_fs:SessionEnd.*",)),
     Mutant("replacement-copies", "The closes of copies of a descriptor do not delay each rename.",
            "fs/filesystem.cc",

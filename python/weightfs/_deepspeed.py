@@ -17,6 +17,7 @@ _METHODS = ("get_op_builder", "create_op_builder")
 _INSTALL = f"python -m pip install 'deepspeed>={_OLDEST[0]}.{_OLDEST[1]}'"
 
 _theirs = {}       # (module name, attribute) -> DeepSpeed's builder
+_compatible = {}   # name of a builder -> what DeepSpeed's table of usable builders said, None if nothing
 _accelerator = None   # the one whose methods are replaced
 
 
@@ -34,6 +35,9 @@ def install():
         _accelerator = accelerator
         for method in _METHODS:
             setattr(accelerator, method, _looking_here_first(getattr(accelerator, method), method == _METHODS[1]))
+        for builder in _OURS.values():
+            _compatible[builder.NAME] = _table().get(builder.NAME)
+            _table()[builder.NAME] = builder().is_compatible()
     modules = len({module for module, _ in _theirs})
     line = (f"weightfs.deepnvme: replaced {', '.join(_OURS)} of deepspeed {version} in {modules} modules and in the "
             f"accelerator {accelerator.device_name()}")
@@ -54,6 +58,10 @@ def uninstall():
                 setattr(module, name, _theirs.get((module.__name__, name), _theirs[package.__name__, name]))
     for method in _METHODS:
         delattr(_accelerator, method)
+    for name, before in _compatible.items():
+        _table().pop(name, None)
+        if before is not None:
+            _table()[name] = before
     _theirs.clear()
     _accelerator = None
     line = "weightfs.deepnvme: DeepSpeed's own builders are back"
@@ -86,6 +94,11 @@ def _modules():
     """DeepSpeed's modules that are imported. Others will take the builders from deepspeed.ops.op_builder."""
     return [module for name, module in list(sys.modules.items())
             if module is not None and name.partition(".")[0] in ("deepspeed", "op_builder") and hasattr(module, "__dict__")]
+
+
+def _table():
+    """Names of builders -> whether they can be used, which programs of DeepSpeed ask before they load one."""
+    return getattr(importlib.import_module("deepspeed.ops"), "__compatible_ops__", {})
 
 
 def _looking_here_first(method, makes_one):

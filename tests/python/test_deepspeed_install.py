@@ -20,7 +20,7 @@ class Accelerator:
 made = Accelerator()
 def get_accelerator(): return made
 """,
-    "deepspeed/ops/__init__.py": "",
+    "deepspeed/ops/__init__.py": "__compatible_ops__ = {'async_io': False, 'deepspeed_not_implemented': False}\n",
     "deepspeed/ops/op_builder/__init__.py": """
 from deepspeed.accelerator import get_accelerator
 for name in ("AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "UtilsBuilder"):
@@ -90,6 +90,25 @@ print(line)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ("weightfs.deepnvme: replaced AsyncIOBuilder, GDSBuilder, PinMemoryBuilder of deepspeed "
                            "0.19.6 in 4 modules and in the accelerator cpu\n")
+
+
+def test_the_table_of_usable_builders_has_ours(tree):
+    done = run(tree, "-c", """
+import deepspeed.ops
+from weightfs import deepnvme
+table = deepspeed.ops.__compatible_ops__
+before = dict(table)
+for _ in range(2):
+    deepnvme.install()
+    deepnvme.install()
+    for name in ("AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder"):
+        builder = getattr(deepspeed.ops.op_builder, name)
+        assert table[builder.NAME] == builder().is_compatible(), name
+    assert table["async_io"] and not table["deepspeed_not_implemented"]
+    deepnvme.uninstall()
+    assert table == before, table
+""")
+    assert done.returncode == 0, done.stderr
 
 
 def test_children_that_are_forked_have_our_builders(tree):

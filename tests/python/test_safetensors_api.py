@@ -300,6 +300,18 @@ def test_errors_are_also_those_of_python(local):
         assert isinstance(caught.value, weightfs.safetensors.SafetensorError)
 
 
+@pytest.mark.parametrize("index", [(slice(2, None), -6), (slice(2, None), 20), 20, (0, 0, 0), "x", 1.0,
+                                   slice(None, None, -1)], ids=str)
+def test_indices_that_both_reject_for_arrays_raise_the_same_class(folder, index):
+    weightfs.safetensors.numpy.save_file({"a": numpy.ones((10, 5))}, folder / "file")
+    for module in (safetensors, weightfs.safetensors):
+        with module.safe_open(folder / "file", framework="np") as model:
+            with pytest.raises(safetensors.SafetensorError):
+                model.get_slice("a")[index]
+    with weightfs.safetensors.safe_open(folder / "file", framework="np") as model, pytest.raises(IndexError):
+        model.get_slice("a")[20]
+
+
 def test_without_the_safetensors_package_all_works_alike(local, child):
     assert child(f"""
 import sys

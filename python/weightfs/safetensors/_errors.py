@@ -12,6 +12,10 @@ class SafetensorValueError(SafetensorError, ValueError):
     """A damaged file, a closed one, or an argument that is not supported."""
 
 
+class SafetensorIndexError(SafetensorError, IndexError):
+    """An index that a slice read as an array of numpy rejects."""
+
+
 class SafetensorKeyError(SafetensorError, KeyError):
     """There is no tensor of this name."""
 

@@ -9,7 +9,7 @@ import torch
 
 from weightfs._memory import advise_huge_pages
 from weightfs.safetensors._arrays import BITS, to_numpy
-from weightfs.safetensors._errors import SafetensorKeyError, SafetensorValueError
+from weightfs.safetensors._errors import SafetensorIndexError, SafetensorKeyError, SafetensorValueError
 from weightfs.safetensors._files import device_of, handle_for, open_all
 from weightfs.safetensors._format import DTYPES, shape_in_file
 from weightfs.safetensors._streaming import Reads
@@ -100,7 +100,7 @@ class _Source:
     """How the tensors of open files are read: by which handle, to which device, and whether as arrays of numpy."""
 
     def __init__(self, handle, device, as_arrays):
-        self.device, self._given, self._as_arrays = device, handle, as_arrays
+        self.device, self._given, self.as_arrays = device, handle, as_arrays
 
     def _handle(self):
         return handle_for(self._given, self.device)
@@ -125,7 +125,7 @@ class _Source:
             shard.read_ranges(handle, memory, ranges)
 
     def converted(self, tensor):
-        return to_numpy(tensor) if self._as_arrays else tensor
+        return to_numpy(tensor) if self.as_arrays else tensor
 
 
 class SafeSlice:
@@ -154,8 +154,17 @@ class SafeSlice:
         return self._facts["dtype"]
 
     def __getitem__(self, index):
-        """Reads a part and returns it as a new tensor. The error of torch for an index that torch rejects, OSError if
-        the part cannot be read."""
+        """Reads a part and returns it as a new tensor. The error of torch for an index that torch rejects (for an array
+        of numpy, SafetensorError, too), OSError if the part cannot be read."""
+        try:
+            return self._part(index)
+        except (IndexError, TypeError, ValueError) as error:
+            if not self._source.as_arrays:
+                raise
+            kind = SafetensorIndexError if isinstance(error, IndexError) else SafetensorValueError
+            raise kind(str(error)) from error
+
+    def _part(self, index):
         shape = self._facts["shape"]
         if not _is_basic(index):
             return self._source.tensor(self._shard, self._name)[index]

@@ -195,7 +195,8 @@ class Pruner {
         ASSIGN_OR_RETURN(const bool given_back, GiveBack(version, *contents.claim, ours));
         if (given_back) return Visit(version);
       }
-      RETURN_IF_ERROR(RemoveClaimed(version, contents, ours));
+      ASSIGN_OR_RETURN(const bool is_gone, RemoveClaimed(version, contents, ours));
+      if (!is_gone) return {};
     }
     report_.removed.push_back(removed);
     return {};
@@ -224,16 +225,18 @@ class Pruner {
   }
 
   // Removes a version that a push may be making. Our claim ends that push; what it writes until it notices is removed,
-  // too. If the claim is not ours any more, another prune, or a push that has taken over, goes on here.
-  Result<void> RemoveClaimed(uint64_t version, Contents contents, const Claim& ours) {
+  // too. Returns false if the claim is not ours any more: another prune, or a push that has taken over, goes on here.
+  Result<bool> RemoveClaimed(uint64_t version, Contents contents, const Claim& ours) {
     ASSIGN_OR_RETURN(bool is_ours, Has(version, ours));
     for (int round = 1; is_ours && round <= kRounds; ++round) {
       RETURN_IF_ERROR(RemoveFiles(version, contents));
       ASSIGN_OR_RETURN(contents, Examine(version));
       is_ours = contents.claim && contents.claim->push == ours.push;
-      if (is_ours && contents.HasOnly(series_.ClaimKey(version))) return RemoveListed(version, contents);
+      if (!is_ours || !contents.HasOnly(series_.ClaimKey(version))) continue;
+      RETURN_IF_ERROR(RemoveListed(version, contents));
+      return true;
     }
-    if (!is_ours) return {};
+    if (!is_ours) return false;
     return Error{ErrorCode::kBusy, fmt::format("{}: another program writes there while it is removed; the next prune "
                                                "continues", series_.url(version))};
   }

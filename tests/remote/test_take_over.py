@@ -303,12 +303,12 @@ def test_a_prune_whose_claim_was_replaced_deletes_nothing(server, start, other, 
     for version in (1, 2):
         write(server, tree, version)
     fault = server.fail(2, "hold", method="GET", key="1/.weightfs/claim$")
-    pruning = start(server, "prune", URL, "--keep", "1")
+    pruning = start(server, "prune", URL, "--keep", "1", "--json")
     wait_for(server, fault)
     weightfs(other, "prune", URL, "--keep", "1")
     push(other, tree)
     server.heal()
-    process.finish(pruning)
+    assert json.loads(process.finish(pruning).out)["removed"] == []
     assert not [record for record in server.requests if record.method in ("DELETE", "POST")]
     assert complete(server) == [2, 1]
 

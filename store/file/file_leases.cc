@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // FileIo operations for programs that read and write the devices themselves.
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "common/log.h"
+#include "common/sync_wait.h"
 #include "store/file/file_change.h"
 #include "store/file/file_io.h"
 
@@ -166,9 +166,10 @@ Result<void> FileIo::DropContent(const InodePtr& inode, BlockCount count, SpaceR
 }
 
 Result<BlockReservation> FileIo::ReserveDropped(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
-  const std::array files{inode};
-  RETURN_IF_ERROR(CommitFiles(files, CommitLevel::kDurable, {.kept = true}, nullptr));
-  p_.space.WaitUntilBacked();
+  // Also if the file is clean: another cycle may be committing it.
+  RETURN_IF_ERROR(
+      SyncWait([&](Done done) { p_.commits.Commit(inode, CommitLevel::kDurable, std::move(done), {.kept = true}); }));
+  RETURN_IF_ERROR(p_.space.WaitUntilBacked(space));
   return p_.space.ReserveBlocks({.ino = inode->id, .first = FileBlock{0}, .count = count}, space);
 }
 

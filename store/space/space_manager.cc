@@ -26,6 +26,11 @@ BlockCount BlocksOf(const std::vector<DeviceRun>& runs) {
 
 }  // namespace
 
+SpaceReservation::~SpaceReservation() {
+  TrimTo(BlockCount{0});
+  if (ahead_) space_->EndAhead(this);
+}
+
 void SpaceReservation::TrimTo(BlockCount keep) {
   if (held_ <= keep) return;
   space_->GiveBack(held_ - keep);
@@ -100,7 +105,27 @@ Result<void> SpaceManager::ReserveAhead(SpaceReservation* reservation, BlockCoun
   MutexLock lock(mutex_);
   if (!FitsLocked(count, freed, false)) return reserved_ > free_ ? ErrorCode::kAgain : ErrorCode::kNoSpace;
   ReserveLocked(reservation, count);
+  reservation->ahead_ = true;
+  ++ahead_;
   return {};
+}
+
+void SpaceManager::EndAhead(SpaceReservation* reservation) {
+  MutexLock lock(mutex_);
+  reservation->ahead_ = false;
+  --ahead_;
+  freed_.notify_all();
+}
+
+Result<void> SpaceManager::WaitUntilBacked(SpaceReservation* reservation) {
+  const bool ahead = reservation->ahead_;
+  if (ahead) EndAhead(reservation);
+  MutexLock lock(mutex_);
+  freed_.wait(lock.native(), [&]() REQUIRES(mutex_) {
+    return reserved_ <= free_ || (ahead && ahead_ == 0 && waiting_.value == 0);
+  });
+  if (reserved_ <= free_) return {};
+  return Error{ErrorCode::kIo, "the content of the file could not be dropped, for whose space it is written"};
 }
 
 void SpaceManager::WaitUntilBacked() {

@@ -29,7 +29,7 @@ class SpaceReservation {
   SpaceReservation() = default;
   SpaceReservation(const SpaceReservation&) = delete;
   SpaceReservation& operator=(const SpaceReservation&) = delete;
-  ~SpaceReservation() { TrimTo(BlockCount{0}); }
+  ~SpaceReservation();
 
   BlockCount held() const { return held_; }
   void TrimTo(BlockCount keep);
@@ -40,6 +40,7 @@ class SpaceReservation {
   friend class SpaceManager;
   SpaceManager* space_ = nullptr;
   BlockCount held_;
+  bool ahead_ = false;  // between ReserveAhead and WaitUntilBacked
 };
 
 // Keeps the content of blocks unchanged during its lifetime. Move-only; destroy it before the SpaceManager.
@@ -120,7 +121,11 @@ class SpaceManager {
   // the blocks, and the caller allocates none before WaitUntilBacked has returned. Returns kAgain if the blocks do not
   // suffice while another such reservation waits for its own; try again after WaitUntilBacked.
   Result<void> ReserveAhead(SpaceReservation* reservation, BlockCount count, BlockCount freed) EXCLUDES(mutex_);
-  // Waits until as many blocks are free as are reserved. Call it without locks, and outside of a read epoch.
+  // Waits until as many blocks are free as are reserved, so that the blocks of a reservation of ReserveAhead are there.
+  // Its caller has retired the blocks that it freed. Returns kIo if that did not happen: no block will come free. Call
+  // it without locks, and outside of a read epoch.
+  Result<void> WaitUntilBacked(SpaceReservation* reservation) EXCLUDES(mutex_);
+  // The same, of those of others.
   void WaitUntilBacked() EXCLUDES(mutex_);
 
   // True if Reserve would succeed once all retired blocks, and `freed` more, are free.
@@ -206,6 +211,7 @@ class SpaceManager {
   };
   void Leave(OrphanedReservation orphaned) EXCLUDES(mutex_);
   bool TryFree(const OrphanedReservation& orphaned);
+  void EndAhead(SpaceReservation* reservation) EXCLUDES(mutex_);
   void GiveBack(BlockCount count) EXCLUDES(mutex_);
 
   std::vector<std::unique_ptr<ExtentAllocator>> allocators_;
@@ -220,6 +226,7 @@ class SpaceManager {
   std::deque<uint32_t> readers_ GUARDED_BY(mutex_) = {0};
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
+  size_t ahead_ GUARDED_BY(mutex_) = 0;    // reservations between ReserveAhead and WaitUntilBacked
   BlockCount waiting_ GUARDED_BY(mutex_);  // retired blocks that are neither free nor parked yet
   std::condition_variable freed_;          // waiting_ has decreased, or a reservation without blocks
   SpacePins pins_ GUARDED_BY(mutex_);

@@ -102,6 +102,28 @@ TEST_F(SpaceManagerTest, AReservationAheadTakesBlocksBeforeTheyAreFree) {
   EXPECT_EQ(space_->ReserveAhead(&other, BlockCount{600}, {}).error().code, ErrorCode::kNoSpace);
 }
 
+TEST_F(SpaceManagerTest, AReservationAheadFailsIfItsBlocksNeverComeFree) {
+  const auto runs = Allocate(1, 0, kDevice).value();
+  auto ahead = std::make_unique<SpaceReservation>(), other = std::make_unique<SpaceReservation>();
+  EXPECT_TRUE(space_->ReserveAhead(ahead.get(), BlockCount{100}, kDevice));
+  EXPECT_TRUE(space_->ReserveAhead(other.get(), BlockCount{100}, kDevice));
+  auto waiting = StartUntilBlocked([&] {
+    EXPECT_EQ(space_->WaitUntilBacked(ahead.get()).error().code, ErrorCode::kIo);
+    ahead.reset();
+    return true;
+  });
+  EXPECT_FALSE(HasEnded(waiting)) << "the other one may free blocks";
+  auto rest = StartUntilBlocked([this] {
+    space_->WaitUntilBacked();
+    return true;
+  });
+  EXPECT_EQ(space_->WaitUntilBacked(other.get()).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(waiting.get());
+  EXPECT_FALSE(HasEnded(rest));
+  other.reset();
+  EXPECT_TRUE(rest.get());
+}
+
 TEST_F(SpaceManagerTest, AReservationAheadThatIsGivenUpLetsOthersGoOn) {
   const auto runs = Allocate(1, 0, kDevice).value();
   SpaceReservation ahead;

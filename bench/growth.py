@@ -16,18 +16,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from suite.system import GIB, MIB, kernel_figure
 from temporary_store import mounted, new_store
 
 ROOT = Path(__file__).resolve().parents[1]
-MIB, GIB = 1 << 20, 1 << 30
 BLOCK = 4096
 
 
 def memory(pid):
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
-            return round(int(line.split()[1]) / 1024)
-    raise RuntimeError(f"process {pid} has ended")
+    return round(kernel_figure("VmRSS", pid) / MIB)
 
 
 def timed(function, *arguments):
@@ -41,9 +38,9 @@ def run(*words):
 
 
 def write_file(path, content=bytes(BLOCK)):
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
-    os.write(descriptor, content)
-    os.close(descriptor)
+    with open(path, "xb", buffering=0) as file:
+        if file.write(content) != len(content):
+            raise RuntimeError(f"{path}: a short write")
 
 
 def flush(directory):
@@ -85,7 +82,8 @@ def extents(program, base, count):
     def write():
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
         for number in range(count):
-            os.pwrite(descriptor, bytes(BLOCK), 2 * number * BLOCK)
+            if os.pwrite(descriptor, bytes(BLOCK), 2 * number * BLOCK) != BLOCK:
+                raise RuntimeError(f"{path}: a short write")
         os.fsync(descriptor)
         os.close(descriptor)
 
@@ -162,7 +160,8 @@ def read_some(path, reads, ready, begin):
     ready.release()
     begin.wait()
     for number in range(reads):
-        os.pread(descriptor, 16 * BLOCK, number * 997 % 1000 * 16 * BLOCK)
+        if len(os.pread(descriptor, 16 * BLOCK, number * 997 % 1000 * 16 * BLOCK)) != 16 * BLOCK:
+            raise RuntimeError(f"{path}: a short read")
 
 
 def programs(program, base, count):

@@ -22,8 +22,9 @@ def mounted(program, store, mount, *options):
         wait_for_mount(daemon, mount)
         yield daemon.pid
     finally:
-        subprocess.run(["fusermount3", "-u", mount], check=False)
-        daemon.wait(600)
+        subprocess.run(["fusermount3", "-u", mount], check=False)   # fails if the mount has ended
+        if daemon.wait(600):
+            raise RuntimeError(f"{mount}: the mount ended with status {daemon.returncode}")
 
 
 @contextlib.contextmanager

@@ -57,25 +57,26 @@ void Dispatch(fuse_req_t request, Operation operation, Arguments&&... arguments)
   operation(filesystem, filesystem.MakeReply(request), std::forward<Arguments>(arguments)...);
 }
 
-// Same for an operation that may take long (Filesystem::RunAside). The arguments are copied, because it may run after
-// the receiver's buffer is reused.
+// The call for a later time. It has copies of the arguments, because the receiver's buffer may be reused before.
+template <typename Operation, typename... Arguments>
+auto Bind(Filesystem& filesystem, Operation operation, Arguments... arguments) {
+  return [&filesystem, operation, ... arguments = std::move(arguments)](Reply reply) {
+    operation(filesystem, std::move(reply), arguments...);
+  };
+}
+
+// Same as Dispatch for an operation that may take long (Filesystem::RunAside).
 template <typename Operation, typename... Arguments>
 void DispatchAside(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
   Filesystem& filesystem = FilesystemOf(request);
-  filesystem.RunAside(filesystem.MakeReply(request),
-                      [&filesystem, operation, ... arguments = std::move(arguments)](Reply reply) {
-                        operation(filesystem, std::move(reply), arguments...);
-                      });
+  filesystem.RunAside(filesystem.MakeReply(request), Bind(filesystem, operation, std::move(arguments)...));
 }
 
 // Same for an operation that waits for a commit, or for programs (Filesystem::RunLater).
 template <typename Operation, typename... Arguments>
 void DispatchLater(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
   Filesystem& filesystem = FilesystemOf(request);
-  filesystem.RunLater(filesystem.MakeReply(request),
-                      [&filesystem, operation, ... arguments = std::move(arguments)](Reply reply) {
-                        operation(filesystem, std::move(reply), arguments...);
-                      });
+  filesystem.RunLater(filesystem.MakeReply(request), Bind(filesystem, operation, std::move(arguments)...));
 }
 
 // Makes a Reply copyable for a callback, because std::function must be copyable.

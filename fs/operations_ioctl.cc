@@ -63,11 +63,6 @@ void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<Fil
     reply.Fail(found.error());
     return;
   }
-  if constexpr (requires { out.pending; }) {
-    const auto pending = filesystem.store().WithoutExtent(file->inode);
-    if (!pending.has_value()) return reply.Fail(pending.error());
-    out.pending = ToBytes(*pending).value;
-  }
   std::memset(out.extents, 0, sizeof(out.extents));
   out.count = 0;
   for (const FileExtent& extent : *found) {
@@ -79,6 +74,14 @@ void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<Fil
     entry.device = extent.device.value;
     entry.flags = extent.flags;
     out.start = entry.first + entry.length;
+  }
+  if constexpr (requires { out.pending; }) {
+    out.pending = 0;
+    if (out.count < kMost) {
+      const auto pending = filesystem.store().WithoutExtent(file->inode);
+      if (!pending.has_value()) return reply.Fail(pending.error());
+      out.pending = ToBytes(*pending).value;
+    }
   }
   reply.Ioctl(&out, sizeof(out));
 }

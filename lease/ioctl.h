@@ -58,7 +58,7 @@ struct weightfs_extent_list {
   __u32 version;
   __u32 count;
   __u64 start;
-  __u64 pending; /* out: bytes of the whole file that have no extent yet, in whole blocks */
+  __u64 pending; /* out, with the last extents: bytes of the whole file that have none yet, in whole blocks */
   __u64 reserved;
   struct weightfs_extent extents[WEIGHTFS_EXTENT_LIST_MAX];
 };

@@ -48,9 +48,9 @@ class FileIo final : public DataOwner {
   Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder,
                      WriteReach reach, PendingWrites* writes);
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
-  // `replace`: O_TRUNC; the old content stays committed until the new content is. Waits for a commit first if the
-  // content is that of an earlier replacement which is overdue: the commit interval has passed since that began.
+  // True if the content is that of a replacement which began longer than the commit interval ago.
   bool IsOverdue(Inode& inode) const;
+  // `replace`: O_TRUNC; the old content stays committed until the new content is. Waits for a commit first if IsOverdue.
   Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace);
   Result<void> Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length);
   Result<uint64_t> Seek(const InodePtr& inode, uint64_t offset, SeekTarget target);

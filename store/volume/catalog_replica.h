@@ -55,8 +55,9 @@ bool IsReadable(KvStore& catalog);
 // One line: how far the catalog was restored, and what of it is missing.
 std::string DescribeRestored(const ReplicaRestore& restored);
 
-// Clears roots that a program may have made invalid which does not know replicas, or does not know roots with lists.
 enum class ErasedRoots : uint8_t { kAll, kWithLists };
+// Clears roots that an older program may have made invalid: all, if it does not know replicas, and otherwise those with
+// lists.
 Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erased);
 
 // Writes the checkpoint and the log to an empty catalog, and syncs it. The catalog gets a version that no replica has,

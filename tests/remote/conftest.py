@@ -21,6 +21,13 @@ def server():
 
 
 @pytest.fixture
+def other(server):
+    """A second service with the same buckets, which has none of the faults."""
+    with S3Server(objects=server.objects) as made:
+        yield made
+
+
+@pytest.fixture
 def probe(server):
     """The client, connected to `server`."""
     return Probe(server.environment())

@@ -5,7 +5,7 @@ import os
 
 from harness.process import finish
 from harness.tree import differences
-from versions import MIB, SERIES, URL, comparable, make_tree, pull, put, refused, weightfs
+from versions import MIB, SERIES, URL, claim_of, comparable, make_tree, pull, put, refused, weightfs
 
 
 def push(server, path, *words, **options):
@@ -15,10 +15,6 @@ def push(server, path, *words, **options):
 def listed(server, *words):
     return [(one["version"], one["complete"])
             for one in json.loads(weightfs(server, "versions", URL, "--json", *words).out)["versions"]]
-
-
-def claim_of(server, version):
-    return json.loads(server.objects.get("tests", f"{SERIES}/{version}/.weightfs/claim").body)
 
 
 def test_what_was_there_before_the_claim_is_sent_again(server, tree, target):

@@ -6,9 +6,8 @@ import signal
 import pytest
 
 from harness import process
-from harness.s3_server import S3Server
 from harness.tree import differences
-from versions import MIB, SERIES, URL, comparable, keys, make_tree, pull, refused, weightfs, write
+from versions import MIB, SERIES, URL, claim_of, comparable, complete, keys, make_tree, pull, refused, weightfs, write
 
 PRUNE = ("prune", URL, "--keep", "1", "--unfinished-after", "0")
 FIRST = f"{SERIES}/1/"
@@ -17,21 +16,6 @@ FIRST = f"{SERIES}/1/"
 @pytest.fixture
 def tree(local):
     return make_tree(local / "source", large=MIB)
-
-
-@pytest.fixture
-def other(server):
-    """Another way to the same buckets, which meets none of the faults."""
-    with S3Server(objects=server.objects) as made:
-        yield made
-
-
-def complete(server):
-    return [one["version"] for one in json.loads(weightfs(server, "versions", URL, "--json").out)["versions"]]
-
-
-def claim_of(server, version):
-    return json.loads(server.objects.get("tests", f"{SERIES}/{version}/.weightfs/claim").body)
 
 
 def left(server, version):

@@ -9,7 +9,7 @@ import pytest
 from harness import process
 from harness.filesystems import weightfs as plain
 from harness.tree import differences
-from versions import MIB, SERIES, URL, comparable, keys, make_tree, pull, refused, weightfs, write
+from versions import MIB, SERIES, URL, claim_of, comparable, keys, make_tree, pull, refused, weightfs, write
 
 
 @pytest.fixture
@@ -39,10 +39,6 @@ def end(watching, code=0):
     """Ends the watch. Returns what it has printed to standard error since."""
     watching.send_signal(signal.SIGTERM)
     return process.finish(watching, codes=(code,)).err
-
-
-def claim_of(server, version):
-    return json.loads(server.objects.get("tests", f"{SERIES}/{version}/.weightfs/claim").body)
 
 
 def id_of(step):

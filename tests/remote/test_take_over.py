@@ -6,9 +6,9 @@ import json
 import pytest
 
 from harness import process
-from harness.s3_server import S3Server
 from harness.tree import differences
-from versions import MIB, SERIES, URL, comparable, keys, make_tree, pull, put, refused, weightfs, write
+from versions import (MIB, SERIES, URL, claim_of, comparable, complete, keys, make_tree, pull, put, refused, weightfs,
+                      write)
 
 FIRST = f"{SERIES}/1/"
 MANIFEST = FIRST + ".weightfs/manifest"
@@ -24,23 +24,8 @@ def rival(local):
     return make_tree(local / "rival", large=MIB)
 
 
-@pytest.fixture
-def other(server):
-    """Another way to the same buckets, which meets none of the faults."""
-    with S3Server(objects=server.objects) as made:
-        yield made
-
-
 def push(server, tree, *words, **options):
     return weightfs(server, "push", tree, URL, "--version", 1, *words, **options)
-
-
-def complete(server):
-    return [one["version"] for one in json.loads(weightfs(server, "versions", URL, "--json").out)["versions"]]
-
-
-def claim_of(server, version):
-    return json.loads(server.objects.get("tests", f"{SERIES}/{version}/.weightfs/claim").body)
 
 
 def wait_for(server, fault):

@@ -43,6 +43,15 @@ def keys(server, prefix=""):
     return sorted(key for key in server.objects.buckets["tests"] if key.startswith(prefix))
 
 
+def claim_of(server, version):
+    return json.loads(server.objects.get("tests", f"{SERIES}/{version}/.weightfs/claim").body)
+
+
+def complete(server):
+    """The complete versions, the latest first."""
+    return [one["version"] for one in json.loads(weightfs(server, "versions", URL, "--json").out)["versions"]]
+
+
 def make_tree(root, large=17 * MIB):
     """Files around the sizes that matter, in directories, with links and attributes."""
     (root / "empty directory").mkdir(parents=True)

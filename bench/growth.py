@@ -147,8 +147,8 @@ def devices(program, base, count):
     start = time.monotonic()
     with mounted(program, base / "store", mount) as pid:
         row["mount"] = round(time.monotonic() - start, 3)
-        written = timed(write_file, mount / "file", bytes(64 * MIB))
-        row["write and fsync 64 MiB"] = round(written + timed(flush, mount / "file"), 4)
+        written = timed(write_file, mount / "file", bytes(32 * MIB))
+        row["write and fsync 32 MiB"] = round(written + timed(flush, mount / "file"), 4)
         row["memory"] = memory(pid)
         start = time.monotonic()
     row["umount"] = round(time.monotonic() - start, 3)

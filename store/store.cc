@@ -71,7 +71,6 @@ struct Store::Parts {
   std::unique_ptr<DeviceSet> device_set;
   std::unique_ptr<SpaceManager> space;
   std::unique_ptr<ReadCache> cache;
-  ExtentMemory extent_memory;
   std::unique_ptr<InodeTable> inodes;
   std::unique_ptr<WriteBack> write_back;
   std::unique_ptr<Reader> reader;
@@ -124,8 +123,8 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->devices = std::move(devices);
   parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
   parts->cache = std::make_unique<ReadCache>(*parts->chunks);
-  parts->inodes = std::make_unique<InodeTable>(
-      *parts->catalog, FileServices{*parts->space, *parts->cache, parts->extent_memory}, options.resident_inodes);
+  const FileServices services{*parts->space, *parts->cache, std::make_shared<ExtentMemory>()};
+  parts->inodes = std::make_unique<InodeTable>(*parts->catalog, services, options.resident_inodes);
 
   const auto recovery = RecoverSpace(*parts->catalog, *parts->space);
   if (!recovery && recovery.error().code != ErrorCode::kCorrupt) return recovery.error();

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -29,7 +30,7 @@ class ReadCache;
 struct FileServices {
   SpaceManager& space;
   ReadCache& cache;
-  ExtentMemory& extent_memory;
+  std::shared_ptr<ExtentMemory> extent_memory;  // an inode that somebody keeps may outlive the store
 };
 
 // One device write of file blocks that are contiguous in memory and on the device. The blocks are under writeback.
@@ -197,7 +198,7 @@ class File {
   void InvalidateCache(uint64_t offset, uint64_t end);
   void ForgetContent();
   void CountExtents() {
-    services_.extent_memory.Change(std::exchange(counted_extents_, extents_.size()), extents_.size());
+    services_.extent_memory->Change(std::exchange(counted_extents_, extents_.size()), extents_.size());
   }
 
   const InodeId id_;

@@ -119,7 +119,7 @@ void InodeTable::TrimLocked(std::vector<InodePtr>* dropped) {
   for (int step = 0; step < kBuckets && inodes_.size() > resident_; ++step) TrimBucketLocked(dropped);
   // A few files may have most extents, so this is a scan of all inodes, and not one for each call.
   const size_t most = resident_ * kExtentsPerInode;
-  size_t extents = services_.extent_memory.extents();
+  size_t extents = services_.extent_memory->extents();
   extents_left_ = std::min(extents_left_, extents);
   if (extents <= std::max(most, extents_left_ + most / 8)) return;
   for (size_t step = 0; step < inodes_.bucket_count() && extents > most; ++step) {

@@ -24,14 +24,14 @@ class TestFileServices {
   static constexpr BlockCount kBlocks{64 * kMiB / kBlockSize};
   SpaceManager& space() { return *space_; }
   ReadCache& cache() { return cache_; }
-  ExtentMemory& extent_memory() { return extent_memory_; }
+  ExtentMemory& extent_memory() { return *extent_memory_; }
   FileServices services() { return {*space_, cache_, extent_memory_}; }
 
  private:
   std::unique_ptr<BufferPool> chunks_;
   std::unique_ptr<SpaceManager> space_;
   ReadCache cache_;
-  ExtentMemory extent_memory_;
+  std::shared_ptr<ExtentMemory> extent_memory_ = std::make_shared<ExtentMemory>();
 };
 
 }  // namespace weightfs

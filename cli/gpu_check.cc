@@ -10,7 +10,7 @@ namespace weightfs::cli {
 using State = Check::State;
 
 std::vector<Check> CheckGpus() {
-  const auto gpu = client::Gpu::Open(client::GpuMode::kAuto, "");
+  const auto gpu = client::Gpu::Open({.mode = client::GpuMode::kAuto});
   if (!gpu.has_value()) return {{"GPU", gpu.error().what, State::kNotUsed, ""}};
   const client::GpuFacts facts = (*gpu)->facts();
   const std::string found =

@@ -100,6 +100,7 @@ class OpenFile : public Target {
   bool created_ = false;
   bool keep_on_failure_ = false;  // leave the existing file in place
   bool finished_ = false;
+  bool owns_flags_ = false;  // any() is an open file of ours, not a duplicate of the caller's
   struct stat status_ {};  // as of Open, then as of Prepare
   UniqueFd direct_;
   mutable Mutex mutex_;        // Buffered() is called by several threads
@@ -142,6 +143,7 @@ Result<void> OpenFile::Open() {
 }
 
 Result<void> OpenFile::OpenPath() {
+  owns_flags_ = true;
   written_path_ = where();
   if (options_.atomic) return OpenTemporary();
   // A transfer of one or two pages needs no O_DIRECT.
@@ -247,15 +249,19 @@ Result<void> OpenFile::AdoptDescriptor() {
     return Failed(writes() ? "the descriptor is not open for writing" : "the descriptor is not open for reading",
                   EBADF);
   }
+  // A duplicate shares its flags with the caller. With O_APPEND the kernel ignores offsets and would write the pieces in
+  // order of arrival. cuFile refuses regular files with any of these flags.
+  constexpr int kRefused = O_APPEND | O_NONBLOCK | O_NOFOLLOW | (O_TMPFILE & ~O_DIRECTORY);
+  const bool appends = (flags & O_APPEND) != 0 && writes();
+  struct stat status {};
   UniqueFd ours;
-  if ((flags & O_APPEND) != 0 && writes()) {
-    // With O_APPEND the kernel ignores offsets and would write the pieces in order of arrival.
+  if (appends || ((flags & kRefused) != 0 && fstat(theirs, &status) == 0 && S_ISREG(status.st_mode))) {
     ours = UniqueFd(OpenNow(fmt::format("/proc/self/fd/{}", theirs).c_str(), access() | (flags & O_DIRECT)));
-    if (!ours) return Failed("cannot reopen a descriptor of O_APPEND without it", errno);
-  } else {
-    ours = UniqueFd(fcntl(theirs, F_DUPFD_CLOEXEC, 0));
-    if (!ours) return Failed("cannot duplicate the descriptor", errno);
+    if (!ours && appends) return Failed("cannot reopen a descriptor of O_APPEND without it", errno);
+    owns_flags_ = static_cast<bool>(ours);
   }
+  if (!ours) ours = UniqueFd(fcntl(theirs, F_DUPFD_CLOEXEC, 0));
+  if (!ours) return Failed("cannot duplicate the descriptor", errno);
   ((flags & O_DIRECT) != 0 ? direct_ : buffered_) = std::move(ours);
   return {};
 }
@@ -266,8 +272,10 @@ Result<void> OpenFile::Examine() {
   if (S_ISFIFO(status_.st_mode) || S_ISSOCK(status_.st_mode)) {
     return Failed("a pipe or socket has no offsets", ESPIPE);
   }
-  // Clears O_NONBLOCK. It has no effect on regular files, but a device would fail instead of waiting.
-  if (!S_ISREG(status_.st_mode) && options_.descriptor < 0) fcntl(any(), F_SETFL, direct_ ? O_DIRECT : 0);
+  // Clears the O_NONBLOCK of OpenNow: a device would fail instead of waiting, and cuFile refuses every such file.
+  if (owns_flags_ && fcntl(any(), F_SETFL, direct_ ? O_DIRECT : 0) != 0) {
+    return Failed("cannot clear O_NONBLOCK", errno);
+  }
   if (direct_) RETURN_IF_ERROR(LearnAlignment());
   return CheckLimit();
 }

@@ -47,6 +47,8 @@ struct HandleOptions {
   Direct direct = Direct::kAuto;
   GpuMode gpu = GpuMode::kOnDemand;  // how GPU memory is accessed
   std::string cufile_library = {};   // path of cuFile's library, tried if the loader does not find it
+  // With kAuto: called once, with GpuFacts::refusal, by the thread that starts the operation. It must not use the handle.
+  std::function<void(const std::string& why)> on_gpu_refusal = {};
 };
 
 // A file, given by its path or by an open descriptor. The caller keeps the descriptor and may close it as soon as the

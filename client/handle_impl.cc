@@ -129,8 +129,8 @@ Handle::Impl::~Impl() {
 
 Result<void> Handle::Impl::Start(const HandleOptions& options) {
   direct_ = options.direct;
-  gpu_mode_ = options.gpu;
-  cufile_library_ = options.cufile_library;
+  gpu_options_ = {
+      .mode = options.gpu, .cufile_library = options.cufile_library, .on_refusal = options.on_gpu_refusal};
   if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
   const size_t rings = options.intra_op_parallelism;
   const uint64_t needed = RoundUp(std::min(options.block_size, DeviceLane::kBounceSize), kBlockSize);
@@ -253,7 +253,7 @@ Result<void> Handle::Impl::CheckMayWait(const std::string& path) const {
 Result<std::shared_ptr<Gpu>> Handle::Impl::TheGpu() {
   const MutexLock lock(gpu_mutex_);
   if (gpu_ == nullptr) {
-    ASSIGN_OR_RETURN(gpu_, Gpu::Open(gpu_mode_, cufile_library_));
+    ASSIGN_OR_RETURN(gpu_, Gpu::Open(gpu_options_));
   }
   return gpu_;
 }

@@ -109,8 +109,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   const std::shared_ptr<OperationTracker> tracker_ = std::make_shared<OperationTracker>();
   const std::shared_ptr<LeaseConnections> connections_ = std::make_shared<LeaseConnections>();
   Direct direct_ = Direct::kAuto;
-  GpuMode gpu_mode_ = GpuMode::kOnDemand;
-  std::string cufile_library_;
+  GpuOptions gpu_options_;
   mutable Mutex gpu_mutex_;
   std::shared_ptr<Gpu> gpu_ GUARDED_BY(gpu_mutex_);
   const std::shared_ptr<PendingRanges> ranges_ = std::make_shared<PendingRanges>();

@@ -88,7 +88,7 @@ Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {
     RETURN_IF_ERROR(NoteWrite({}, end));
   }
   ASSIGN_OR_RETURN(const auto handle, GetHandle());
-  const auto memory = client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(out.data()), out.size(), std::nullopt);
+  const auto memory = client::MemoryView::OnDevice(reinterpret_cast<uintptr_t>(out.data()), out.size(), kLegacyStream);
   return WithPath(handle->Read(TransferDescriptor(), memory, {.offset = offset}));
 }
 

@@ -57,7 +57,7 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   RETURN_IF_ERROR(NoteChange(content, bytes));
   if (content == Content::kRaw && GpuMemory::Shared().Holds(bytes.data())) {
     const auto address = reinterpret_cast<uintptr_t>(bytes.data());
-    return WriteLarge(offset, client::MemoryView::OnDevice(address, bytes.size(), std::nullopt));
+    return WriteLarge(offset, client::MemoryView::OnDevice(address, bytes.size(), kLegacyStream));
   }
   const uint64_t end = offset + bytes.size();
   const bool sequential = offset == next_write_;

@@ -54,6 +54,8 @@ struct Cuda::Functions {
   int (*copy_to_host)(void* to, uint64_t from, size_t size, StreamTag* stream);
   int (*lock_host)(void* memory, size_t size, unsigned flags);
   int (*unlock_host)(void* memory);
+  int (*exchange_capture_mode)(int* mode);
+  int (*is_capturing)(StreamTag* stream, int* capturing);
   int (*error_name)(int status, const char** name);
   int (*error_text)(int status, const char** text);
 
@@ -84,6 +86,8 @@ struct Cuda::Functions {
     RETURN_IF_ERROR(need("cuMemcpyDtoHAsync_v2", &copy_to_host));
     RETURN_IF_ERROR(need("cuMemHostRegister_v2", &lock_host));
     RETURN_IF_ERROR(need("cuMemHostUnregister", &unlock_host));
+    RETURN_IF_ERROR(need("cuThreadExchangeStreamCaptureMode", &exchange_capture_mode));
+    RETURN_IF_ERROR(need("cuStreamIsCapturing", &is_capturing));
     RETURN_IF_ERROR(need("cuGetErrorName", &error_name));
     return need("cuGetErrorString", &error_text);
   }
@@ -164,11 +168,15 @@ CudaDevice::~CudaDevice() {
 CudaDevice::Current::Current(const CudaDevice& device)
     : device_(device),
       result_(device.cuda_->Check("cannot use the GPU's context",
-                                  device.cuda_->functions_->push_context(device.context_))) {}
+                                  device.cuda_->functions_->push_context(device.context_))) {
+  if (result_.has_value()) device.cuda_->functions_->exchange_capture_mode(&capture_mode_);
+}
 
 CudaDevice::Current::~Current() {
+  if (!result_.has_value()) return;
   Cuda::ContextTag* ours = nullptr;
-  if (result_.has_value()) device_.cuda_->functions_->pop_context(&ours);
+  device_.cuda_->functions_->exchange_capture_mode(&capture_mode_);
+  device_.cuda_->functions_->pop_context(&ours);
 }
 
 template <typename Function>
@@ -204,6 +212,13 @@ CudaEvent::~CudaEvent() {
 Result<void> CudaEvent::RecordOn(uintptr_t stream) const {
   // A stream handle is a pointer that only CUDA dereferences.
   auto* theirs = reinterpret_cast<Cuda::StreamTag*>(stream);  // NOLINT(performance-no-int-to-ptr)
+  // Asked first, because recording on the default stream would end another stream's capture.
+  int capturing = 0;
+  const auto asked = device_->Call("", [&](const auto& cuda) { return cuda.is_capturing(theirs, &capturing); });
+  if (!asked.has_value() || capturing != 0) {
+    return Error{ErrorCode::kInvalid, "a CUDA graph is being captured, which cannot contain transfers of files: start "
+                                      "the operation before or after the capture, or on a stream that is not captured"};
+  }
   return device_->Call("cannot follow the tensor's stream",
                        [&](const auto& cuda) { return cuda.record_event(event_, theirs); });
 }

@@ -58,7 +58,9 @@ class CudaDevice {
 
   int ordinal() const { return ordinal_; }
 
-  // Makes the GPU's context current on the calling thread. The destructor restores the previous context.
+  // Makes the GPU's context current on the calling thread, in CUDA's relaxed capture mode: otherwise a program that
+  // captures a graph on another thread would make calls as harmless as a query of an event fail, and its capture with
+  // them. The destructor restores both.
   class Current {
    public:
     explicit Current(const CudaDevice& device);
@@ -69,6 +71,7 @@ class CudaDevice {
 
    private:
     const CudaDevice& device_;
+    int capture_mode_ = 2;  // relaxed; then the thread's own
     Result<void> result_;
   };
 

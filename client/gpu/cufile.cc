@@ -7,6 +7,7 @@
 #include <sys/sysmacros.h>
 #include <sys/types.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +16,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 #include <vector>
 
@@ -28,7 +30,11 @@ namespace {
 constexpr int kFileTypeDescriptor = 1;
 constexpr int kDriverAlreadyOpen = 5026;
 constexpr int kCudaError = 5011;
+constexpr int kNotRegistered = 5027;
+constexpr int kInternalError = 5030;
 constexpr int64_t kFirstError = 5000;
+constexpr int kNvidiaFsDevices = 16;
+constexpr int kVersion116 = 1160;
 
 // Bits of the kinds of storage that cuFile may access directly.
 constexpr unsigned kLustre = 1U << 0;
@@ -54,7 +60,7 @@ struct Meaning {
   int error_number;
   const char* text;
 };
-constexpr std::array<Meaning, 17> kMeanings{{
+constexpr std::array<Meaning, 25> kMeanings{{
     {5001, EOPNOTSUPP, "the nvidia-fs module is not loaded, and compatibility mode is off"},
     {5004, EOPNOTSUPP, "cuFile and the nvidia-fs module are of different versions"},
     {5006, ESHUTDOWN, "cuFile's driver is being closed"},
@@ -65,11 +71,19 @@ constexpr std::array<Meaning, 17> kMeanings{{
     {5012, EINVAL, "no memory of a GPU"},
     {5013, EINVAL, "memory of another kind than a GPU's"},
     {5016, ENOMEM, "more memory than cuFile may pin"},
+    {5015, EINVAL, "the memory belongs to another CUDA context than the GPU's primary one"},
     {5018, EOPNOTSUPP, "not supported for this kind of file"},
+    {5019, EOPNOTSUPP, "the file is open with a flag that cuFile refuses (O_APPEND, O_NONBLOCK, O_NOFOLLOW, O_TMPFILE)"},
     {5020, EOPNOTSUPP, "the file is not open for direct I/O"},
     {5022, EINVAL, "an argument that is not possible"},
     {5023, EEXIST, "the memory is pinned already"},
     {5025, EACCES, "permission denied"},
+    {5027, EOPNOTSUPP, "cuFile cannot find out what the file's filesystem and device can do"},
+    {5028, EEXIST, "the descriptor is registered with cuFile already"},
+    {5030, EIO, "an internal error of cuFile"},
+    {5031, EMFILE, "cuFile cannot duplicate the descriptor"},
+    {5033, EOPNOTSUPP, "the nvidia-fs module cannot be set up"},
+    {5034, EOPNOTSUPP, "cufile.json turns GPUDirect Storage off for this file"},
     {5036, ENOMEM, "the GPU's memory cannot be pinned"},
     {5043, ENOMEM, "out of memory"},
 }};
@@ -134,6 +148,49 @@ unsigned KindsOfFile(int descriptor) {
   return kind == kKinds.end() ? kOther : kind->bit;
 }
 
+struct FilesystemName {
+  long magic;
+  const char* name;
+};
+constexpr std::array<FilesystemName, 3> kSinceCufile116{
+    {{0x794C7630, "overlayfs"}, {TMPFS_MAGIC, "tmpfs"}, {FUSE_SUPER_MAGIC, "a FUSE mount, such as a mount of weightfs"}}};
+
+// What makes cuFile refuse files that the host itself reads: it asks udev for a file's device, and its versions before
+// 1.16 know few filesystems (found by trying 1.11 to 1.20).
+std::string CauseOfRefusal(int descriptor, int version) {
+  struct statfs filesystem {};
+  if (fstatfs(descriptor, &filesystem) != 0) return "";
+  for (const FilesystemName& known : kSinceCufile116) {
+    if (version < kVersion116 && static_cast<long>(filesystem.f_type) == known.magic) {
+      return fmt::format("; the file is on {}, which cuFile takes from version 1.16 on", known.name);
+    }
+  }
+  if (access("/run/udev/data", F_OK) == 0) return "; cufile.log has the details (CUFILE_LOGFILE_PATH)";
+  return "; /run/udev is missing, where cuFile looks the device up: a container needs its host's "
+         "(docker run -v /run/udev:/run/udev:ro)";
+}
+
+// In these states of the machine cuFile would not return, or would close a descriptor of the program.
+Result<void> CheckMachine() {
+  const char* named = std::getenv("WEIGHTFS_PROC_MODULES");
+  const std::string path = named != nullptr && *named != '\0' ? named : "/proc/modules";
+  std::ifstream modules(path);
+  if (!modules) {
+    return Error{ErrorCode::kNotSupported,
+                 fmt::format("cuFile is not used: it would wait forever for {}, which cannot be read here", path)};
+  }
+  for (std::string line; std::getline(modules, line);) {
+    if (!line.starts_with("nvidia_fs ")) continue;
+    for (int i = 0; i < kNvidiaFsDevices; ++i) {
+      if (access(fmt::format("/dev/nvidia-fs{}", i).c_str(), F_OK) == 0) return {};
+    }
+    return Error{ErrorCode::kNotSupported,
+                 "cuFile is not used: the nvidia-fs module is loaded, but /dev/nvidia-fs* is missing; a container needs "
+                 "these devices of its host"};
+  }
+  return {};
+}
+
 void* Pointer(uint64_t address) {
   // cuFile takes GPU addresses as pointers; they are never dereferenced here.
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
@@ -171,6 +228,7 @@ struct Cufile::Functions {
 };
 
 Result<std::shared_ptr<const Cufile>> Cufile::Load(const std::string& path) {
+  RETURN_IF_ERROR(CheckMachine());
   const char* named = std::getenv("WEIGHTFS_CUFILE_LIBRARY");
   std::vector<std::string> names{"libcufile.so.0"};
   if (!path.empty()) names.push_back(path);
@@ -242,7 +300,14 @@ Result<std::unique_ptr<const Cufile::File>> Cufile::Open(int descriptor) const {
   description.type = kFileTypeDescriptor;
   description.descriptor = descriptor;
   void* handle = nullptr;
-  RETURN_IF_ERROR(Check("cuFile does not take the file", functions_->open(&handle, &description)));
+  const Status status = functions_->open(&handle, &description);
+  if (auto opened = Check("cuFile does not take the file", status); !opened.has_value()) {
+    Error error = std::move(opened).error();
+    if (status.error == kNotRegistered || status.error == kInternalError) {
+      error = {ErrorCode::kNotSupported, error.what + CauseOfRefusal(descriptor, version_)};
+    }
+    return error;
+  }
   return std::unique_ptr<const File>(new File(shared_from_this(), handle));
 }
 

@@ -44,23 +44,24 @@ std::unique_ptr<DeviceLane> GpuMemory::MakeLane(const LaneOptions& options) cons
   return std::make_unique<GpuLane>(options);
 }
 
-Result<std::shared_ptr<Gpu>> Gpu::Open(GpuMode mode, const std::string& cufile_path) {
+Result<std::shared_ptr<Gpu>> Gpu::Open(const GpuOptions& options) {
   std::shared_ptr<Gpu> gpu(new Gpu);
   ASSIGN_OR_RETURN(gpu->cuda_, Cuda::Load());
   gpu->facts_.count = gpu->cuda_->device_count();
   gpu->facts_.cuda = gpu->cuda_->version();
+  gpu->on_refusal_ = options.on_refusal;
   ASSIGN_OR_RETURN(gpu->facts_.name, gpu->cuda_->DeviceName(0));
-  RETURN_IF_ERROR(gpu->ChooseWay(mode, cufile_path));
+  RETURN_IF_ERROR(gpu->ChooseWay(options.mode, options.cufile_library));
   return gpu;
 }
 
-Result<void> Gpu::ChooseWay(GpuMode mode, const std::string& cufile_path) {
+Result<void> Gpu::ChooseWay(GpuMode mode, const std::string& cufile_library) {
   facts_.mode = GpuMode::kBounce;
   if (mode == GpuMode::kOnDemand || mode == GpuMode::kBounce) {
     facts_.why = mode == GpuMode::kBounce ? "it was asked for" : "cuFile was not asked for";
     return {};
   }
-  auto loaded = Cufile::Load(cufile_path);
+  auto loaded = Cufile::Load(cufile_library);
   forced_ = mode == GpuMode::kCufile;
   if (!loaded.has_value()) {
     if (forced_) return std::move(loaded).error();
@@ -83,6 +84,8 @@ GpuFacts Gpu::facts() const {
   GpuFacts facts = facts_;
   facts.cufile_bytes = traffic_->cufile.load(std::memory_order_relaxed);
   facts.bounce_bytes = traffic_->bounce.load(std::memory_order_relaxed);
+  const MutexLock lock(mutex_);
+  facts.refusal = refusal_;
   return facts;
 }
 
@@ -111,12 +114,21 @@ Result<std::shared_ptr<GpuMemory>> Gpu::Describe(const MemoryView& memory) {
 Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset,
                                               bool leased) {
   ASSIGN_OR_RETURN(auto made, Describe(memory));
-  ASSIGN_OR_RETURN(const bool direct, GoesDirect(memory, target, offset, leased));
-  if (!direct) return made;
-  made->cufile_ = cufile_;
+  auto direct = GoesDirect(memory, target, offset, leased);
+  if (direct.has_value() && !*direct) return made;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  // cuFile may support a filesystem without supporting every file on it.
-  if (descriptor >= 0 && !forced_ && !made->FileOf(descriptor).has_value()) {
+  if (direct.has_value()) {
+    made->cufile_ = cufile_;
+    // cuFile may support a filesystem without supporting every file on it.
+    if (descriptor >= 0 && !forced_) {
+      if (const auto file = made->FileOf(descriptor); !file.has_value()) {
+        direct = Error{file.error().code, fmt::format("{}: {}", target.path(), file.error().what)};
+      }
+    }
+  }
+  if (!direct.has_value()) {
+    if (forced_) return std::move(direct).error();
+    NoteRefusal(direct.error());
     made->cufile_ = nullptr;
     return made;
   }
@@ -128,27 +140,34 @@ Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Ta
   return made;
 }
 
+void Gpu::NoteRefusal(const Error& error) {
+  {
+    const MutexLock lock(mutex_);
+    if (!refusal_.empty()) return;
+    refusal_ = error.what;
+  }
+  if (on_refusal_) on_refusal_(error.what);
+}
+
 Result<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset, bool leased) const {
   if (cufile_ == nullptr) return false;
   const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  // The host must see the blocks of a lease in order to compute their checksums.
-  if (!forced_) return !leased && descriptor >= 0 && cufile_->DirectFor(descriptor);
-  if (leased) {
+  const auto refuse = [&](const char* why) {
+    const char* way_out = forced_ ? "; mode auto or bounce takes it" : "";
     return Error{ErrorCode::kNotSupported,
-                 fmt::format("mode cufile cannot be had for {} by a lease, whose blocks are checked by the host; mode "
-                             "auto or bounce takes it",
-                             target.path()),
-                 target.path(), offset};
+                 fmt::format("cuFile cannot transfer {} directly: {}{}", target.path(), why, way_out), target.path(),
+                 offset};
+  };
+  if (leased) return refuse("a lease is used, whose blocks the host must check");
+  if (descriptor < 0) {
+    // A target without any descriptor stands for a file that is opened later.
+    if (target.any() < 0) return forced_;
+    // The transfer is so small that it contains at most a few whole blocks.
+    if (memory.size() < FileTarget::kSmallTransfer) return false;
+    return refuse("it is not open for direct I/O, or its filesystem has none");
   }
-  // A target without a descriptor stands for a file that is opened later.
-  if (descriptor >= 0 || target.any() < 0) return true;
-  // The transfer is so small that it contains at most a few whole blocks.
-  if (memory.size() < FileTarget::kSmallTransfer) return false;
-  return Error{ErrorCode::kNotSupported,
-               fmt::format("mode cufile cannot be had for {}: it is not open for direct I/O, or its filesystem has "
-                           "none; mode auto or bounce takes it",
-                           target.path()),
-               target.path(), offset};
+  if (forced_ || cufile_->DirectFor(descriptor)) return true;
+  return refuse("cuFile reaches its filesystem or device only through host memory");
 }
 
 Result<void> Gpu::CopyOut(const MemoryView& memory, std::span<std::byte> host) {

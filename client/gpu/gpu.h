@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -65,14 +66,21 @@ class GpuMemory final : public DeviceMemory {
   std::map<int, std::unique_ptr<const Cufile::File>> files_ GUARDED_BY(mutex_);
 };
 
+struct GpuOptions {
+  GpuMode mode = GpuMode::kOnDemand;
+  std::string cufile_library = {};  // tried if the loader does not find cuFile
+  // Called once, by Admit, with GpuFacts::refusal. May be null.
+  std::function<void(const std::string& why)> on_refusal = {};
+};
+
 // Thread-safe.
 class Gpu {
  public:
   // ENODEV without a GPU. With kCufile also the errors of cuFile; with kAuto these errors become the reason for using
-  // bounce buffers. `cufile_path` is tried if the loader does not find cuFile.
-  static Result<std::shared_ptr<Gpu>> Open(GpuMode mode, const std::string& cufile_path);
+  // bounce buffers.
+  static Result<std::shared_ptr<Gpu>> Open(const GpuOptions& options);
 
-  GpuFacts facts() const;
+  GpuFacts facts() const EXCLUDES(mutex_);
   // True in mode kCufile: whole blocks are transferred by cuFile only.
   bool forces_cufile() const { return forced_; }
 
@@ -97,19 +105,23 @@ class Gpu {
   };
 
   Gpu() = default;
-  Result<void> ChooseWay(GpuMode mode, const std::string& cufile_path);
+  Result<void> ChooseWay(GpuMode mode, const std::string& cufile_library);
   Result<std::shared_ptr<GpuMemory>> Describe(const MemoryView& memory) EXCLUDES(mutex_);
   Result<std::shared_ptr<const CudaDevice>> DeviceOf(uint64_t address) EXCLUDES(mutex_);
+  // The error says why cuFile does not carry out the operation, though it is in use.
   Result<bool> GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset, bool leased) const;
+  void NoteRefusal(const Error& error) EXCLUDES(mutex_);
   const std::pair<const uint64_t, Pinned>* FindPinnedLocked(uint64_t address, uint64_t size) const REQUIRES(mutex_);
 
   std::shared_ptr<const Cuda> cuda_;
   std::shared_ptr<const Cufile> cufile_;  // null: bounce buffers
   bool forced_ = false;                   // mode kCufile
-  GpuFacts facts_;                        // without the traffic
+  std::function<void(const std::string&)> on_refusal_;
+  GpuFacts facts_;  // without the traffic and the refusal
   const std::shared_ptr<GpuTraffic> traffic_ = std::make_shared<GpuTraffic>();
 
   mutable Mutex mutex_;
+  std::string refusal_ GUARDED_BY(mutex_);
   std::map<int, std::shared_ptr<const CudaDevice>> devices_ GUARDED_BY(mutex_);  // by ordinal
   std::map<uint64_t, Pinned> pinned_ GUARDED_BY(mutex_);                         // by address
 };

@@ -21,6 +21,7 @@ struct GpuFacts {
   std::string cufile;         // version of cuFile; empty: not loaded, or not found
   GpuMode mode;               // the mode in use: kCufile or kBounce
   std::string why;            // the reason for the mode
+  std::string refusal;        // mode kAuto: why the first operation that cuFile does not carry out goes another way
   uint64_t cufile_bytes = 0;  // bytes transferred so far by cuFile
   uint64_t bounce_bytes = 0;  // bytes transferred so far through bounce buffers; includes partial blocks in mode
                               // kCufile

@@ -37,6 +37,7 @@ py::object GpuOf(const PyHandle& self) {
   if (!facts) return py::none();
   return py::dict("count"_a = facts->count, "name"_a = facts->name, "cuda"_a = facts->cuda, "cufile"_a = facts->cufile,
                   "mode"_a = facts->mode == GpuMode::kCufile ? "cufile" : "bounce", "why"_a = ToStr(facts->why),
+                  "refusal"_a = ToStr(facts->refusal),
                   "cufile_bytes"_a = facts->cufile_bytes, "bounce_bytes"_a = facts->bounce_bytes);
 }
 
@@ -170,8 +171,8 @@ void BindHandle(py::module_& module) {
   HandleClass type(module, "Handle");
   type.def(py::init([](uint64_t block_size, unsigned queue_depth, bool single_submit, bool overlap_events,
                        unsigned intra_op_parallelism, const std::string& direct, const std::string& mode,
-                       const std::string& cufile_library) {
-        const HandleOptions options{.block_size = block_size,
+                       const std::string& cufile_library, const py::object& on_gpu_refusal) {
+        HandleOptions options{.block_size = block_size,
                                     .queue_depth = queue_depth,
                                     .single_submit = single_submit,
                                     .overlap_events = overlap_events,
@@ -179,6 +180,9 @@ void BindHandle(py::module_& module) {
                                     .direct = MakeDirect(direct),
                                     .gpu = MakeMode(mode),
                                     .cufile_library = cufile_library};
+        if (!on_gpu_refusal.is_none()) {
+          options.on_gpu_refusal = [call = Callable(on_gpu_refusal)](const std::string& why) { call(why); };
+        }
         return std::make_shared<PyHandle>(Check(WithoutGil([&] { return Handle::Create(options); })), "handle");
       }))
       .def("close", &PyHandle::Close)

@@ -42,7 +42,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
 
     def _open(self, direct):
         try:
-            return _native.Handle(*self._options, direct, self._wanted, find_cufile())
+            return _native.Handle(*self._options, direct, self._wanted, find_cufile(), _tell_refusal)
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
@@ -57,6 +57,12 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
     def mode_reason(self):
         """The reason for the mode, as text."""
         return self._gpu["why"]
+
+    @property
+    def refusal(self):
+        """In mode "auto": why the first operation that cuFile does not carry out goes through bounce buffers, as text,
+        which is also logged once. Empty if all whole blocks went by cuFile so far."""
+        return self._native.gpu()["refusal"]
 
     @property
     def gpu_bytes(self):
@@ -79,7 +85,8 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         return self.unpin_device_tensor(tensor)
 
     def pin_device_tensor(self, tensor):
-        """Prepares a contiguous GPU tensor for transfers of this handle, until it is unpinned or freed. If that is not
+        """Prepares a contiguous GPU tensor for transfers of this handle, until it is unpinned or the last tensor that
+        shares its memory is gone. If that is not
         possible, returns False and sets last_error."""
         with self._reporting():
             self._pin(tensor)
@@ -106,7 +113,8 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         if memory.nbytes == 0:
             return
         self._native.pin(memory.arguments)
-        unpin = weakref.finalize(tensor, _forget, weakref.ref(self), memory.address)
+        # The memory lives as long as any tensor that shares its storage.
+        unpin = weakref.finalize(memory.owner, _forget, weakref.ref(self), memory.address)
         unpin.atexit = False
         self._pinned[memory.address] = unpin
 
@@ -121,6 +129,10 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
 
     def __repr__(self):
         return f"{super().__repr__()[:-1]}, mode={self.mode})"
+
+
+def _tell_refusal(why):
+    log.warning("GPU transfers by bounce buffers: %s", why)
 
 
 def _forget(handle, address):

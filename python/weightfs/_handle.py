@@ -251,7 +251,7 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
     # --- Internals ---
 
     def _open(self, direct):
-        return _native.Handle(*self._options, direct, "", find_cufile())
+        return _native.Handle(*self._options, direct, "", find_cufile(), None)
 
     def _read_now(self, memory, file, offset, validate=False, *, progress=None, verify=False):
         with labelled(memory):

@@ -8,7 +8,9 @@ import torch
 
 from harness.filesystems import program
 
-LIBRARY = program().parent / "libweightfs_fake_gpu.so"
+FOLDER = program().parent / "fake_gpu"
+LIBRARY = FOLDER / "libcuda.so.1"
+CUFILE = FOLDER / "libcufile.so.0"
 SANITIZERS = (b"__asan_init", b"__tsan_init")   # Python cannot load libraries built with them
 # cuFile reports direct access to all filesystems: NVMe, SCSI, and those for which the real one has no bit
 DIRECT = 1 << 4 | 1 << 6 | 1 << 31

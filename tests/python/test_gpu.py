@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import weightfs
-from fake_gpu import DIRECT, LIBRARY, SANITIZERS, FakeGpu
+from fake_gpu import CUFILE, DIRECT, LIBRARY, SANITIZERS, FakeGpu
 from tensors import content, random_tensor
 from weightfs import deepnvme
 
@@ -28,7 +28,8 @@ def gpu(monkeypatch):
     if any(name in LIBRARY.read_bytes() for name in SANITIZERS):
         pytest.skip("needs a build without sanitizers: the fake GPU is loaded into Python")
     monkeypatch.setenv("WEIGHTFS_CUDA_LIBRARY", str(LIBRARY))
-    monkeypatch.setenv("WEIGHTFS_CUFILE_LIBRARY", str(LIBRARY))
+    monkeypatch.setenv("WEIGHTFS_CUFILE_LIBRARY", str(CUFILE))
+    monkeypatch.setenv("WEIGHTFS_PROC_MODULES", os.devnull)
     monkeypatch.delenv("WEIGHTFS_GDS_MODE", raising=False)
     stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)

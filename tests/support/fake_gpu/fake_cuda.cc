@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "tests/support/fake_gpu/gpus.h"
 
@@ -12,11 +13,8 @@ using namespace fake_gpu;
 namespace {
 
 // CUDA's status codes.
-constexpr int kInvalidValue = 1;
 constexpr int kNoDevice = 100;
 constexpr int kNotReady = 600;
-constexpr int kMemoryType = 2;
-constexpr int kDeviceOrdinal = 9;
 constexpr int kCudaVersion = 13000;
 
 bool Known(Event* event) {
@@ -110,14 +108,7 @@ int cuCtxPopCurrent_v2(Context** context) {
   return 0;
 }
 int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
-  Fake& fake = TheFake();
-  const std::lock_guard lock(fake.mutex);
-  uint64_t begin = 0;
-  const Allocation* allocation = fake.FindLocked(address, 1, &begin);
-  if (allocation == nullptr) return kInvalidValue;
-  if (attribute == kMemoryType) *static_cast<unsigned*>(value) = 2;
-  if (attribute == kDeviceOrdinal) *static_cast<int*>(value) = allocation->ordinal;
-  return attribute == kMemoryType || attribute == kDeviceOrdinal ? 0 : kInvalidValue;
+  return TheFake().Attribute(value, attribute, address);
 }
 int cuStreamCreate(Stream** handle, unsigned) {
   if (const int status = Enter("cuStreamCreate"); status != 0) return status;
@@ -126,6 +117,16 @@ int cuStreamCreate(Stream** handle, unsigned) {
   *handle = stream.get();
   const std::lock_guard lock(fake.mutex);
   fake.streams[stream.get()] = std::move(stream);
+  return 0;
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, CaptureMode());
+  return 0;
+}
+int cuStreamIsCapturing(Stream* handle, int* capturing) {
+  Fake& fake = TheFake();
+  const std::lock_guard lock(fake.mutex);
+  *capturing = fake.captured == reinterpret_cast<uint64_t>(handle) ? 1 : 0;
   return 0;
 }
 int cuStreamDestroy_v2(Stream* handle) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "tests/support/fake_gpu/gpus.h"
@@ -15,7 +16,9 @@ namespace {
 
 // cuFile's status codes.
 constexpr int kCufileInvalidValue = 5022;
+constexpr int kCufileOpenFlag = 5019;
 constexpr int kCufilePinnedAlready = 5023;
+constexpr int kCufileRegisteredAlready = 5028;
 constexpr int kCufileNotPinned = 5024;
 constexpr int kCufileVersion = 1200;
 
@@ -41,7 +44,12 @@ struct FakeCufileProperties {
   unsigned kinds, control, features, limits[5];
 };
 
-FakeCufileStatus cuFileDriverOpen() { return {TheFake().InjectedStatus("cuFileDriverOpen"), 0}; }
+// The real one waits forever for a list of modules that it cannot open.
+FakeCufileStatus cuFileDriverOpen() {
+  const char* modules = std::getenv("WEIGHTFS_PROC_MODULES");
+  if (access(modules != nullptr ? modules : "/proc/modules", R_OK) != 0) TheFake().Mistake();
+  return {TheFake().InjectedStatus("cuFileDriverOpen"), 0};
+}
 FakeCufileStatus cuFileDriverGetProperties(FakeCufileProperties* properties) {
   const unsigned kinds = TheFake().kinds;
   *properties = {kinds != 0 ? 2U : 0, kinds != 0 ? 26U : 0, 4096, 16 << 20, kinds, 0, 0, {}};
@@ -54,9 +62,15 @@ FakeCufileStatus cuFileGetVersion(int* version) {
 FakeCufileStatus cuFileHandleRegister(File** handle, FakeCufileDescription* description) {
   Fake& fake = TheFake();
   if (const int status = fake.InjectedStatus("cuFileHandleRegister"); status != 0) return {status, 0};
-  if (description->type != 1 || fcntl(description->descriptor, F_GETFD) < 0) return {kCufileInvalidValue, 0};
-  *handle = new File{description->descriptor};
+  const int flags = fcntl(description->descriptor, F_GETFL);
+  if (description->type != 1 || flags < 0) return {kCufileInvalidValue, 0};
+  if ((flags & (O_APPEND | O_NONBLOCK | O_NOFOLLOW | (O_TMPFILE & ~O_DIRECTORY))) != 0) return {kCufileOpenFlag, 0};
   const std::lock_guard lock(fake.mutex);
+  const bool registered = std::any_of(fake.files.begin(), fake.files.end(), [&](const File* file) {
+    return file->descriptor == description->descriptor;
+  });
+  if (registered) return {kCufileRegisteredAlready, 0};
+  *handle = new File{description->descriptor};
   fake.files.insert(*handle);
   return {0, 0};
 }

@@ -97,6 +97,16 @@ void fake_gpu_release(void) {
   }
   for (const auto& stream : streams) stream->Wait(stream->end());
 }
+void fake_gpu_capture(uint64_t stream) {
+  Fake& fake = TheFake();
+  const std::lock_guard lock(fake.mutex);
+  fake.captured = stream;
+}
+void fake_gpu_end_capture(void) {
+  Fake& fake = TheFake();
+  const std::lock_guard lock(fake.mutex);
+  fake.captured.reset();
+}
 void fake_gpu_await_copies(unsigned count) {
   Fake& fake = TheFake();
   const std::lock_guard lock(fake.mutex);
@@ -108,6 +118,7 @@ void fake_gpu_reset(void) {
   fake.failures.clear();
   fake.copy_failure = {};
   fake.limit = 0;
+  fake.captured.reset();
   fake.kinds = 0;
   fake.devices = 1;
   fake.held = false;

@@ -34,6 +34,10 @@ void fake_gpu_set_devices(int count);
 // fake_gpu_release returns when that is done. Other streams continue.
 void fake_gpu_hold_default_stream(int ordinal, uint64_t address, const void* bytes, size_t size);
 void fake_gpu_release(void);
+// While a graph is captured (`stream` is 0 or the stream that is captured), calls that CUDA forbids in the strict capture
+// mode fail with status 900 and count as mistakes, on every thread that has not chosen the relaxed mode.
+void fake_gpu_capture(uint64_t stream);
+void fake_gpu_end_capture(void);
 // No copy ends before `count` copies were under way at once, or before nothing was started for half a minute.
 void fake_gpu_await_copies(unsigned count);
 // Resets everything; nothing may be under way.

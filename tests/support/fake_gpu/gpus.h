@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -19,7 +20,11 @@
 
 namespace fake_gpu {
 
-constexpr int kInvalidContext = 201;  // CUDA's status code
+// CUDA's status codes.
+constexpr int kInvalidValue = 1;
+constexpr int kInvalidContext = 201;
+constexpr int kForbiddenInCapture = 900;
+constexpr int kRelaxed = 2;
 
 struct Allocation {
   size_t size = 0;
@@ -130,6 +135,7 @@ struct Fake {
   unsigned kinds = 0;
   size_t limit = 0;
   bool held = false;
+  std::optional<uint64_t> captured;  // the stream of which a graph is captured
   uint64_t copies = 0;  // under way
   uint64_t awaited_copies = 0;
   std::condition_variable copy_started;
@@ -154,6 +160,8 @@ struct Fake {
     }
     return allocation->hidden + (address - begin);
   }
+  // CUDA's attribute of an address, into the type that CUDA gives it. Returns CUDA's status.
+  int Attribute(void* value, int attribute, uint64_t address);
   static bool Take(Failure& failure) {
     if (failure.times == 0) return false;
     if (failure.after > 0) {
@@ -169,6 +177,10 @@ struct Fake {
     const auto found = failures.find(function);
     return found != failures.end() && Take(found->second) ? found->second.status : 0;
   }
+  bool Capturing() {
+    const std::lock_guard lock(mutex);
+    return captured.has_value();
+  }
   void Mistake() {
     const std::lock_guard lock(mutex);
     ++counts.mistakes;
@@ -180,7 +192,10 @@ Fake& TheFake();
 // The context stack of this thread.
 std::vector<Context*>& Stack();
 
-// Returns the injected status, or invalid context, or 0.
+// This thread's capture mode: 0 strict, 2 relaxed.
+int& CaptureMode();
+
+// Returns the injected status, or invalid context, or the status of a call that a capture forbids, or 0.
 int Enter(const char* function);
 
 // If there is no such stream, returns null and counts a mistake.

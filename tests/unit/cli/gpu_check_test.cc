@@ -16,8 +16,9 @@ using testing::HasSubstr;
 class GpuCheckTest : public testing::Test {
  protected:
   GpuCheckTest() {
-    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_GPU, 1);
-    setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_GPU, 1);
+    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_CUDA, 1);
+    setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_CUFILE, 1);
+    setenv("WEIGHTFS_PROC_MODULES", "/dev/null", 1);
     fake_gpu_reset();
   }
 };

@@ -26,6 +26,9 @@ inline FakeGpuCounts Counts() {
   return counts;
 }
 
+// Path of NVIDIA's cuFile, which the tests then use instead of the fake; null: not given.
+inline const char* RealCufile() { return std::getenv("WEIGHTFS_TEST_CUFILE"); }
+
 class DeviceBytes {
  public:
   explicit DeviceBytes(size_t size, int ordinal = 0) : size_(size), address_(fake_gpu_allocate(size, ordinal)) {}
@@ -55,15 +58,20 @@ class DeviceBytes {
 class GpuTest : public testing::Test {
  protected:
   GpuTest() {
-    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_GPU, 1);
-    setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_GPU, 1);
+    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_CUDA, 1);
+    setenv("WEIGHTFS_CUFILE_LIBRARY", RealCufile() != nullptr ? RealCufile() : FAKE_CUFILE, 1);
+    if (RealCufile() == nullptr) setenv("WEIGHTFS_PROC_MODULES", "/dev/null", 1);
     fake_gpu_reset();
+    // NVIDIA's cuFile looks for GPUs once, when its driver is opened.
+    if (RealCufile() != nullptr) fake_gpu_set_devices(2);
   }
   ~GpuTest() override {
     // After every test nothing was misused, and all objects were destroyed with the handles.
     const auto counts = Counts();
     EXPECT_EQ(counts.mistakes, 0U);
     EXPECT_EQ(fake_gpu_context_depth(), 0);
+    // NVIDIA's cuFile keeps a context and streams of its own.
+    if (RealCufile() != nullptr) return;
     EXPECT_EQ(counts.contexts + counts.streams + counts.events + counts.page_locks + counts.files + counts.pins, 0U);
     fake_gpu_reset();
   }

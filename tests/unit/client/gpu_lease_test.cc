@@ -123,7 +123,7 @@ TEST_F(GpuLeaseTest, CufileSeesNoBlocksOfALeaseThatComesLater) {
     } else {
       ASSERT_FALSE(held.has_value());
       EXPECT_EQ(held.error().error_number(), EOPNOTSUPP);
-      EXPECT_THAT(held.error().what, HasSubstr("by a lease"));
+      EXPECT_THAT(held.error().what, HasSubstr("a lease is used"));
     }
   }
   EXPECT_EQ(Counts().cufile_writes, 0U);
@@ -162,7 +162,7 @@ TEST_F(GpuLeaseTest, CufileIsNotUsedForLeasedBlocks) {
   const auto both = Make(GpuMode::kCufile)->Write(mount_ / "both", memory.View());
   ASSERT_FALSE(both.has_value());
   EXPECT_EQ(both.error().error_number(), EOPNOTSUPP);
-  EXPECT_THAT(both.error().what, HasSubstr("by a lease"));
+  EXPECT_THAT(both.error().what, HasSubstr("a lease is used"));
 }
 
 TEST_F(GpuLeaseTest, TensorsOfAGpuAreSavedAndLoadedFileByFile) {

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // GPU memory, on machines without a GPU (tests/support/fake_gpu): accessing it as host memory crashes.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 
 #include "client/gpu/gpu.h"
 #include "client/handle.h"
+#include "common/unique_fd.h"
 #include "common/units.h"
 #include "tests/unit/client/device_bytes.h"
 #include "tests/unit/client/operations.h"
@@ -93,7 +98,8 @@ TEST_P(GpuWayTest, EverySizeAndOffsetArrivesToTheLastByteAndNoFurther) {
     }
   }
   const auto counts = Counts();
-  EXPECT_EQ(counts.cufile_reads > 0 && counts.cufile_writes > 0, GetParam().by_cufile);
+  const bool fake_used = GetParam().by_cufile && RealCufile() == nullptr;
+  EXPECT_EQ(counts.cufile_reads > 0 && counts.cufile_writes > 0, fake_used);
   const auto facts = handle->gpu().value();
   EXPECT_EQ(facts.mode, GetParam().by_cufile ? GpuMode::kCufile : GpuMode::kBounce);
   EXPECT_EQ(facts.cufile_bytes > 0, GetParam().by_cufile);
@@ -233,11 +239,12 @@ TEST_P(GpuWayTest, PinnedMemoryIsTransferredByItsBase) {
   EXPECT_EQ(handle->PinDevice(memory.View()).error().error_number(), EEXIST);
   EXPECT_TRUE(handle->IsDevicePinned(memory.Part(1000, 599'000)));
   EXPECT_FALSE(handle->IsDevicePinned(memory.Part(1000, 599'001)));
-  EXPECT_EQ(Counts().pins, GetParam().by_cufile ? 1U : 0U);
+  const bool fake_used = GetParam().by_cufile && RealCufile() == nullptr;
+  EXPECT_EQ(Counts().pins, fake_used ? 1U : 0U);
   ASSERT_TRUE(handle->Write(folder_ / "file", memory.Part(4096, 500'000)).has_value());
   const Bytes all = memory.Get();
   EXPECT_EQ(ReadFile(folder_ / "file"), Bytes(all.begin() + 4096, all.begin() + 504'096));
-  EXPECT_EQ(Counts().pinned_transfers > 0, GetParam().by_cufile);
+  EXPECT_EQ(Counts().pinned_transfers > 0, fake_used);
   EXPECT_TRUE(handle->UnpinDevice(memory.address()));
   EXPECT_FALSE(handle->UnpinDevice(memory.address()));
   EXPECT_FALSE(handle->IsDevicePinned(memory.View()));
@@ -269,7 +276,7 @@ TEST_F(GpuTest, WithoutAGpuTheHandleIsRefusedWithTheReason) {
     refused = Handle::Create({.gpu = mode});
     EXPECT_EQ(refused.error().error_number(), ENODEV);
     EXPECT_THAT(refused.error().what, HasSubstr("/nowhere/libcuda.so.1"));
-    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_GPU, 1);
+    setenv("WEIGHTFS_CUDA_LIBRARY", FAKE_CUDA, 1);
   }
   setenv("WEIGHTFS_CUDA_LIBRARY", "/nowhere/libcuda.so.1", 1);
   const auto handle = Make(GpuMode::kOnDemand);
@@ -285,7 +292,7 @@ TEST_F(GpuTest, AutoReportsWhyItUsesBounceBuffers) {
   const auto refused = Handle::Create({.gpu = GpuMode::kCufile});
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().error_number(), ENOENT);
-  setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_GPU, 1);
+  setenv("WEIGHTFS_CUFILE_LIBRARY", FAKE_CUFILE, 1);
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5007);
   EXPECT_THAT(Make(GpuMode::kAuto)->gpu()->why, HasSubstr("not supported on this platform"));
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5007);
@@ -294,6 +301,98 @@ TEST_F(GpuTest, AutoReportsWhyItUsesBounceBuffers) {
   fake_gpu_set_kinds(kNvme);
   fake_gpu_fail("cuFileDriverOpen", 0, 1, 5026);
   EXPECT_EQ(Make(GpuMode::kAuto)->gpu()->mode, GpuMode::kCufile);
+}
+
+TEST_F(GpuTest, CufileIsNotOpenedWhereItWouldNotReturn) {
+  fake_gpu_set_kinds(kEverywhere);
+  std::ofstream(folder_ / "modules") << "ext4 1 0 - Live\nnvidia_fs 262144 0 - Live 0x0000000000000000 (OE)\n";
+  const std::vector<std::pair<std::string, std::string>> states{
+      {folder_ / "missing", folder_ / "missing"}, {folder_ / "modules", "/dev/nvidia-fs* is missing"}};
+  for (const auto& [modules, reason] : states) {
+    setenv("WEIGHTFS_PROC_MODULES", modules.c_str(), 1);
+    const auto refused = Handle::Create({.gpu = GpuMode::kCufile});
+    ASSERT_FALSE(refused.has_value());
+    EXPECT_EQ(refused.error().error_number(), EOPNOTSUPP);
+    EXPECT_THAT(refused.error().what, HasSubstr(reason));
+    const auto handle = Make(GpuMode::kAuto);
+    EXPECT_EQ(handle->gpu()->mode, GpuMode::kBounce);
+    EXPECT_THAT(handle->gpu()->why, HasSubstr(reason));
+  }
+}
+
+TEST_F(GpuTest, ARefusedFileIsNamedWithItsCause) {
+  const DeviceBytes memory(RandomBytes(300'000));
+  const auto handle = Make(GpuMode::kCufile);
+  const Folder in_memory("/dev/shm");
+  // The fake is of version 1.20, which takes every filesystem.
+  fake_gpu_fail("cuFileHandleRegister", 0, 1, 5030);
+  auto refused = handle->Write(in_memory / "file", memory.View());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number(), EOPNOTSUPP);
+  const bool udev = std::filesystem::exists("/run/udev/data");
+  EXPECT_THAT(refused.error().what, HasSubstr(udev ? "cufile.log" : "/run/udev is missing"));
+  EXPECT_THAT(refused.error().what, HasSubstr("cuFile error 5030"));
+}
+
+TEST_F(GpuTest, CufileTakesFilesThatExistAndDescriptorsWithAnyFlags) {
+  const auto handle = Make(GpuMode::kCufile);
+  const DeviceBytes memory(RandomBytes(300'000, 1));
+  WriteFile(folder_ / "file", RandomBytes(300'000, 2));
+  ASSERT_TRUE(handle->Write(folder_ / "file", memory.View()).has_value());
+  for (const int flags : {0, O_APPEND, O_NONBLOCK, O_NOFOLLOW, O_NONBLOCK | O_APPEND | O_NOFOLLOW}) {
+    SCOPED_TRACE(flags);
+    const UniqueFd descriptor(open((folder_ / "file").c_str(), O_RDWR | O_DIRECT | flags));
+    const DeviceBytes target(300'000);
+    // Two at once have different descriptors of their own.
+    const DeviceBytes other(300'000);
+    const auto second = handle->StartRead(descriptor.get(), other.View());
+    const auto read = handle->Read(descriptor.get(), target.View());
+    ASSERT_TRUE(read.has_value()) << read.error().what;
+    EXPECT_EQ(handle->Wait().errors.size(), 0U);
+    EXPECT_TRUE(target.Get() == memory.Get() && other.Get() == memory.Get());
+    EXPECT_EQ(fcntl(descriptor.get(), F_GETFL) & (O_APPEND | O_NONBLOCK), flags & (O_APPEND | O_NONBLOCK));
+  }
+  const UniqueFd unnamed(open((folder_ / ".").c_str(), O_RDWR | O_DIRECT | O_TMPFILE, 0600));
+  ASSERT_TRUE(unnamed) << std::strerror(errno);
+  ASSERT_TRUE(handle->Write(unnamed.get(), memory.View()).has_value());
+  const DeviceBytes target(300'000);
+  ASSERT_TRUE(handle->Read(unnamed.get(), target.View()).has_value());
+  EXPECT_TRUE(target.Get() == memory.Get());
+}
+
+TEST_P(GpuWayTest, TransfersGoOnWhileAnotherThreadCapturesAGraph) {
+  const auto handle = Make();
+  const DeviceBytes memory(RandomBytes(1'000'000));
+  fake_gpu_capture(77);
+  ASSERT_TRUE(handle->Write(folder_ / "file", memory.View()).has_value());
+  const DeviceBytes target(1'000'000);
+  ASSERT_TRUE(handle->Read(folder_ / "file", target.View()).has_value());
+  EXPECT_TRUE(target.Get() == memory.Get());
+  // The tensor's own stream is captured.
+  fake_gpu_capture(kDefaultStream);
+  const auto refused = handle->Write(folder_ / "other", memory.View());
+  fake_gpu_end_capture();
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().error_number(), EINVAL);
+  EXPECT_THAT(refused.error().what, HasSubstr("CUDA graph"));
+  EXPECT_EQ(folder_.entries(), 1U);
+}
+
+TEST_F(GpuTest, AutoReportsTheFirstFileThatCufileRefuses) {
+  const DeviceBytes memory(RandomBytes(300'000));
+  fake_gpu_set_kinds(kEverywhere);
+  std::vector<std::string> told;
+  const auto handle = std::move(
+      Handle::Create({.gpu = GpuMode::kAuto, .on_gpu_refusal = [&](const std::string& why) { told.push_back(why); }})
+          .value());
+  ASSERT_TRUE(handle->Write(folder_ / "taken", memory.View()).has_value());
+  EXPECT_EQ(handle->gpu()->refusal, "");
+  fake_gpu_fail("cuFileHandleRegister", 0, 2, 5018);
+  ASSERT_TRUE(handle->Write(folder_ / "first", memory.View()).has_value());
+  ASSERT_TRUE(handle->Write(folder_ / "second", memory.View()).has_value());
+  EXPECT_THAT(handle->gpu()->refusal, HasSubstr(folder_ / "first: "));
+  EXPECT_THAT(handle->gpu()->refusal, HasSubstr("cuFile error 5018"));
+  EXPECT_EQ(told, std::vector{handle->gpu()->refusal});
 }
 
 TEST_F(GpuTest, AutoUsesBounceBuffersForFilesThatCufileRefuses) {
@@ -310,6 +409,7 @@ TEST_F(GpuTest, AutoUsesBounceBuffersForFilesThatCufileRefuses) {
   ASSERT_TRUE(handle->Write(in_memory / "file", memory.View()).has_value());
   EXPECT_EQ(ReadFile(in_memory / "file"), memory.Get());
   EXPECT_EQ(Counts().cufile_writes, 0U);
+  EXPECT_THAT(handle->gpu()->refusal, HasSubstr("only through host memory"));
 }
 
 TEST_F(GpuTest, ForcingAnUnavailableCufileIsAnError) {

@@ -57,6 +57,7 @@ class CudaDevice {
   CudaDevice& operator=(const CudaDevice&) = delete;
 
   int ordinal() const { return ordinal_; }
+  static constexpr int kCaptureRelaxed = 2;  // CUDA's number
 
   // Makes the GPU's context current on the calling thread, in CUDA's relaxed capture mode: otherwise a program that
   // captures a graph on another thread would make calls as harmless as a query of an event fail, and its capture with
@@ -71,7 +72,7 @@ class CudaDevice {
 
    private:
     const CudaDevice& device_;
-    int capture_mode_ = 2;  // relaxed; then the thread's own
+    int capture_mode_ = kCaptureRelaxed;  // then the thread's own
     Result<void> result_;
   };
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The GPU of tests/support/fake_gpu, for machines without a GPU: its memory and its counters."""
 
+import copy
 import ctypes
 import math
 
@@ -107,6 +108,15 @@ class Tensor:
         self.stored = values.t() if transposed else values   # as stored in memory
         self.memory = Array(gpu, values.nbytes)
         self.memory.set(self.stored.contiguous().view(torch.uint8).numpy().tobytes())
+
+    def untyped_storage(self):
+        return self.memory
+
+    def alias(self):
+        """Another tensor of the same memory."""
+        other = copy.copy(self)
+        other.streams = []
+        return other
 
     @property
     def shape(self):

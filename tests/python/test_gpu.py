@@ -339,3 +339,30 @@ def test_pinned_device_tensors(local, gpu, mode):
         with pytest.raises(TypeError):
             handle.new_pinned_device_tensor(5, [1, 2])
     assert gpu.counts().pins == 0
+
+
+def test_a_pin_lasts_as_long_as_any_tensor_of_the_memory(local, gpu):
+    with weightfs.gds_handle(mode="cufile") as handle:
+        tensor = gpu.tensor(random_tensor(SIZE))
+        assert handle.pin_device_tensor(tensor) is True
+        alias = tensor.alias()
+        del tensor
+        gc.collect()
+        assert handle.is_pinned(alias) and gpu.counts().pins == 1
+        assert handle.sync_pwrite(alias, str(local / "file")) == 1 and gpu.counts().pinned_transfers > 0
+        del alias
+        gc.collect()
+        assert gpu.counts().pins == 0
+
+
+def test_the_first_file_that_cufile_refuses_is_logged(local, gpu, caplog):
+    gpu.set_kinds(DIRECT)
+    with weightfs.gds_handle() as handle:
+        assert handle.sync_pwrite(gpu.array(some()), str(local / "taken")) == 1
+        assert handle.refusal == ""
+        gpu.fail("cuFileHandleRegister", times=2, status=5018)
+        for name in ("first", "second"):
+            assert handle.sync_pwrite(gpu.array(some()), str(local / name)) == 1
+        assert f"{local}/first: " in handle.refusal and "5018" in handle.refusal
+        assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
+            f"GPU transfers by bounce buffers: {handle.refusal}"]

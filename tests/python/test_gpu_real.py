@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,12 +58,39 @@ def test_tensors_come_back_as_they_were(folder, handle):
 def test_work_of_the_stream_before_a_write_is_waited_for(local, handle):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        square = torch.full((4096, 4096), 1 / 4096, device="cuda")
-        for _ in range(50):
-            square = square @ square * 1.0
-        assert handle.sync_pwrite(square, str(local / "file")) == 1
+        values = torch.zeros(4_000_000, device="cuda")
+        torch.cuda._sleep(1_000_000_000)   # cycles: the values change half a second later
+        values.fill_(7)
+        assert handle.sync_pwrite(values, str(local / "file")) == 1
+    assert (local / "file").read_bytes() == content(torch.full((4_000_000,), 7.0))
+
+
+def test_work_of_the_stream_before_a_read_is_waited_for(local, handle):
+    (local / "file").write_bytes(content(torch.full((4_000_000,), 7.0)))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        values = torch.zeros(4_000_000, device="cuda")
+        torch.cuda._sleep(1_000_000_000)
+        values.fill_(3)
+        assert handle.sync_pread(values, str(local / "file")) == 1
     torch.cuda.synchronize()
-    assert (local / "file").read_bytes() == content(square.cpu())
+    assert torch.equal(values.cpu(), torch.full((4_000_000,), 7.0))
+
+
+def test_other_files_are_transferred_while_a_graph_is_captured(local, handle):
+    values, target = random_tensor(SIZE).cuda(), torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
+    static, graph = torch.zeros(1000, device="cuda"), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(1000):
+            static += 1
+        assert handle.sync_pwrite(values.cpu(), str(local / "cpu")) == 1
+        writer = threading.Thread(target=handle.sync_pwrite, args=(values, str(local / "file")))
+        writer.start()
+        writer.join()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert static[0] == 1000
+    assert handle.sync_pread(target, str(local / "file")) == 1 and torch.equal(target, values)
 
 
 def test_strided_tensors(local, handle):

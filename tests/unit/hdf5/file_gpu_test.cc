@@ -2,6 +2,8 @@
 // Requests with GPU memory, on a simulated GPU: an access to it as host memory crashes.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
 #include <span>
 
@@ -43,6 +45,32 @@ TEST_F(FileGpuTest, TransfersRequestsOfEverySize) {
     const auto read = (*file)->Read(Content::kRaw, 10, SpanOf(target, size));
     ASSERT_TRUE(read.has_value()) << read.error().what;
     EXPECT_EQ(target.Get(), client::AfterWrite(bytes, 10, RandomBytes(30, 9)));
+  }
+}
+
+TEST_F(FileGpuTest, WaitsForEarlierWorkOfTheDefaultStream) {
+  const size_t size = 300'000;
+  const Bytes later = RandomBytes(size, 2);
+  auto file = File::Open(folder_ / "file", {.write = true, .create = true, .truncate = true}, {});
+  ASSERT_TRUE(file.has_value());
+  for (const bool reads : {false, true}) {
+    DeviceBytes memory(RandomBytes(size, 1));
+    const Bytes work = reads ? RandomBytes(size, 3) : later;
+    fake_gpu_hold_default_stream(0, memory.address(), work.data(), work.size());
+    auto transfer = std::async(std::launch::async, [&] {
+      return reads ? (*file)->Read(Content::kRaw, 0, SpanOf(memory, size))
+                   : (*file)->Write(Content::kRaw, 0, SpanOf(memory, size));
+    });
+    EXPECT_EQ(transfer.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
+    fake_gpu_release();
+    const auto done = transfer.get();
+    ASSERT_TRUE(done.has_value()) << done.error().what;
+    if (reads) {
+      EXPECT_EQ(memory.Get(), later);
+    } else {
+      ASSERT_TRUE((*file)->Flush(false).has_value());
+      EXPECT_EQ(client::ReadFile(folder_ / "file"), later);
+    }
   }
 }
 

@@ -25,7 +25,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
     cuFile for files that it accesses without a copy in host memory, and bounce buffers for all others. The attributes
     `mode` and `mode_reason` give the mode in use. Partial blocks at the ends of an operation always go through bounce
     buffers. So do operations that bypass a weightfs mount, because the host must verify their blocks; with mode
-    "cufile" they go through the mount.
+    "cufile" they go through the mount, which needs cuFile 1.16 or newer (CUDA 13.1).
 
     Raises RuntimeError without a GPU, and OSError if an explicitly requested mode is not available."""
 

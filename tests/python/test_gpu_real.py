@@ -77,13 +77,14 @@ def test_work_of_the_stream_before_a_read_is_waited_for(local, handle):
 
 
 def test_other_files_are_transferred_while_a_graph_is_captured(local, handle):
-    values, target = random_tensor(SIZE).cuda(), torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
+    host = random_tensor(SIZE)
+    values, target = host.cuda(), torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
     static, graph = torch.zeros(1000, device="cuda"), torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         for _ in range(1000):
             static += 1
-        assert handle.sync_pwrite(values.cpu(), str(local / "cpu")) == 1
+        assert handle.sync_pwrite(host, str(local / "cpu")) == 1
         writer = threading.Thread(target=handle.sync_pwrite, args=(values, str(local / "file")))
         writer.start()
         writer.join()

@@ -54,6 +54,9 @@ class _Match:
             self.problems.append(f"{path} is {wanted!r}, the file has {_text(saved)}, and a tuple cannot be changed")
 
     def _compare_tensors(self, wanted, saved, path):
+        if wanted.is_meta:
+            self.problems.append(f"{path} is on the meta device: give the module memory first, with to_empty()")
+            return
         alike = _is_plain(wanted) and isinstance(saved, torch.Tensor) and wanted.layout == saved.layout
         if alike and wanted.shape == saved.shape and wanted.dtype == saved.dtype:
             self.tensors.append((wanted, saved))

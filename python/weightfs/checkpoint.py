@@ -163,7 +163,8 @@ class Manager:
             the number of the step.
 
         Raises:
-            ValueError: names, shapes or dtypes differ. The text has the first differences; nothing is changed.
+            ValueError: names, shapes or dtypes differ, or a tensor is on the meta device. The text has the first
+                differences; nothing is changed.
             FileNotFoundError: there is no such step.
             NotImplementedError: this version of torch cannot do it.
             OSError, EOFError: a read failed. Some of the tensors may be overwritten."""

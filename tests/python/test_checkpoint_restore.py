@@ -228,3 +228,13 @@ def test_conjugated_and_negated_tensors_are_restored(manager, shape):
                    dict.fromkeys(saved)):
         manager.restore(target)
         assert all(torch.equal(target[name], saved[name]) for name in saved)
+
+
+def test_tensors_without_memory_are_refused(manager):
+    manager.save(1, {"model": torch.nn.Linear(4, 4).state_dict()}, wait=True)
+    with torch.device("meta"):
+        empty = torch.nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"state\['model'\]\['weight'\] is on the meta device: give the module memory"):
+        manager.restore({"model": empty.state_dict()})
+    empty.to_empty(device="cpu")
+    assert manager.restore({"model": empty.state_dict()}) == 1

@@ -1,13 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adam and AdamW of an offloaded module: each step streams the blocks."""
 
+import os
+
 import torch
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from weightfs._offload_layout import Layout
+from weightfs._offload_layout import Layout, is_metadata
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+class Gradient(torch.Tensor):
+    """What `grad` of a placeholder returns: a gradient in the store. It has what torch.nn.utils.clip_grad_norm_ uses:
+    its norm, and its product with a number. Other operations raise RuntimeError."""
+
+    @staticmethod
+    def of(training, at, placeholder):
+        data = torch.empty((), dtype=placeholder.dtype, device=placeholder.device).expand(placeholder.shape)
+        made = torch.Tensor._make_subclass(Gradient, data)
+        made._training, made._at, made._name = training, at, placeholder.offloaded
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            if is_metadata(function):
+                return function(*args, **(kwargs or {}))
+            if args and isinstance(args[0], cls) and len(args) == 2 and not kwargs:
+                gradient, number = args
+                if function is torch.linalg.vector_norm:
+                    return gradient._training.norm(gradient._at, float(number))
+                if function == torch.Tensor.mul_:
+                    gradient._training.scale(gradient._at, number)
+                    return gradient
+        raise RuntimeError("the gradients of an offloaded module are in its directory: torch.nn.utils.clip_grad_norm_() "
+                           f"works, {getattr(function, '__name__', function)}() of a gradient does not")
+
+    def __repr__(self):
+        return f"<offloaded gradient of {self._name}: {tuple(self.shape)}, {self.dtype}>"
 
 
 class Training:
@@ -15,20 +47,70 @@ class Training:
     parameter, behind 32-bit weights if it has 16 bits. present: indices of the parameters that have gradients."""
 
     def __init__(self, group):
-        self.indices, self.present = group.trainable, set()
+        self.group, self.indices, self.present = group, group.trainable, set()
         members = [group.members[index] for index in self.indices]
+        self.names = [member.name for member in members]
         self.gradient_layout = Layout([(member.shape, member.dtype) for member in members])
-        self._counts = [3 if member.dtype in _HALF else 2 for member in members]
-        self.state_layout = Layout([(member.shape, torch.float32 if member.dtype in _HALF else member.dtype)
-                                    for member, count in zip(members, self._counts) for _ in range(count)])
+        self.state_layout = _state_layout(members)
+        self._factors = {}                # of gradients that are still to be multiplied -> the numbers
+        self._norms, self._kind = {}, None   # of gradients, once the program has asked for one
 
-    def open(self, store, name):
-        self.gradients = store.entry(f"{name}.gradient", self.gradient_layout.nbytes, temporary=True)
-        self.state = store.entry(f"{name}.adam", self.state_layout.nbytes)
+    def open(self, store, saved):
+        """Registers the files. saved: what state.json has of the optimizer. Returns the names of the parameters whose
+        states continue."""
+        self._store, self._before, name = store, None, f"{self.group.name}.adam"
+        self.gradients = store.entry(f"{self.group.name}.gradient", self.gradient_layout.nbytes, temporary=True)
+        names = self._saved_names(store.directory, name, saved)
+        if names is None or names == self.names:
+            self.state = store.entry(name, self.state_layout.nbytes)
+            return names or []
+        self._before = [member for member in self.group.members if member.name in names]
+        self.state = store.entry(name, self.state_layout.nbytes, _state_layout(self._before).nbytes)
+        self.state.generation = None
+        return [one for one in self.names if one in names]
 
-    def take(self, group, cache):
+    def _saved_names(self, directory, file, saved):
+        """The parameters whose states the file has, None if there is no file."""
+        path = directory.committed_file(file)
+        names = saved.get("states", {}).get(self.group.name)
+        if path is None or names is not None:
+            return None if path is None else names
+        # state.json of an earlier version: those that have been updated, or also others that could have been.
+        size, trained = os.stat(path).st_size, [one.name for one in self.group.members if one.name in saved["counts"]]
+        fitting = [list(one) for one in {tuple(trained), tuple(self.names)}
+                   if set(one) >= set(trained) and self._size_of_states(one) == size]
+        if len(fitting) != 1:
+            raise ValueError(f"an earlier version of weightfs wrote {directory.path}, and its state.json does not say "
+                             f"which parameters the states of {self.group.name} belong to: make the same ones trainable "
+                             "as in that run, or restore() the module and offload it into a new directory, where all "
+                             "states start new")
+        return fitting[0]
+
+    def _size_of_states(self, names):
+        return _state_layout([one for one in self.group.members if one.name in names]).nbytes
+
+    def convert(self, cache):
+        """Brings the states of other parameters into the present form: those of common ones continue, others are new.
+        """
+        if self._before is None:
+            return
+        layout, path, at = _state_layout(self._before), self.state.file(self.state.committed), 0
+        with cache.acquired([self.group.entry, self.state], learn=False):
+            cache.changed(self.state)
+            self.fill_new(cache)
+            views = dict(zip(self.names, self._states(cache)))
+            for member in self._before:
+                count = _count(member)
+                for view, offset in zip(views.get(member.name, ()), layout.offsets[at:at + count]):
+                    if view.numel():
+                        cache.reads.read_into(view, path, offset)
+                at += count
+        cache.start_write(self.state)
+
+    def take(self, cache):
         """Adds the gradients of the group's live parameters to those in the store."""
-        found = {at: group.live[index] for at, index in enumerate(self.indices) if group.live[index].grad is not None}
+        live = [self.group.live[index] for index in self.indices]
+        found = {at: parameter for at, parameter in enumerate(live) if parameter.grad is not None}
         if not found:
             return
         with cache.acquired([self.gradients]), torch.no_grad():
@@ -36,40 +118,109 @@ class Training:
             views = self.gradient_layout.views(cache.view(self.gradients))
             for at, parameter in found.items():
                 if at in self.present:
-                    views[at].add_(parameter.grad)
+                    self._multiply(at, views[at]).add_(parameter.grad)
                 else:
                     views[at].copy_(parameter.grad)
+                self._norms.pop(at, None)
+                if self._kind is not None:   # now, because it is in memory
+                    self._norms[at] = torch.linalg.vector_norm(views[at], self._kind)
                 parameter.grad = None
         self.present |= found.keys()
 
-    def discard(self, group, cache):
-        self.present.clear()
-        group.clear_gradients()
+    def discard(self, cache):
+        for kept in (self.present, self._factors, self._norms):
+            kept.clear()
+        self.group.clear_gradients()
         cache.discard(self.gradients)
 
-    def parts(self, group, cache):
+    def gradient(self, placeholder):
+        """The gradient of a parameter, or None."""
+        at = self._position(placeholder)
+        if at is None:
+            return None
+        live = None if self.group.live is None else self.group.live[self.indices[at]].grad
+        return live if live is not None or at not in self.present else Gradient.of(self, at, placeholder)
+
+    def forget(self, placeholder):
+        """Discards one gradient."""
+        at = self._position(placeholder)
+        if at is not None:
+            self._store.check_use()
+            self.present.discard(at)
+            self._factors.pop(at, None)
+            self._norms.pop(at, None)
+            if self.group.live is not None:
+                self.group.live[self.indices[at]].grad = None
+
+    def norm(self, at, kind):
+        if self._kind != kind:
+            self._kind = kind
+            self._norms.clear()
+        if at not in self._norms:
+            cache = self._store.cache
+            with self._store.exclusive(), cache.acquired([self.gradients], learn=False), torch.no_grad():
+                view = self.gradient_layout.views(cache.view(self.gradients))[at]
+                if at in self._factors:
+                    cache.changed(self.gradients)
+                self._norms[at] = torch.linalg.vector_norm(self._multiply(at, view), kind)
+        return self._norms[at]
+
+    def scale(self, at, factor):
+        """Multiplies a gradient when it is in memory the next time."""
+        self._factors.setdefault(at, []).append(factor)
+        self._norms.pop(at, None)
+
+    def parts(self, cache):
         """Yields (placeholder, name, parameter, gradient, weights, m, v) of each parameter with a gradient. The entries
         must be acquired."""
-        parameters = group.layout.views(cache.view(group.entry))
+        parameters = self.group.layout.views(cache.view(self.group.entry))
         gradients = self.gradient_layout.views(cache.view(self.gradients))
-        states, begin = self.state_layout.views(cache.view(self.state)), 0
-        for at, (index, count) in enumerate(zip(self.indices, self._counts)):
-            *weights, m, v = states[begin:begin + count]
-            begin += count
+        for at, (index, (*weights, m, v)) in enumerate(zip(self.indices, self._states(cache))):
             if at in self.present:
-                member = group.members[index]
-                yield (member.placeholder, member.name, parameters[index], gradients[at],
-                       weights[0] if weights else parameters[index], m, v)
+                member, parameter = self.group.members[index], parameters[index]
+                if weights:
+                    _refresh(weights[0], parameter)
+                yield (member.placeholder, member.name, parameter, self._multiply(at, gradients[at]),
+                       weights[0] if weights else parameter, m, v)
 
-    def fill_new(self, group, cache):
+    def fill_new(self, cache):
         """The state before the first step."""
         cache.view(self.state).zero_()
-        parameters = group.layout.views(cache.view(group.entry))
-        states, begin = self.state_layout.views(cache.view(self.state)), 0
-        for index, count in zip(self.indices, self._counts):
-            if count == 3:
-                states[begin].copy_(parameters[index])
-            begin += count
+        parameters = self.group.layout.views(cache.view(self.group.entry))
+        for index, (*weights, _, _) in zip(self.indices, self._states(cache)):
+            if weights:
+                weights[0].copy_(parameters[index])
+
+    def _states(self, cache):
+        """([32-bit weights,] m, v) of each trainable parameter."""
+        views = iter(self.state_layout.views(cache.view(self.state)))
+        return [[next(views) for _ in range(_count(self.group.members[index]))] for index in self.indices]
+
+    def _position(self, placeholder):
+        return next((at for at, index in enumerate(self.indices)
+                     if self.group.members[index].placeholder is placeholder), None)
+
+    def _multiply(self, at, gradient):
+        for factor in self._factors.pop(at, ()):
+            gradient.mul_(factor)
+        return gradient
+
+
+def _count(member):
+    """How many tensors the state of a parameter has."""
+    return 3 if member.dtype in _HALF else 2
+
+
+def _state_layout(members):
+    return Layout([(member.shape, torch.float32 if member.dtype in _HALF else member.dtype)
+                   for member in members for _ in range(_count(member))])
+
+
+def _refresh(weights, parameter):
+    """Takes over what the program has changed in a parameter of 16 bits."""
+    changed = weights.to(parameter.dtype) != parameter
+    if changed.any():
+        weights[changed] = parameter[changed].to(weights.dtype)
 
 
 class Adam(torch.optim.Optimizer):
@@ -86,18 +237,20 @@ class Adam(torch.optim.Optimizer):
         module: the result of weightfs.offload.offload(). With resume=True its steps and states continue.
         params: parameters of the module, or groups of them as torch.optim takes them. Default: all that require a
             gradient.
-        lr, betas, eps, weight_decay: as in torch.optim. `param_groups` has them, so schedulers work.
+        lr, betas, eps, weight_decay, maximize: as in torch.optim. `param_groups` has them, so schedulers work.
 
     Attributes:
         steps: the number of committed steps.
 
     Raises:
         MemoryError: memory= does not hold a block with its gradients and state.
-        ValueError: the directory was trained with another optimizer, or an argument is out of range."""
+        ValueError: the directory was trained with another optimizer, or an argument is out of range or not supported.
+        OSError: other parameters were trained before, and the states cannot be read or written in the new form."""
 
     _function, _weight_decay = staticmethod(adam), 0.0
 
-    def __init__(self, module, params=None, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=None):
+    def __init__(self, module, params=None, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=None, *,
+                 maximize=False):
         self._store = module._weightfs_offload
         self._store.check()
         if min(lr, eps, *betas, weight_decay or 0) < 0 or max(betas) >= 1:
@@ -105,10 +258,11 @@ class Adam(torch.optim.Optimizer):
         weight_decay = self._weight_decay if weight_decay is None else weight_decay
         if params is None:
             params = [group.members[index].placeholder for group in self._store.groups for index in group.trainable]
-        params = [self._store.placeholder_of(one) for one in params]
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                                  "maximize": maximize})
         saved = self._store.attach(self, type(self).__name__)
-        self.steps, self._counts = saved.get("steps", 0), dict(saved.get("counts", {}))
+        self.steps, self._counts = saved.get("steps", 0), saved.get("counts", {})
+        self._states = saved.get("states", {})
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -117,36 +271,69 @@ class Adam(torch.optim.Optimizer):
         Raises:
             OSError: a file cannot be read or written.
             RuntimeError: a parameter was frozen when the optimizer was created, and is not now. The step can be
-                repeated."""
+                repeated.
+            ValueError: a group has a setting that is not supported. The step can be repeated."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._store.check_optimizer(self._store.groups)
-        with self._store.failing():
+        self._check_settings(self.param_groups)
+        with self._store.exclusive(), self._store.failing():
             settings = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
             for group in self._store.groups:
                 if group.training is not None:
                     self._step_group(group, settings)
             self.steps += 1
-            self._store.commit()
+            try:
+                self._store.commit()
+            except BaseException:
+                self.steps -= 1
+                raise
         return loss
 
     def zero_grad(self, set_to_none=True):
         """Discards the gradients."""
-        self._store.check_use()
-        for group in self._store.groups:
-            if group.training is not None:
-                group.training.discard(group, self._store.cache)
+        with self._store.exclusive():
+            for group in self._store.groups:
+                if group.training is not None:
+                    group.training.discard(self._store.cache)
+
+    def add_param_group(self, param_group):
+        """As in torch.optim. The parameters must have required a gradient when the optimizer was created."""
+        self._check_settings([param_group])
+        super().add_param_group(self._store.placeholder_of(param_group))
+
+    def load_state_dict(self, state_dict):
+        """Takes the settings of state_dict() of such an optimizer. ValueError for one with states, such as torch's."""
+        if state_dict["state"]:
+            raise ValueError(f"the state_dict has states of {len(state_dict['state'])} parameters: an offloaded module "
+                             "has them in its directory and cannot load others; continue the directory (resume=True), "
+                             "or load {**state_dict, 'state': {}}, which starts with new ones")
+        self._check_settings(state_dict["param_groups"])
+        super().load_state_dict({**state_dict, "state": {}})
 
     def saved(self):
-        """What state.json keeps: None before the first step."""
-        return None if self.steps == 0 else {"kind": type(self).__name__, "steps": self.steps, "counts": dict(self._counts)}
+        """What state.json keeps: None before the first step. `states` has the names of the parameters in each file."""
+        if self.steps == 0:
+            return None
+        written = {group.name: group.training.names for group in self._store.groups
+                   if group.training is not None and not group.training.state.empty}
+        return {"kind": type(self).__name__, "steps": self.steps, "counts": dict(self._counts),
+                "states": {**self._states, **written}}
+
+    def _check_settings(self, groups):
+        expected = {"amsgrad": False, "differentiable": False, "capturable": False,
+                    "decoupled_weight_decay": self._function is adamw}
+        for name, value in expected.items():
+            if any(bool(group.get(name, value)) != value for group in groups):
+                raise ValueError(f"weightfs.offload.{type(self).__name__} does not support {name}={not value}: delete "
+                                 "it from the group")
 
     def _step_group(self, group, settings):
         cache, training = self._store.cache, group.training
         if group.live is not None:
-            training.take(group, cache)
+            training.take(cache)
         if not training.present:
             return
         new = training.state.empty
@@ -154,20 +341,20 @@ class Adam(torch.optim.Optimizer):
             cache.changed(group.entry)
             cache.changed(training.state)
             if new:
-                training.fill_new(group, cache)
-            for part in training.parts(group, cache):
+                training.fill_new(cache)
+            for part in training.parts(cache):
                 if id(part[0]) in settings:
                     self._update(settings[id(part[0])], *part[1:])
         cache.start_write(group.entry)
         cache.start_write(training.state)
-        training.discard(group, cache)
+        training.discard(cache)
 
     def _update(self, settings, name, parameter, gradient, weights, m, v):
         count = torch.tensor(float(self._counts.get(name, 0)))
         beta1, beta2 = settings["betas"]
         self._function([weights], [gradient.to(weights.dtype)], [m], [v], [], [count], foreach=False, amsgrad=False,
                        beta1=beta1, beta2=beta2, lr=settings["lr"], weight_decay=settings["weight_decay"],
-                       eps=settings["eps"], maximize=False)
+                       eps=settings["eps"], maximize=settings["maximize"])
         if weights is not parameter:
             parameter.copy_(weights)
         self._counts[name] = int(count)

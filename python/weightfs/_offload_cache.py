@@ -105,19 +105,20 @@ class Cache:
         return tensor.untyped_storage().data_ptr() == self._buffer.untyped_storage().data_ptr()
 
     @contextlib.contextmanager
-    def acquired(self, entries, learn=True):
-        """Keeps entries in memory during the block. An entry that is `empty` gets undefined content.
+    def acquired(self, entries, learn=True, room=0):
+        """Keeps entries in memory during the block. An entry that is `empty` gets undefined content. They are placed so
+        that others with `room` bytes together can be acquired during the block.
 
         Raises:
             MemoryError: they do not fit into the memory together with those that are in use.
             OSError: a file cannot be read, or another entry cannot be written."""
-        self.acquire(entries, learn)
+        self.acquire(entries, learn, room)
         try:
             yield
         finally:
             self.release(entries)
 
-    def acquire(self, entries, learn=True):
+    def acquire(self, entries, learn=True, room=0):
         for entry in entries:
             entry.pins += 1
             if learn:
@@ -125,7 +126,7 @@ class Cache:
                 self._last = (self._last[1], entry)
         try:
             upcoming = self._upcoming()
-            self._fetch(entries, upcoming)
+            self._fetch(entries, upcoming, room)
             self._read_ahead(upcoming)
             for entry in entries:
                 if entry.reading:
@@ -173,9 +174,9 @@ class Cache:
 
     # --- Internals ---
 
-    def _fetch(self, entries, upcoming):
+    def _fetch(self, entries, upcoming, room):
         missing = sorted((entry for entry in entries if entry.begin is None), key=lambda entry: -entry.nbytes)
-        if all(self._place(entry, upcoming, None) for entry in missing):
+        if all(self._place(entry, upcoming, None) for entry in missing) and self._has_room(room):
             return
         # The memory is fragmented: places these entries anew.
         self.release(entries)
@@ -194,6 +195,15 @@ class Cache:
                 raise MemoryError(f"{os.path.basename(entry.path)} and the entries used with it need {wanted} bytes "
                                   f"beside {in_use} in use, but memory= is {self.memory}: raise memory=, or make the "
                                   "blocks smaller (blocks=)")
+
+    def _has_room(self, nbytes):
+        """True if the entries in use leave so many bytes in one piece."""
+        at = 0
+        for entry in (entry for entry in self._held if entry.pins):
+            if entry.begin - at >= nbytes:
+                return True
+            at = entry.end
+        return self.memory - at >= nbytes
 
     def _place(self, entry, upcoming, position):
         """Gives memory to an entry and starts its read. Returns False if there is no memory. position: that of the

@@ -70,12 +70,19 @@ class Directory:
                              f"the format {_FORMAT}")
         return state
 
+    def _generation(self, name):
+        return None if self.state is None else self.state["generations"].get(name)
+
+    def committed_file(self, name):
+        """The path of a file in state.json, None if it has none."""
+        generation = self._generation(name)
+        return None if generation is None else self.file(f"{name}.{generation}")
+
     def committed(self, name, nbytes):
         """The generation of a file in state.json, None if it has none. Raises FileNotFoundError, or ValueError for a
         file of another size."""
-        generation = None if self.state is None else self.state["generations"].get(name)
-        if generation is not None:
-            path = self.file(f"{name}.{generation}")
+        generation, path = self._generation(name), self.committed_file(name)
+        if path is not None:
             size = os.stat(path).st_size
             if size != nbytes:
                 raise ValueError(f"{path} has {size} bytes instead of {nbytes}: it is damaged; restore the directory "

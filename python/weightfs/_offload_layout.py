@@ -25,9 +25,22 @@ class Placeholder(torch.Tensor):
         made._is_param, made.offloaded = isinstance(tensor, torch.nn.Parameter), name
         return made
 
+    gradients = None   # weightfs._offload_adam.Training, once it is trained
+
+    @property
+    def grad(self):
+        return None if self.gradients is None else self.gradients.gradient(self)
+
+    @grad.setter
+    def grad(self, value):
+        if value is not None:
+            raise RuntimeError(f"{self.offloaded} is offloaded: its gradient can be deleted, but not set")
+        if self.gradients is not None:
+            self.gradients.forget(self)
+
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if _is_metadata(function):
+        if is_metadata(function):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
         name = next((tensor.offloaded for tensor in args if isinstance(tensor, cls)), "a tensor")
@@ -38,7 +51,7 @@ class Placeholder(torch.Tensor):
         return f"<offloaded {self.offloaded}: {tuple(self.shape)}, {self.dtype}>"
 
 
-def _is_metadata(function):
+def is_metadata(function):
     """True if a function of torch needs no data of its tensors."""
     kind = getattr(function, "__name__", "")
     if kind not in ("__get__", "__set__"):
@@ -78,9 +91,9 @@ class Layout:
     """Tensors one after the other in memory, from their (shape, dtype)."""
 
     def __init__(self, kinds):
-        self._kinds, self._offsets, at = kinds, [], 0
+        self._kinds, self.offsets, at = kinds, [], 0
         for shape, dtype in kinds:
-            self._offsets.append(at)
+            self.offsets.append(at)
             at += padded(shape.numel() * dtype.itemsize, _ALIGNMENT)
         self.nbytes = max(padded(at), padded(1))
 
@@ -88,7 +101,7 @@ class Layout:
         """The tensors in `memory`, each with a version counter of its own."""
         with torch.inference_mode(False):
             return [memory[at:at + shape.numel() * dtype.itemsize].view(dtype).view(shape).data
-                    for (shape, dtype), at in zip(self._kinds, self._offsets)]
+                    for (shape, dtype), at in zip(self._kinds, self.offsets)]
 
 
 class Group:

@@ -13,6 +13,7 @@ docs/OFFLOAD.md says what is kept in memory and what a killed program leaves."""
 
 import contextlib
 import os
+import threading
 
 import torch
 
@@ -32,7 +33,7 @@ def offload(module, directory, memory="2G", *, blocks=None, source=None, resume=
     backward, runs; in between, `module` has placeholders, which raise if anything else uses them. Backward computes
     each block's forward again (as torch.utils.checkpoint does).
 
-    Not thread-safe: one thread at a time uses the module and its optimizer.
+    Not thread-safe: one thread at a time uses the module and its optimizer; another one gets RuntimeError.
 
     Args:
         module: any torch.nn.Module. Parameters may be on the meta device if `source` or the directory has them.
@@ -77,10 +78,11 @@ def tensors(module):
         RuntimeError: the last step failed.
         OSError: a file cannot be read."""
     store = module._weightfs_offload
-    store.check()
-    store.take_resident_changes()
+    with store.exclusive():
+        store.check()
+        store.take_resident_changes()
     for group in store.groups:
-        with store.cache.acquired([group.entry], learn=False):
+        with store.exclusive(), store.cache.acquired([group.entry], learn=False):
             copies = [view.clone() for view in group.layout.views(store.cache.view(group.entry))]
         for member, copy in zip(group.members, copies):
             for name in member.names:
@@ -110,13 +112,13 @@ def close(module):
     its forward raises. offload(..., resume=True) continues, also with a new module of the same kind. After a failed
     step nothing is committed."""
     store = module._weightfs_offload
-    store.check_use()
-    try:
-        if store.failure is None:
-            store.commit()
-    finally:
-        store.remove()
-        del module._weightfs_offload, module.offload_stats
+    with store.exclusive():
+        try:
+            if store.failure is None:
+                store.commit()
+        finally:
+            store.remove()
+            del module._weightfs_offload, module.offload_stats
 
 
 def _bytes_of(memory):
@@ -131,10 +133,13 @@ class _Store:
     def __init__(self, module, directory, memory, blocks, resume, device, durable):
         self.groups, self._planned = plan(module, blocks, device)
         self.device, self.optimizer, self.failure, self._durable = device, None, None, durable
-        self._process, self._released = _process.pid, False
+        self._process, self._released, self._thread = _process.pid, False, threading.RLock()
+        self._inner = {tuple(groups): [others for other, others in self._planned
+                                       if other is not submodule and any(other is one for one in submodule.modules())]
+                       for submodule, groups in self._planned}   # of stages that run within another one
         needed = [group.layout.nbytes for group in self.groups]
         for submodule, groups in self._planned:
-            self._check_fits(memory, type(submodule).__name__, [group.layout.nbytes for group in groups], needed[0])
+            self._check_fits(memory, type(submodule).__name__, self._needs(groups), needed[0])
         self._check_fits(memory, "the largest group", [max(needed)], 0 if needed[0] == max(needed) else needed[0])
         self.directory, self.cache, self._stages, self._entries = Directory(directory, resume), None, [], []
         try:
@@ -164,9 +169,9 @@ class _Store:
             member.tensor = None   # frees the memory
         self._stages = [Stage(self, submodule, groups) for submodule, groups in self._planned]
 
-    def entry(self, name, nbytes, temporary=False):
-        """A new entry, with the content that the directory has."""
-        committed = None if temporary else self.directory.committed(name, nbytes)
+    def entry(self, name, nbytes, saved=None, temporary=False):
+        """A new entry, with the content that the directory has. saved: the size of this content, if it is another."""
+        committed = None if temporary else self.directory.committed(name, saved or nbytes)
         made = Entry(self.directory.file(name), nbytes, committed, temporary)
         self._entries.append(made)
         return made
@@ -174,10 +179,15 @@ class _Store:
     @contextlib.contextmanager
     def bound(self, groups, recomputing=False):
         """The modules have the groups' tensors during the block. recomputing: changes of buffers are undone."""
-        self.check()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.cache.acquired([group.entry for group in groups]))
+            stack.enter_context(self.exclusive())
+            self.check()
+            trainings = {group: group.training for group in self.groups} if recomputing else {}
+            stack.enter_context(self.cache.acquired([group.entry for group in groups],
+                                                    room=self._room(groups, trainings)))
             for group in groups:
+                if group.uses == 0:
+                    _refuse_replaced(group)
                 stack.callback(self._unbind, group, group.uses, recomputing)   # also if the bind is interrupted
                 group.uses += 1
                 if group.uses == 1:
@@ -207,7 +217,19 @@ class _Store:
 
     def take_gradients(self, group):
         if group.training is not None and group is not self.groups[0]:
-            group.training.take(group, self.cache)
+            group.training.take(self.cache)
+
+    @contextlib.contextmanager
+    def exclusive(self):
+        """RuntimeError if another thread uses the module."""
+        self.check_use()
+        if not self._thread.acquire(blocking=False):
+            raise RuntimeError("another thread uses the offloaded module: only one at a time can, so use a lock, or a "
+                               "module for each thread")
+        try:
+            yield
+        finally:
+            self._thread.release()
 
     def check_use(self):
         _process.check_process(self._process, "offloaded module")
@@ -255,11 +277,38 @@ class _Store:
             used = [group.layout.nbytes, training.state_layout.nbytes, training.gradient_layout.nbytes]
             self._check_fits(self.cache.memory, f"training {group.name}", used,
                              0 if group is resident else resident.layout.nbytes)
+        for submodule, groups in self._planned:
+            self._check_fits(self.cache.memory, f"the backward of {type(submodule).__name__} ({groups[0].name})",
+                             self._needs(groups, made), resident.layout.nbytes)
+        counts, registered = dict(saved.get("counts", {})), len(self._entries)
+        try:
+            for group, training in made.items():
+                kept = training.open(self, saved)
+                for name in {member.name for member in group.members}.difference(kept):
+                    counts.pop(name, None)
+        except BaseException:
+            del self._entries[registered:]
+            raise
+        with self.failing():
+            for training in made.values():
+                training.convert(self.cache)
         for group, training in made.items():
-            training.open(self, group.name)
             group.training = training
+            for index in training.indices:
+                group.members[index].placeholder.gradients = training
         self.optimizer = optimizer
-        return saved
+        return {**saved, "counts": counts}
+
+    def _needs(self, groups, trainings=None):
+        """Bytes that a stage with these groups needs at once, as a list. trainings: of each group, in a backward."""
+        return [group.layout.nbytes for group in groups] + [self._room(groups, trainings or {})]
+
+    def _room(self, groups, trainings):
+        """Bytes that are needed while a stage with these groups runs, beside the groups."""
+        gradients = [trainings[group].gradient_layout.nbytes for group in groups if trainings.get(group) is not None]
+        inner = [sum(group.layout.nbytes for group in others if group not in groups) + self._room(others, trainings)
+                 for others in self._inner[tuple(groups)]]
+        return max([0, *gradients, *inner])
 
     def placeholder_of(self, given):
         """The placeholders for what the program passes as params: tensors, or dicts with them."""
@@ -316,3 +365,13 @@ class _Store:
         if sum(used) + resident > memory:
             raise MemoryError(f"{what} needs {sum(used)} bytes at once, beside {resident} bytes that stay in memory, but "
                               f"memory= is {memory}: raise it, or make the blocks smaller (blocks=)")
+
+
+def _refuse_replaced(group):
+    """RuntimeError if the program has assigned other tensors to the modules, which would have no effect."""
+    for member in group.members:
+        if any(getattr(module, kind).get(attribute) is not member.placeholder
+               for module, kind, attribute in member.places):
+            raise RuntimeError(f"{member.name} is offloaded, and its block has another tensor instead: "
+                               "functional_call() does not work; change tensors in the forward of the block, or after "
+                               "restore()")

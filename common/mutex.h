@@ -4,7 +4,7 @@
 // The lock order of a mount, outermost first. A thread holds at most one lock of each line at a time:
 //   Committer::notify_mutex_, LeaseServer::mutex_, LeaseRequests::mutex_ (each taken with no other lock held)
 //   Namespace::mutex_
-//   Inode::mutex (of several inodes only in an InodeTransaction, by inode number, under Namespace::mutex_)
+//   Inode::mutex (of several only in an InodeTransaction, by number; under Namespace::mutex_ unless all are immutable)
 //   Committer::mutex_, WriteBack::mutex_, InodeTable::mutex_
 //   SpaceManager::collecting_
 //   SpaceManager::mutex_

@@ -21,6 +21,10 @@ inline constexpr const char* kInodeCountFact = "inodes";
 // The greatest version that a publication has got from the time (Namespace::PublishTree).
 inline constexpr const char* kLastVersionFact = "last_version";
 
+// Before the number of a directory: some inodes of its tree have kInodePublished, but it has no publication, because
+// Namespace::PublishTree or UnpublishTree has not ended. The value is the number, too.
+inline constexpr const char* kPublishingFact = "publishing/";
+
 std::string EncodeFact(uint64_t number);
 // Returns kCorrupt or kVersion when the bytes are not a number.
 Result<uint64_t> DecodeFact(std::string_view bytes);

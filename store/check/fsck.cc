@@ -52,6 +52,7 @@ Result<FsckReport> Checker::Run() {
   RETURN_IF_ERROR(ScanExtents());
   CheckOverlaps();
   RETURN_IF_ERROR(ScanAttributes());
+  RETURN_IF_ERROR(ScanPublishing());
   CheckCounts();
   RETURN_IF_ERROR(ScanChecksums());
   RETURN_IF_ERROR(CheckFacts());

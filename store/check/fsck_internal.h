@@ -48,6 +48,7 @@ struct Node {
   bool rewrite = false;
   bool attributes = false;                     // has extended attributes
   bool publication = false;                    // of a directory: it was published, with everything below it
+  bool publishing = false;                     // or that was interrupted: the next mount reverts it
   bool reaches_root = false, on_path = false;  // used while the tree is walked
 
   bool IsDirectory() const { return S_ISDIR(mode); }
@@ -93,8 +94,9 @@ class Checker {
   void CheckRoot();
   void CheckLost();
   void CheckCounts();
-  bool IsPublished(const Node& node);
+  uint32_t PublishedFlag(const Node& node);
   Result<void> ScanAttributes();
+  Result<void> ScanPublishing();
   Result<void> CheckFacts();
   Result<void> CheckFact(const char* name, uint64_t least, uint64_t most);
 
@@ -152,7 +154,7 @@ class Checker {
   std::vector<std::pair<std::string, std::string>> puts_;  // records to write
   std::vector<Segment> missing_checksums_;
   uint64_t inode_records_ = 0;
-  uint64_t publications_ = 0;
+  uint64_t publications_ = 0;  // interrupted ones included
   uint64_t next_ino_ = 0;      // the inode number bound to write, at least as large as needed
   size_t segment_extent_ = 0;  // where NextSegment continues
   uint64_t segment_next_ = 0;

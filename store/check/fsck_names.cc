@@ -247,14 +247,14 @@ void Checker::CheckLost() {
 }
 
 // Everything below a published directory is published. CheckTree has removed the cycles.
-bool Checker::IsPublished(const Node& node) {
-  if (publications_ == 0) return false;
-  const Node* at = &node;
-  while (at != nullptr && !at->publication) {
-    if (at->lost || at->place == 0 || at->ino == kRootInode.value) return false;
+uint32_t Checker::PublishedFlag(const Node& node) {
+  const Node* at = publications_ == 0 ? nullptr : &node;
+  while (at != nullptr && !at->publication && !at->publishing) {
+    if (at->lost || at->place == 0 || at->ino == kRootInode.value) return 0;
     at = Find(at->place);
   }
-  return at != nullptr;
+  if (at == nullptr) return 0;
+  return at->publication ? kInodePublished : node.flags & kInodePublished;
 }
 
 void Checker::CheckCounts() {
@@ -269,7 +269,7 @@ void Checker::CheckCounts() {
     uint32_t flags = node.flags;
     if (node.attributes) flags |= kInodeHasAttributes;
     if (!node.orphan) flags &= ~static_cast<uint32_t>(kInodeUnnamed);
-    flags = IsPublished(node) ? flags | kInodePublished : flags & ~static_cast<uint32_t>(kInodePublished);
+    flags = (flags & ~static_cast<uint32_t>(kInodePublished)) | PublishedFlag(node);
     const bool quiet = node.damaged || node.lost;
     if (!quiet && node.links != links) {
       Report(FindingKind::kWrongLinkCount, node.ino, fmt::format("{} links, not {}", node.links, links));
@@ -312,6 +312,21 @@ Result<void> Checker::ScanAttributes() {
     Drop(key);
     return {};
   });
+}
+
+Result<void> Checker::ScanPublishing() {
+  const auto facts = catalog_.NewIterator(keys::Store(kPublishingFact));
+  for (; facts->Valid(); facts->Next()) {
+    const auto ino = DecodeFact(facts->value());
+    if (!ino) {
+      Report(FindingKind::kWrongFact, 0, "the number of a directory with an interrupted publication is damaged");
+      Drop(facts->key());
+    } else if (Node* node = Find(*ino); node != nullptr) {
+      node->publishing = true;
+      ++publications_;
+    }
+  }
+  return facts->status();
 }
 
 Result<void> Checker::CheckFacts() {

@@ -24,8 +24,8 @@ struct DeletionRecords {
 };
 
 // Holds the mutexes of all its inodes during its lifetime, locked in the order of their numbers. A caller that changes
-// more than one inode also holds Namespace::mutex_, so that parents and children can be locked in this order too. Not
-// thread-safe. Clang's analysis cannot follow a set of locks, so only this class touches the state that they guard.
+// several also holds Namespace::mutex_, so that names do not change before the locks; of immutable inodes they cannot.
+// Not thread-safe. Clang's analysis cannot follow a set of locks, so only this class touches the state that they guard.
 class InodeTransaction {
  public:
   // The same inode may appear twice; null pointers are ignored.

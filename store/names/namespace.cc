@@ -88,7 +88,16 @@ Result<void> Namespace::Recover(bool read_only) {
       spdlog::error("an orphan key is damaged; run weightfs fsck");
     }
   }
-  return orphans->status();
+  RETURN_IF_ERROR(orphans->status());
+  const auto publishing = catalog_.NewIterator(keys::Store(kPublishingFact));
+  for (; publishing->Valid(); publishing->Next()) {
+    if (const auto ino = DecodeFact(publishing->value())) {
+      RETURN_IF_ERROR(RecoverPublication(InodeId{*ino}));
+    } else {
+      spdlog::error("the fact of an interrupted publication is damaged; run weightfs fsck");
+    }
+  }
+  return publishing->status();
 }
 
 // Leaves damage to fsck and continues; returns only errors of the catalog.

@@ -36,8 +36,8 @@ class Namespace {
   // Writes the root directory and the store's facts to an empty catalog. Used by format.
   static Result<void> Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid);
 
-  // Reads the inode number bound and deletes leftover orphans; `read_only` keeps them, and accepts a catalog whose
-  // facts are damaged. Call it once, before any other call.
+  // Reads the inode number bound, deletes leftover orphans and reverts interrupted publications. `read_only` keeps
+  // both, and accepts a catalog whose facts are damaged. Call it once, before any other call.
   Result<void> Recover(bool read_only);
 
   Result<Attributes> Lookup(InodeId parent, std::string_view name);
@@ -91,8 +91,9 @@ class Namespace {
   // file that its group may execute, as a write by an unprivileged user does. Returns true when the mode has changed.
   Result<bool> ClearPrivileges(const InodePtr& inode, bool set_ids);
 
-  // Makes the directory and everything below it immutable, in one batch: every change then fails with kPermission. The
-  // content of the files is committed before. The publication is durable after the next KvStore::Sync. `version` is at
+  // Makes the directory and everything below it immutable: every change then fails with kPermission. The content of the
+  // files is committed before. One batch makes the publication visible, after those that set the flags of the inodes:
+  // after a crash all of it is published or nothing. It is durable after the next KvStore::Sync. `version` is at
   // most kMaximumVersion; without one the publication gets the time (UTC) as the number YYYYMMDDhhmmss, or the next
   // number that is greater than all such versions of the store. A directory that is published already keeps its
   // publication, which is returned. On an error nothing has changed. Errors:
@@ -102,15 +103,16 @@ class Namespace {
   //   kInvalid      the root directory, or an impossible version
   //   kPermission   an inode belongs to another user, and `who` lacks CAP_FOWNER
   //   ETXTBSY       a file is open for writing
-  //   kBusy         an inode is published, or being published, as a part of another publication
+  //   kBusy         an inode is published, or being published or unpublished, as a part of another publication
   //   kExists       the directory is published with another version
   //   kTooManyLinks a file has another name outside the directory, and would be immutable there, too
   //   kTooLarge     more than kMaximumTree inodes
   //   kCorrupt      the catalog is damaged: an entry, or a directory that lies below itself
   class PublishCall;
   Result<PublicationRecord> PublishTree(PublishCall* call);
-  // Reverts PublishTree. Returns kNoAttribute for a directory that is not published. On an error nothing has changed,
-  // and `failed` is the path of the inode at fault, relative to the directory (empty: the directory).
+  // Reverts PublishTree. Returns kNoAttribute for a directory that is not published. `failed` is the path of the inode
+  // at fault, relative to the directory (empty: the directory). On an error nothing has changed, except when the
+  // catalog fails between the batches: then nothing is published, and the next mount makes the rest mutable.
   Result<void> UnpublishTree(InodeId directory, const Credentials& who, std::string* failed);
   // Returns kNoAttribute for a directory that PublishTree was not called for.
   Result<PublicationRecord> GetPublication(InodeId directory);
@@ -194,6 +196,15 @@ class Namespace {
 
   class Tree;
   Result<PublicationRecord> TryPublish(Tree& tree, std::optional<uint64_t> version) EXCLUDES(mutex_);
+  Result<PublicationRecord> AddPublication(const Tree& tree, std::optional<uint64_t> version) EXCLUDES(mutex_);
+  // Sets or clears kInodePublished of the tree, which must be immutable in memory until then, in batches that delay
+  // others little. From the first batch until the last one that clears, the catalog has the directory's
+  // kPublishingFact.
+  Result<void> SetPublished(const Tree& tree, bool published);
+  // Whether the directory's kPublishingFact is true.
+  Result<bool> IsInterrupted(InodeId ino);
+  // Makes mutable what an interrupted PublishTree or UnpublishTree has left immutable, and removes the fact.
+  Result<void> RecoverPublication(InodeId ino) EXCLUDES(mutex_);
   Result<uint64_t> NextVersionLocked() REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const EntryLocation& location) REQUIRES(mutex_);

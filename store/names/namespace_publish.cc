@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/log.h"
 #include "common/utc_time.h"
 #include "engine/superblock.h"
 #include "meta/facts.h"
@@ -16,10 +17,19 @@
 #include "store/names/namespace.h"
 
 namespace weightfs {
-// A directory and everything below it. Used by one thread at a time.
+namespace {
+
+constexpr size_t kFlagsAtOnce = 1000;  // per batch: a larger one delays the batches of others
+
+std::string PublishingKey(InodeId top) { return keys::Store(kPublishingFact + std::to_string(top.value)); }
+
+}  // namespace
+
+// A directory and everything below it, each directory before its entries. Used by one thread at a time.
 class Namespace::Tree {
  public:
-  // `freeze`: sets Inode::publishing of each inode, until the tree is destroyed.
+  // `freeze`: sets Inode::publishing of each inode, until the tree is destroyed. Otherwise the tree has only what has
+  // the flag *published*, except other publications.
   Tree(InodePtr top, const Credentials& who, bool freeze, std::chrono::milliseconds close_wait, std::string* failed)
       : top_(std::move(top)),
         who_(who),
@@ -55,6 +65,15 @@ class Namespace::Tree {
     return found;
   }
   uint64_t files() const { return files_; }
+  // The sizes of the files together.
+  uint64_t bytes() const {
+    uint64_t bytes = 0;
+    for (const InodePtr& inode : inodes_) {
+      MutexLock lock(inode->mutex);
+      if (inode->IsRegular()) bytes += inode->attributes.size;
+    }
+    return bytes;
+  }
   // A path of an inode of the tree.
   std::string PathOf(InodeId ino) const {
     const auto found = found_.find(ino);
@@ -94,6 +113,8 @@ Result<void> Namespace::Tree::TryAdd(const InodePtr& inode) {
     if (inode->IsImmutable()) return ErrorCode::kBusy;
     if (inode->open_writers > 0) return ErrorCode{ETXTBSY};
     inode->publishing = true;
+  } else if ((inode->attributes.flags & kInodePublished) == 0) {
+    return {};
   }
   inodes_.push_back(inode);
   if (inode->IsRegular()) ++files_;
@@ -105,7 +126,7 @@ Result<void> Namespace::Tree::TryAdd(const InodePtr& inode) {
 Result<void> Namespace::Tree::AddName(const InodePtr& inode, const std::string& path) {
   const auto [found, added] = found_.try_emplace(inode->id, Found{path});
   if (added) {
-    if (found_.size() > kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
+    if (freeze_ && found_.size() > kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
     waiting_.push_back(inode);
     return waiting_.size() > 1 ? Result<void>() : AddWaiting();
   }
@@ -143,6 +164,8 @@ Result<void> Namespace::Tree::AddEntries(Namespace& names, InodeId directory) {
     const std::string name = path.empty() ? std::string(key->name) : path + "/" + std::string(key->name);
     const auto inode = names.inodes_.Get(record->ino);
     if (!inode) return Fail(name, inode.error().code);
+    const bool nested = !freeze_ && S_ISDIR(record->type) && record->ino != top_->id;
+    if (nested && names.GetPublication(record->ino)) continue;
     RETURN_IF_ERROR(AddName(*inode, name));
   }
   return entry->status();
@@ -155,7 +178,8 @@ Result<void> Namespace::Tree::Collect(Namespace& names) {
     directories_.pop_back();
     RETURN_IF_ERROR(AddEntries(names, directory));
   }
-  return waiting_.empty() ? CheckNames() : ErrorCode::kAgain;
+  if (!waiting_.empty()) return ErrorCode::kAgain;
+  return freeze_ ? CheckNames() : Result<void>();
 }
 
 Result<void> Namespace::Tree::CheckNames() {
@@ -227,26 +251,52 @@ Result<PublicationRecord> Namespace::TryPublish(Tree& tree, std::optional<uint64
   const auto committed = data_.CommitBeforeNaming(tree.Among(data_.UncommittedFiles()), /*kept=*/true, &incomplete);
   if (!committed) return tree.Fail(incomplete ? tree.PathOf(incomplete->id) : "", committed.error().code);
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(SetPublished(tree, /*published=*/true));
+  auto publication = AddPublication(tree, version);
+  if (!publication) static_cast<void>(SetPublished(tree, /*published=*/false).has_value());
+  return publication;
+}
+
+Result<PublicationRecord> Namespace::AddPublication(const Tree& tree, std::optional<uint64_t> version) {
   PublicationRecord publication;
   publication.id = NewUuid();
   publication.time = Timestamp::Now();
   publication.files = tree.files();
+  publication.bytes = tree.bytes();
   MutexLock lock(mutex_);
   if (version) {
     publication.version = *version;
   } else {
     ASSIGN_OR_RETURN(publication.version, NextVersionLocked());
   }
-  InodeTransaction transaction(catalog_, tree.inodes());
-  for (const InodePtr& inode : tree.inodes()) {
-    InodeRecord& record = transaction.record(inode);
-    record.flags |= kInodePublished;
-    if (S_ISREG(record.mode)) publication.bytes += record.size;
-  }
+  InodeTransaction transaction(catalog_, {tree.top()});
   if (!version) transaction.batch().Put(keys::Store(kLastVersionFact), EncodeFact(publication.version));
   transaction.PutAttribute(tree.top(), kPublicationName, publication.Encode(), std::nullopt);
+  transaction.batch().Delete(PublishingKey(tree.top()->id));
   RETURN_IF_ERROR(transaction.CommitPublication());
   return publication;
+}
+
+// A directory gets its flag before its entries and loses it after them. So until the end all inodes with the flag are
+// connected to the top, and nobody can move one of them away, not even a program that does not know the fact: it finds
+// immutable inodes without a publication, and its fsck clears their flags.
+Result<void> Namespace::SetPublished(const Tree& tree, bool published) {
+  std::vector<InodePtr> inodes = tree.inodes();
+  if (!published) std::reverse(inodes.begin(), inodes.end());
+  const std::string key = PublishingKey(tree.top()->id);
+  for (size_t begin = 0; begin < inodes.size(); begin += kFlagsAtOnce) {
+    const size_t end = std::min(begin + kFlagsAtOnce, inodes.size());
+    const std::vector<InodePtr> some(inodes.data() + begin, inodes.data() + end);
+    InodeTransaction transaction(catalog_, some);
+    for (const InodePtr& inode : some) {
+      uint32_t& flags = transaction.record(inode).flags;
+      flags = published ? flags | kInodePublished : flags & ~static_cast<uint32_t>(kInodePublished);
+    }
+    if (published) transaction.batch().Put(key, EncodeFact(tree.top()->id.value));
+    if (!published && end == inodes.size()) transaction.batch().Delete(key);
+    RETURN_IF_ERROR(transaction.CommitPublication());
+  }
+  return {};
 }
 
 Result<void> Namespace::UnpublishTree(InodeId ino, const Credentials& who, std::string* failed) {
@@ -256,15 +306,65 @@ Result<void> Namespace::UnpublishTree(InodeId ino, const Credentials& who, std::
   ASSIGN_OR_RETURN(const PublicationRecord before, GetPublication(ino));
   Tree tree(directory, who, /*freeze=*/false, {}, failed);
   RETURN_IF_ERROR(tree.Collect(*this));
-  MutexLock lock(mutex_);
-  ASSIGN_OR_RETURN(const std::string publication, ReadAttribute(ino, kPublicationName));
-  const auto now = PublicationRecord::Decode(publication);
-  if (!now || now->id != before.id) return ErrorCode::kNoAttribute;  // another call was first
-  InodeTransaction transaction(catalog_, tree.inodes());
-  for (const InodePtr& inode : tree.inodes())
-    transaction.record(inode).flags &= ~static_cast<uint32_t>(kInodePublished);
-  transaction.DeleteAttribute(directory, kPublicationName, publication);
-  return transaction.CommitPublication();
+  {
+    MutexLock lock(mutex_);
+    ASSIGN_OR_RETURN(const std::string publication, ReadAttribute(ino, kPublicationName));
+    const auto now = PublicationRecord::Decode(publication);
+    if (!now || now->id != before.id) return ErrorCode::kNoAttribute;  // another call was first
+    InodeTransaction transaction(catalog_, {directory});
+    transaction.DeleteAttribute(directory, kPublicationName, publication);
+    transaction.batch().Put(PublishingKey(ino), EncodeFact(ino.value));
+    RETURN_IF_ERROR(transaction.CommitPublication());
+  }
+  return SetPublished(tree, /*published=*/false);
+}
+
+// An older program may have written to the store since. Then the fact is out of date if the inodes lost their flags, or
+// if they belong to a publication now.
+Result<bool> Namespace::IsInterrupted(InodeId ino) {
+  const auto found = GetDirectory(ino);
+  if (!found) {
+    const ErrorCode code = found.error().code;
+    return code == ErrorCode::kStale || code == ErrorCode::kNotDirectory ? Result<bool>(false) : found.error();
+  }
+  const InodePtr& directory = *found;
+  InodeId parent;
+  {
+    MutexLock lock(directory->mutex);
+    if ((directory->attributes.flags & kInodePublished) == 0) return false;
+    parent.value = directory->attributes.parent;
+  }
+  const auto publication = GetPublication(ino);
+  if (publication) return false;
+  if (publication.error().code != ErrorCode::kNoAttribute) return publication.error();
+  ASSIGN_OR_RETURN(const InodePtr above, GetDirectory(parent));
+  MutexLock lock(above->mutex);
+  return (above->attributes.flags & kInodePublished) == 0;
+}
+
+// Leaves damage to fsck and continues; returns only errors of the catalog.
+Result<void> Namespace::RecoverPublication(InodeId ino) {
+  std::string failed;
+  const auto revert = [&]() -> Result<void> {
+    ASSIGN_OR_RETURN(const bool interrupted, IsInterrupted(ino));
+    if (!interrupted) {
+      KvBatch batch;
+      batch.Delete(PublishingKey(ino));
+      return catalog_.Write(std::move(batch));
+    }
+    ASSIGN_OR_RETURN(InodePtr directory, GetDirectory(ino));
+    const Credentials owner{.uid = 0, .capabilities = uint64_t{1} << CAP_FOWNER};
+    Tree tree(std::move(directory), owner, /*freeze=*/false, {}, &failed);
+    RETURN_IF_ERROR(tree.Collect(*this));
+    return SetPublished(tree, /*published=*/false);
+  };
+  const auto reverted = revert();
+  const ErrorCode code = reverted ? ErrorCode{} : reverted.error().code;
+  const bool damaged = code == ErrorCode::kCorrupt || code == ErrorCode::kVersion || code == ErrorCode::kStale;
+  if (!damaged) return reverted;
+  spdlog::error("inode {}: its interrupted publication cannot be reverted: '{}' below it is damaged; run weightfs fsck",
+                ino.value, failed);
+  return {};
 }
 
 }  // namespace weightfs

@@ -308,3 +308,41 @@ def test_a_killed_mount_has_whole_publications(factory, steps):
                 (target / name).write_bytes(b"")
     mount.umount()
     assert "clean" in weightfs("fsck", mount.store.directory, "--data").out
+
+
+# Publishes and unpublishes a directory of more files than one batch has, until it is killed.
+TURNS = """
+import sys, weightfs
+while True:
+    weightfs.publish(sys.argv[1])
+    print(1, flush=True)
+    weightfs.unpublish(sys.argv[1])
+    print(0, flush=True)
+"""
+
+
+def test_a_kill_leaves_a_large_publication_whole_or_nothing(factory):
+    module = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
+    if not hasattr(module, "publish"):
+        pytest.skip("another weightfs is imported: pip install . in the root")
+    mount = factory.mount(factory.store())
+    target = mount.path / "large"
+    files = [target / str(number // 1000) / str(number) for number in range(3000)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    for turns in range(1, 7):
+        writer = subprocess.Popen([sys.executable, "-c", TURNS, target], stdout=subprocess.PIPE, text=True,
+                                  stderr=subprocess.DEVNULL)
+        for _ in range(turns):
+            assert writer.stdout.readline()
+        mount.kill9()
+        writer.communicate()
+        mount.mount()
+        refused = [errno_of(open, file, "ab") for file in files]
+        published = module.publication(target) is not None
+        assert set(refused) == {errno.EPERM if published else 0}
+        if published:
+            module.unpublish(target)
+    mount.umount()
+    assert "clean" in weightfs("fsck", mount.store.directory, "--data").out

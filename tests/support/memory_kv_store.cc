@@ -75,6 +75,11 @@ Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
 
 Result<void> MemoryKvStore::Write(KvBatch batch) {
   MutexLock lock(state_->mutex);
+  if (const auto then = std::exchange(before_write_, nullptr)) {
+    lock.Unlock();
+    then();
+    lock.Lock();
+  }
   if (failed_) return ErrorCode::kReadOnly;
   auto recorded = std::make_shared<const KvBatch>(batch);
   if (Due(write_failure_)) {
@@ -140,6 +145,11 @@ void MemoryKvStore::FailSync(uint64_t nth) {
 void MemoryKvStore::FailGet(uint64_t nth) {
   MutexLock lock(state_->mutex);
   get_failure_ = nth;
+}
+
+void MemoryKvStore::BeforeWrite(std::function<void()> then) {
+  MutexLock lock(state_->mutex);
+  before_write_ = std::move(then);
 }
 
 void MemoryKvStore::DuringSync(std::function<void()> then) {

@@ -39,6 +39,8 @@ class MemoryKvStore final : public KvStore {
   void AfterGet(std::function<void()> then, bool once = true) EXCLUDES(state_->mutex);
   // Runs `then`, without locks, at the end of every NewIterator.
   void AfterNewIterator(std::function<void()> then) EXCLUDES(state_->mutex);
+  // Runs `then`, without locks of the store, before the next Write.
+  void BeforeWrite(std::function<void()> then) EXCLUDES(state_->mutex);
   // Runs `then` once during the next Sync, which does not cover what it writes.
   void DuringSync(std::function<void()> then) EXCLUDES(state_->mutex);
 
@@ -63,7 +65,7 @@ class MemoryKvStore final : public KvStore {
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
   bool after_get_once_ GUARDED_BY(state_->mutex) = true;
   std::function<void()> after_get_ GUARDED_BY(state_->mutex), after_new_iterator_ GUARDED_BY(state_->mutex);
-  std::function<void()> during_sync_ GUARDED_BY(state_->mutex);
+  std::function<void()> before_write_ GUARDED_BY(state_->mutex), during_sync_ GUARDED_BY(state_->mutex);
   uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;
   bool tables_damaged_ GUARDED_BY(state_->mutex) = false;

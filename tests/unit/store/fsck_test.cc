@@ -316,6 +316,27 @@ TEST_F(Fsck, PublishedFlagsFollowThePublications) {
   EXPECT_EQ(Record(big_).flags & kInodePublished, 0U);
 }
 
+// The next mount reverts it.
+TEST_F(Fsck, AnInterruptedPublicationIsNoProblem) {
+  const std::string fact = keys::Store(kPublishingFact + std::to_string(directory_.value));
+  const auto interrupt = [&](const std::string& value) {
+    kv()[fact] = value;
+    for (const InodeId ino : {directory_, sub_}) {
+      InodeRecord record = Record(ino);
+      record.flags |= kInodePublished;
+      SetRecord(ino, record);
+    }
+  };
+  interrupt(EncodeFact(directory_.value));
+  const KvContent before = kv();
+  EXPECT_TRUE(Check(/*repair=*/true).clean());
+  EXPECT_EQ(kv(), before);
+  // Without its number nobody finds the flags.
+  interrupt("damaged");
+  ExpectFoundAndRepaired({Kind::kWrongFact, Kind::kWrongFlags, Kind::kWrongFlags});
+  EXPECT_FALSE(kv().contains(fact));
+}
+
 TEST_F(Fsck, WrongOrphanRecordsAreRemoved) {
   kv()[keys::Orphan(InodeId{5000})] = "";
   kv()[keys::Orphan(big_)] = "";

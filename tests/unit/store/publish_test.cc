@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "meta/facts.h"
 #include "meta/keys.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
@@ -60,6 +61,31 @@ class Publishing : public testing::Test {
     const InodePtr inode = store_->inodes().Get(Find(path)).value();
     MutexLock lock(inode->mutex);
     return inode->IsImmutable();
+  }
+  // More than two batches of flags: e, with its subdirectory e/below.
+  void MakeLargeTree() {
+    MakeDirectory("e");
+    MakeDirectory("e/below");
+    for (size_t i = 0; i < 2500; ++i) {
+      ASSERT_OK(names().Create(Find(i % 2 == 0 ? "e" : "e/below"), std::to_string(i), {.mode = S_IFIFO | 0644}));
+    }
+    ASSERT_OK(store_->SyncAll());
+  }
+  // The number of inodes in the catalog that have the flag.
+  static size_t Flags(const KvContent& content) {
+    size_t flags = 0;
+    for (const auto& [key, value] : content) {
+      if (!key.starts_with(keys::kInode)) continue;
+      flags += (InodeRecord::Decode(value).value().flags & kInodePublished) != 0 ? 1 : 0;
+    }
+    return flags;
+  }
+  static bool HasFact(const KvContent& content) {
+    const auto fact = content.lower_bound(keys::Store(kPublishingFact));
+    return fact != content.end() && fact->first.starts_with(keys::Store(kPublishingFact));
+  }
+  KvContent ContentAt(size_t cut) {
+    return store_.journal().ImageAt(cut, {.kind = CrashOptions::Kind::kProcessKill}).kv;
   }
   std::vector<bool> ImmutableParts() {
     std::vector<bool> parts;
@@ -312,6 +338,132 @@ TEST_F(Publishing, AFailedBatchPublishesNothing) {
   store_.kv().FailWrite(1);
   EXPECT_FALSE(Publish("d"));
   EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+}
+
+TEST_F(Publishing, AFailureBeforeTheLastBatchIsReverted) {
+  ASSERT_OK(store_->SyncAll());
+  const InodeId d = Find("d");
+  store_.kv().FailGet(1);  // of the last version
+  EXPECT_EQ(Publish(d, std::nullopt, &failed_).error().code, ErrorCode::kIo);
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, false));
+  EXPECT_EQ(Flags(store_.kv().content()), 0U);
+  EXPECT_FALSE(HasFact(store_.kv().content()));
+  ASSERT_OK(Publish("d"));
+}
+
+// Others wait for one batch only, and a larger one would delay them.
+TEST_F(Publishing, ALargeTreeTakesManyBatches) {
+  MakeLargeTree();
+  const size_t begun = store_.journal().size();
+  ASSERT_OK(Publish("e"));
+  ASSERT_OK(Unpublish("e"));
+  size_t batches = 0, largest = 0;
+  for (size_t i = begun; i < store_.journal().size(); ++i) {
+    const auto& event = store_.journal().events()[i];
+    if (event.batch == nullptr) continue;
+    ++batches;
+    largest = std::max(largest, event.batch->changes().size());
+  }
+  EXPECT_EQ(batches, 8U);  // the flags in three batches, and the publication
+  EXPECT_LE(largest, 1001U);
+}
+
+// Otherwise this waits for ever.
+TEST_F(Publishing, NamesElsewhereChangeWhileTheFlagsAreWritten) {
+  const auto create = [&](const std::string& name) {
+    std::thread([&] { EXPECT_TRUE(names().Create(kRootInode, name, {.mode = S_IFREG | 0644})); }).join();
+  };
+  store_.kv().BeforeWrite([&] { create("published"); });
+  ASSERT_OK(Publish("d"));
+  store_.kv().BeforeWrite([&] { store_.kv().BeforeWrite([&] { create("unpublished"); }); });  // after the publication
+  ASSERT_OK(Unpublish("d"));
+  ASSERT_OK(store_.Resolve("published"));
+  ASSERT_OK(store_.Resolve("unpublished"));
+}
+
+// A crash after each batch, and after each one of the recovery from that.
+TEST_F(Publishing, AnInterruptedPublicationIsReverted) {
+  MakeLargeTree();
+  const size_t begun = store_.journal().size();
+  ASSERT_OK(Publish("e"));
+  ASSERT_OK(Unpublish("e"));
+  const size_t end = store_.journal().size();
+  size_t published = 0, interrupted = 0;
+  for (size_t cut = begun; cut <= end; ++cut) {
+    const CrashOptions killed{.kind = CrashOptions::Kind::kProcessKill};
+    const CrashImage image = store_.journal().ImageAt(cut, killed);
+    TestStore after(image, {});
+    ASSERT_OK(after.opened());
+    const InodeId e = after.Resolve("e").value();
+    const bool whole = after->names().GetPublication(e).has_value();
+    published += whole ? 1 : 0;
+    interrupted += HasFact(image.kv) ? 1 : 0;
+    const auto check = [&](const KvContent& content) {
+      ASSERT_EQ(Flags(content), whole ? 2502U : 0U) << cut;
+      ASSERT_FALSE(HasFact(content)) << cut;
+    };
+    check(after.kv().content());
+    EXPECT_EQ(after->names().Create(e, "new", {.mode = S_IFREG | 0644}).has_value(), !whole);
+    if (!HasFact(image.kv)) continue;
+    const size_t recovered = after.journal().size();
+    for (size_t again = 0; again < recovered; ++again) {
+      TestStore twice(after.journal().ImageAt(again, killed), {});
+      ASSERT_OK(twice.opened());
+      check(twice.kv().content());
+    }
+  }
+  EXPECT_EQ(published, 2U);    // after the last batch of the publication, and after the sync of it
+  EXPECT_EQ(interrupted, 6U);  // three batches of flags, and the first three that revert them
+}
+
+// A program that does not know the fact may have cleared the flags and published again.
+TEST_F(Publishing, AFactThatIsOutOfDateRevertsNothing) {
+  const auto remount_with = [&](InodeId ino) {
+    KvBatch batch;
+    batch.Put(keys::Store(kPublishingFact + std::to_string(ino.value)), EncodeFact(ino.value));
+    ASSERT_OK(store_.kv().Write(std::move(batch)));
+    ASSERT_OK(store_.Remount());
+    EXPECT_FALSE(HasFact(store_.kv().content()));
+  };
+  ASSERT_OK(Publish("d"));
+  for (const InodeId ino : {Find("d"), Find("d/sub"), Find("o"), InodeId{1'000'000}}) remount_with(ino);
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>(5, true));
+  EXPECT_TRUE(names().GetPublication(Find("d")));
+  // Below the interrupted one, another was made.
+  ASSERT_OK(Unpublish("d"));
+  ASSERT_OK(Publish("d/sub"));
+  const InodePtr top = store_->inodes().Get(Find("d")).value();
+  KvBatch batch;
+  {
+    MutexLock lock(top->mutex);
+    InodeRecord record = top->CatalogRecord();
+    record.flags |= kInodePublished;
+    batch.Put(keys::Inode(top->id), record.Encode());
+  }
+  ASSERT_OK(store_.kv().Write(std::move(batch)));
+  remount_with(Find("d"));
+  EXPECT_EQ(ImmutableParts(), std::vector<bool>({false, false, true, true, false}));
+}
+
+// fsck repairs it, and a mount serves the rest until then.
+TEST_F(Publishing, DamageInAnInterruptedPublicationIsLeftToFsck) {
+  ASSERT_OK(store_->SyncAll());
+  const size_t begun = store_.journal().size();
+  ASSERT_OK(Publish("d"));
+  CrashImage image = store_.journal().ImageAt(begun + 1, {.kind = CrashOptions::Kind::kProcessKill});
+  ASSERT_TRUE(HasFact(image.kv));
+  const std::string entry = keys::Entry(Find("d/sub"), "g"), intact = image.kv.at(entry);
+  image.kv[entry] = "damaged";
+  {
+    TestStore after(image, {});
+    ASSERT_OK(after.opened());
+    EXPECT_TRUE(HasFact(after.kv().content()));
+    EXPECT_TRUE(after->names().Create(kRootInode, "new", {.mode = S_IFREG | 0644}));
+  }
+  image.kv[entry] = intact;
+  TestStore repaired(image, {});
+  ASSERT_OK(repaired.opened());
+  EXPECT_EQ(Flags(repaired.kv().content()), 0U);
 }
 
 // The writer has not been told yet: until then each attempt names the file, and the directory stays as it is.

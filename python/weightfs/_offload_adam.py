@@ -108,9 +108,9 @@ class Training:
         cache.start_write(self.state)
 
     def take(self, cache):
-        """Adds the gradients of the group's live parameters to those in the store."""
-        live = [self.group.live[index] for index in self.indices]
-        found = {at: parameter for at, parameter in enumerate(live) if parameter.grad is not None}
+        """Adds the gradients of the group's parameters to those in the store."""
+        parameters = [self.group.tensors[index] for index in self.indices] if self.group.tensors else []
+        found = {at: parameter for at, parameter in enumerate(parameters) if parameter.grad is not None}
         if not found:
             return
         with cache.acquired([self.gradients]), torch.no_grad():
@@ -149,8 +149,8 @@ class Training:
             self.present.discard(at)
             self._factors.pop(at, None)
             self._norms.pop(at, None)
-            if self.group.live is not None:
-                self.group.live[self.indices[at]].grad = None
+            if self.group.tensors:
+                self.group.tensors[self.indices[at]].grad = None
 
     def norm(self, at, kind):
         if self._kind != kind:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divides the tensors of a module into groups: the units that weightfs.offload keeps in files."""
 
+import weakref
+
 import torch
 
 from weightfs import _shared_tensors
@@ -106,13 +108,15 @@ class Layout:
 
 class Group:
     """Tensors that are read and written together. `live` are those that the modules use now, None if they have the
-    placeholders. uses: how many running stages need them."""
+    placeholders. It is the same list at each use, so that their gradients add up; only their data changes.
+    uses: how many running stages need them. on_gradient: is called with the group when a parameter got a gradient."""
 
     def __init__(self, name, members):
         self.name, self.members, self.uses, self.live = name, members, 0, None
+        self.on_gradient, self.tensors = lambda group: None, []
         self._versions, self._before = [], []   # of all tensors, and the bytes of the buffers, at the last comparison
         self.layout = Layout([(member.shape, member.dtype) for member in members])
-        self._made = {}         # address of the memory -> the tensors there
+        self._views = {}        # address of the memory -> the tensors there
         self.entry = None       # of the tensors, in the cache
         self.training = None    # weightfs._offload_adam.Training
 
@@ -125,33 +129,40 @@ class Group:
     def bind(self, memory):
         """Makes the modules use the tensors in the group's memory."""
         address = memory.data_ptr()
-        if address not in self._made:
-            with torch.inference_mode(False):
-                self._made[address] = [torch.nn.Parameter(view, False) if member.is_parameter else view
-                                       for member, view in zip(self.members, self.layout.views(memory))]
-        live = self._made[address]
-        for member, tensor in zip(self.members, live):
-            if member.is_parameter:
-                tensor.requires_grad_(member.placeholder.requires_grad)
-            member.bind(tensor)
-        self._remember(live)
-        self.live = live   # last, so that unbind() after an interrupt does not compare
+        with torch.inference_mode(False):
+            if address not in self._views:
+                self._views[address] = self.layout.views(memory)
+            if not self.tensors:
+                self.tensors = [self._made(member, view) for member, view in zip(self.members, self._views[address])]
+            for member, tensor, view in zip(self.members, self.tensors, self._views[address]):
+                tensor.data = view
+                if member.is_parameter:
+                    tensor.requires_grad_(member.placeholder.requires_grad)
+                member.bind(tensor)
+        self._remember(self.tensors)
+        self.live = self.tensors   # last, so that unbind() after an interrupt does not compare
+
+    def _made(self, member, view):
+        if not member.is_parameter:
+            return view.detach()
+        made = torch.nn.Parameter(view, True)
+        group = weakref.ref(self)   # Python does not collect cycles through hooks
+        made.register_post_accumulate_grad_hook(lambda _: group().on_gradient(group()))
+        return made
 
     def unbind(self):
-        for tensor in self.live or ():
-            tensor.grad = None   # those of a failed backward
         self.live = None
         for member in self.members:
             member.bind(member.placeholder)
 
     def clear_gradients(self):
-        for tensors in self._made.values():
-            for tensor in tensors:
-                tensor.grad = None
+        for tensor in self.tensors:
+            tensor.grad = None
 
     def forget(self):
         """Drops the tensors, which keep the memory of the cache."""
-        self._made.clear()
+        self._views.clear()
+        self.tensors = []
 
     def changed(self):
         """True if the program has changed a tensor since the last call. A buffer that was replaced is copied."""
@@ -176,8 +187,8 @@ class Group:
         for member, tensor in zip(self.members, self.live):
             if member.bound is not tensor:
                 member.bind(tensor)
-        with torch.no_grad():
-            for memory, before in zip(self._buffers(self.live), self._before):
+        for memory, before in zip(self._buffers(self.live), self._before):
+            if not torch.equal(memory, before):
                 memory.copy_(before)
         self._versions = [tensor._version for tensor in self.live]
 
@@ -186,8 +197,8 @@ class Group:
         self._before = [memory.clone() for memory in self._buffers(tensors)]
 
     def _buffers(self, tensors):
-        """The bytes of the buffers, because torch does not compare all types."""
-        return [tensor.detach().reshape(-1).view(torch.uint8)
+        """The bytes of the buffers, because torch does not compare all types. Their changes count in no version."""
+        return [tensor.data.reshape(-1).view(torch.uint8)
                 for member, tensor in zip(self.members, tensors) if not member.is_parameter]
 
 

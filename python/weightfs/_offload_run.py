@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a stage of an offloaded module: brings its tensors into memory for its forward, and once more for its backward,
-which computes the forward again."""
+"""Runs a stage of an offloaded module: brings its tensors into memory for its forward. What autograd saves there is
+dropped, and computed again when the backward asks for it."""
 
 import contextlib
+import inspect
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Stage:
     """A submodule and the groups that its forward needs. While it is installed, it replaces `submodule.forward`."""
 
     def __init__(self, store, submodule, groups):
-        self._store, self._submodule, self.groups = store, submodule, groups
+        self.store, self._submodule, self.groups = store, submodule, groups
         self.name = f"{type(submodule).__name__} ({groups[0].name})"
         self._forward, self._own_forward = submodule.forward, vars(submodule).get("forward")
         submodule.forward = self
@@ -23,73 +26,148 @@ class Stage:
             self._submodule.forward = self._own_forward
 
     def __call__(self, *args, **kwargs):
-        leaves, structure = tree_flatten((args, kwargs))
-        if torch.is_grad_enabled() and (self._trains() or any(_needs_gradient(leaf) for leaf in leaves)):
-            return self._run_and_recompute(leaves, structure)
-        with self._store.bound(self.groups):
-            return self._own(self._called(leaves, structure))
+        if not torch.is_grad_enabled():
+            with self.store.bound(self.groups):
+                return self._own(self.run(args, kwargs))
+        self.store.check_optimizer(self.groups)
+        call = _Call(self, args, kwargs)
+        with self.store.bound(self.groups), torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
+            outputs = self._own(self.run(args, kwargs))
+            self._refuse_kept_weights(outputs, args, kwargs)
+        call.ended = True
+        return outputs
 
-    def _trains(self):
-        return any(group.trainable for group in self.groups)
-
-    def _called(self, leaves, structure):
-        args, kwargs = tree_unflatten(leaves, structure)
+    def run(self, args, kwargs):
         # torch's cache of cast weights would keep all of them in memory.
         with contextlib.ExitStack() as around:
-            for device in {"cpu", self._store.device.type}:
+            for device in {"cpu", self.store.device.type}:
                 if torch.is_autocast_enabled(device):
                     around.enter_context(torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False))
             return self._forward(*args, **kwargs)
 
     def _own(self, outputs):
         """Copies outputs that are in the buffer, where they would be overwritten."""
-        leaves, structure = tree_flatten(outputs)
-        return tree_unflatten([leaf.clone() if isinstance(leaf, torch.Tensor) and self._store.cache.owns(leaf) else leaf
-                               for leaf in leaves], structure)
+        return tree_map(lambda leaf: leaf.clone() if self._is_in_buffer(leaf) else leaf, outputs)
 
-    def _run_and_recompute(self, leaves, structure):
-        self._store.check_optimizer(self.groups)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        call = _Call(self, leaves, structure)
-        # The graph needs an input with a gradient, also if the first block has only token numbers.
-        outputs = _Recomputed.apply(call, torch.empty(0, requires_grad=True), *tensors)
-        filled = iter(outputs)
-        return tree_unflatten([next(filled) if is_tensor else leaf for is_tensor, leaf in call.outputs],
-                              call.output_structure)
+    def _is_in_buffer(self, value):
+        return (isinstance(value, torch.Tensor) and value.layout is torch.strided and
+                self.store.cache.owns(value))
+
+    def _refuse_kept_weights(self, outputs, args, kwargs):
+        """autograd.Functions must pass tensors to save_for_backward: others are overwritten before the backward."""
+        seen = {leaf.grad_fn for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)}
+        nodes = [leaf.grad_fn for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)]
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if isinstance(node, torch.autograd.function.BackwardCFunction) and any(
+                    self._is_in_buffer(value) and not isinstance(value, torch.nn.Parameter)
+                    for value in vars(node).values()):
+                raise RuntimeError(f"{type(node).__name__} in the forward of {self.name} keeps a weight in its context "
+                                   "that is overwritten before the backward: pass it to ctx.save_for_backward()")
+            nodes += [following for following, _ in node.next_functions]
 
 
-def _needs_gradient(leaf):
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+def train_without_cache(module):
+    """Models of transformers fill a cache of keys and values by default, also in training, where nothing uses it.
+    Returns the handles of hooks that set use_cache=False, unless the program passes a value."""
+    handles = []
+    for submodule in module.modules():
+        names = list(inspect.signature(submodule.forward).parameters)
+        if "use_cache" in names and hasattr(getattr(submodule, "config", None), "use_cache"):
+            def unset(_, args, kwargs, position=names.index("use_cache")):
+                if torch.is_grad_enabled() and len(args) <= position and kwargs.get("use_cache") is None:
+                    return args, {**kwargs, "use_cache": False}
+                return None
+            handles.append(submodule.register_forward_pre_hook(unset, with_kwargs=True))
+    return handles
 
 
 class _Call:
-    """One forward of a stage, which can be repeated with the same random numbers and autocast settings."""
+    """One forward of a stage. It stands for the tensors that autograd saved in it, and computes them again with the
+    same arguments, random numbers and autocast settings."""
 
-    def __init__(self, stage, leaves, structure):
-        self.stage, self._structure = stage, structure
-        self._leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._tensors_at = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        self._cuda = [stage._store.device] if stage._store.device.type == "cuda" else []
+    def __init__(self, stage, args, kwargs):
+        self._stage, self._store, self.ended = stage, stage.store, False
+        # Lists and dicts are copied: the forward may change them.
+        self._leaves, self._structure = tree_flatten((args, kwargs))
+        self._steps = self._store.steps
+        self._cuda = [stage.store.device] if stage.store.device.type == "cuda" else []
         self._random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._cuda]
         self._autocast = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-                          for device in sorted({"cpu", stage._store.device.type})]
+                          for device in sorted({"cpu", stage.store.device.type})]
+        self._saved = []       # (shape, type, checksum) of the tensors that autograd saved
+        self._tensors = None   # the same tensors, computed again
+        self._bound = contextlib.ExitStack()
 
-    def run(self, tensors):
-        """Returns the tensors of the result; `outputs` and `output_structure` have the rest."""
-        leaves = list(self._leaves)
-        for at, tensor in zip(self._tensors_at, tensors):
-            leaves[at] = tensor
-        versions = [tensor._version for tensor in tensors]
-        found, self.output_structure = tree_flatten(self.stage._called(leaves, self._structure))
-        if versions != [tensor._version for tensor in tensors]:
-            raise RuntimeError(f"the forward of {self.stage.name} changes an input in place, and its backward would "
-                               "compute it again from the changed one: let it change a copy (x = x.clone())")
-        self.outputs = [(isinstance(leaf, torch.Tensor), None if isinstance(leaf, torch.Tensor) else leaf)
-                        for leaf in found]
-        return tuple(leaf for leaf in found if isinstance(leaf, torch.Tensor))
+    def pack(self, tensor):
+        self._saved.append(self._described(tensor))
+        return len(self._saved) - 1
+
+    def unpack(self, index):
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"{self._stage.name} has no gradients of gradients (create_graph=True), because its "
+                               "weights are offloaded: leave it out of the penalty, or train it in memory")
+        if self._store.recomputed is not self:
+            self._store.end_backward()
+            self._recompute()
+        return self._tensors[index]
+
+    def end(self):
+        """Releases the memory."""
+        self._tensors = None
+        self._bound.close()
+
+    def _recompute(self):
+        if not self.ended or self._steps != self._store.steps:
+            raise RuntimeError(f"the backward of {self._stage.name} must come after the end of its forward, and before "
+                               "the next step() of the optimizer")
+        torch.autograd.Variable._execution_engine.queue_callback(self._store.end_backward)
+        tensors = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: tensors.append(tensor.detach()), self._no_graph)
+        with self._store.exclusive(), contextlib.ExitStack() as bound:
+            bound.enter_context(self._store.held(self._stage.groups))
+            with self._store.unchanged(self._stage.groups), self._as_before(), hooks, self._explained():
+                args, kwargs = tree_unflatten(self._leaves, self._structure)
+                self._stage.run(args, kwargs)
+            self._compare(tensors)
+            self._bound = bound.pop_all()
+        self._tensors, self._store.recomputed = tensors, self
+
+    def _no_graph(self, _):
+        raise RuntimeError(f"a tensor that {self._stage.name} kept in its backward, which runs the forward again, has "
+                           "no gradient: use the tensor that it kept in its forward")
+
+    def _described(self, tensor):
+        """The weights are those of the step."""
+        bits = None if self._stage._is_in_buffer(tensor) else _checksum(tensor.detach())
+        return tensor.shape, tensor.dtype, bits
+
+    def _compare(self, tensors):
+        again = [self._described(tensor) for tensor in tensors]
+        if len(again) != len(self._saved) or any(map(_differ, again, self._saved)):
+            raise self._not_repeated("computed other numbers")
 
     @contextlib.contextmanager
-    def as_before(self):
+    def _explained(self):
+        try:
+            yield
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._not_repeated(f"raised {type(error).__name__} ({error})") from error
+
+    def _not_repeated(self, what):
+        return RuntimeError(
+            f"the backward of {self._stage.name} runs its forward again, which {what}, so its gradients would be "
+            "wrong: the forward changes its arguments, a cache (pass use_cache=False to models of transformers) or "
+            "buffers that it uses, or draws random numbers that are not torch's")
+
+    @contextlib.contextmanager
+    def _as_before(self):
         with contextlib.ExitStack() as around:
             around.enter_context(torch.random.fork_rng(self._cuda))
             torch.set_rng_state(self._random[0])
@@ -101,29 +179,16 @@ class _Call:
             yield
 
 
-class _Recomputed(torch.autograd.Function):
-    """A forward that keeps its inputs alone. Its backward computes the forward again and gives the gradients of the
-    groups to the store."""
+def _differ(one, other):
+    return one[:2] != other[:2] or one[2] is not None and other[2] is not None and bool(one[2] != other[2])
 
-    @staticmethod
-    def forward(ctx, call, _, *tensors):
-        ctx.call = call
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        with call.stage._store.bound(call.stage.groups):
-            return call.stage._own(call.run(tensors))
 
-    @staticmethod
-    def backward(ctx, *gradients):
-        call, stage = ctx.call, ctx.call.stage
-        inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in ctx.saved_tensors]
-        with stage._store.bound(stage.groups, recomputing=True):
-            with call.as_before():
-                outputs = call.run(inputs)
-            pairs = [(output, gradient) for output, gradient in zip(outputs, gradients)
-                     if output.requires_grad and gradient is not None]
-            if pairs:
-                torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-            for group in stage.groups:
-                stage._store.take_gradients(group)
-        return None, None, *[tensor.grad for tensor in inputs]
+def _checksum(tensor):
+    """The sum of the bits as integers, None if the type has none. Bytes are not compared: they are the workspaces of
+    operators, which have undefined parts."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype == torch.uint8 or not tensor.numel():
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    tensor = tensor.resolve_neg().contiguous()
+    return tensor.view(_BITS[tensor.element_size()]).sum()

@@ -23,7 +23,7 @@ from weightfs._offload_adam import Adam, AdamW, Training
 from weightfs._offload_cache import Cache, Entry, Stats
 from weightfs._offload_files import Directory, fill
 from weightfs._offload_layout import plan
-from weightfs._offload_run import Stage
+from weightfs._offload_run import Stage, train_without_cache
 
 __all__ = ["Adam", "AdamW", "Stats", "close", "offload", "restore", "tensors"]
 
@@ -62,7 +62,7 @@ def offload(module, directory, memory="2G", *, blocks=None, source=None, resume=
         raise ValueError("the module is offloaded already: call weightfs.offload.restore() or close() first")
     store = _Store(module, directory, _bytes_of(memory), blocks, resume, torch.device(device), durable)
     try:
-        store.open(source)
+        store.open(module, source)
     except BaseException:
         store.release()
         raise
@@ -142,13 +142,16 @@ class _Store:
             self._check_fits(memory, type(submodule).__name__, self._needs(groups), needed[0])
         self._check_fits(memory, "the largest group", [max(needed)], 0 if needed[0] == max(needed) else needed[0])
         self.directory, self.cache, self._stages, self._entries = Directory(directory, resume), None, [], []
+        self.recomputed, self._with_gradients = None, {}   # the call whose backward runs; groups with new gradients
+        for group in self.groups:
+            group.on_gradient = self._note_gradient
         try:
             self.cache = Cache(memory, device, durable)
         except BaseException:
             self.directory.close()
             raise
 
-    def open(self, source):
+    def open(self, module, source):
         state = self.directory.state
         if state is not None:
             self.directory.check_groups(self._described())
@@ -167,6 +170,7 @@ class _Store:
         resident.bind(self.cache.view(resident.entry))
         for member in (member for group in self.groups for member in group.members):
             member.tensor = None   # frees the memory
+        self._hooks = train_without_cache(module)
         self._stages = [Stage(self, submodule, groups) for submodule, groups in self._planned]
 
     def entry(self, name, nbytes, saved=None, temporary=False):
@@ -177,18 +181,21 @@ class _Store:
         return made
 
     @contextlib.contextmanager
-    def bound(self, groups, recomputing=False):
-        """The modules have the groups' tensors during the block. recomputing: changes of buffers are undone."""
+    def bound(self, groups):
+        """The modules have the groups' tensors during the block, and no other thread can use them."""
+        with self.exclusive(), self.held(groups):
+            yield
+
+    @contextlib.contextmanager
+    def held(self, groups):
+        """The modules have the groups' tensors during the block."""
+        self.check()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.exclusive())
-            self.check()
-            trainings = {group: group.training for group in self.groups} if recomputing else {}
-            stack.enter_context(self.cache.acquired([group.entry for group in groups],
-                                                    room=self._room(groups, trainings)))
+            stack.enter_context(self.cache.acquired([group.entry for group in groups], room=self._room(groups)))
             for group in groups:
                 if group.uses == 0:
                     _refuse_replaced(group)
-                stack.callback(self._unbind, group, group.uses, recomputing)   # also if the bind is interrupted
+                stack.callback(self._unbind, group, group.uses)   # also if the bind is interrupted
                 group.uses += 1
                 if group.uses == 1:
                     group.bind(self.cache.view(group.entry))
@@ -196,17 +203,24 @@ class _Store:
                     self._take_changes(group)
             yield
 
-    def _unbind(self, group, uses, recomputing):
+    def _unbind(self, group, uses):
         """uses: how many there were before."""
         try:
-            if recomputing and group.live is not None:
-                group.undo()
-            else:
-                self._take_changes(group)
+            self._take_changes(group)
         finally:
             group.uses = uses
             if uses == 0:
                 group.unbind()
+
+    @contextlib.contextmanager
+    def unchanged(self, groups):
+        """Changes of buffers during the block, which repeats a forward, are undone."""
+        self.take_resident_changes()
+        try:
+            yield
+        finally:
+            for group in [self.groups[0], *groups]:
+                group.undo()
 
     def _take_changes(self, group):
         if group.live is not None and group.changed():
@@ -215,9 +229,27 @@ class _Store:
     def take_resident_changes(self):
         self._take_changes(self.groups[0])
 
-    def take_gradients(self, group):
-        if group.training is not None and group is not self.groups[0]:
-            group.training.take(self.cache)
+    def _note_gradient(self, group):
+        if group is not self.groups[0] and group not in self._with_gradients:
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+            self._with_gradients[group] = True
+
+    def end_backward(self):
+        """Releases the tensors that the backward of a block uses, and gives the gradients to the store."""
+        self._end_recomputed()
+        for group in list(self._with_gradients):
+            if group.training is not None:
+                group.training.take(self.cache)
+            del self._with_gradients[group]
+
+    def _end_recomputed(self):
+        ended, self.recomputed = self.recomputed, None
+        if ended is not None:
+            ended.end()
+
+    @property
+    def steps(self):
+        return 0 if self.optimizer is None else self.optimizer.steps
 
     @contextlib.contextmanager
     def exclusive(self):
@@ -239,6 +271,7 @@ class _Store:
 
     def check(self):
         self.check_use()
+        self.end_backward()   # of one that failed
         if self.failure is not None:
             raise RuntimeError(f"the last step failed and was not applied ({self.failure}): offload the module again "
                                "with resume=True, which continues from the step before")
@@ -277,9 +310,6 @@ class _Store:
             used = [group.layout.nbytes, training.state_layout.nbytes, training.gradient_layout.nbytes]
             self._check_fits(self.cache.memory, f"training {group.name}", used,
                              0 if group is resident else resident.layout.nbytes)
-        for submodule, groups in self._planned:
-            self._check_fits(self.cache.memory, f"the backward of {type(submodule).__name__} ({groups[0].name})",
-                             self._needs(groups, made), resident.layout.nbytes)
         counts, registered = dict(saved.get("counts", {})), len(self._entries)
         try:
             for group, training in made.items():
@@ -299,16 +329,14 @@ class _Store:
         self.optimizer = optimizer
         return {**saved, "counts": counts}
 
-    def _needs(self, groups, trainings=None):
-        """Bytes that a stage with these groups needs at once, as a list. trainings: of each group, in a backward."""
-        return [group.layout.nbytes for group in groups] + [self._room(groups, trainings or {})]
+    def _needs(self, groups):
+        """Bytes that a stage with these groups needs at once, as a list."""
+        return [group.layout.nbytes for group in groups] + [self._room(groups)]
 
-    def _room(self, groups, trainings):
+    def _room(self, groups):
         """Bytes that are needed while a stage with these groups runs, beside the groups."""
-        gradients = [trainings[group].gradient_layout.nbytes for group in groups if trainings.get(group) is not None]
-        inner = [sum(group.layout.nbytes for group in others if group not in groups) + self._room(others, trainings)
-                 for others in self._inner[tuple(groups)]]
-        return max([0, *gradients, *inner])
+        return max([0, *[sum(group.layout.nbytes for group in others if group not in groups) + self._room(others)
+                         for others in self._inner[tuple(groups)]]])
 
     def placeholder_of(self, given):
         """The placeholders for what the program passes as params: tensors, or dicts with them."""
@@ -343,8 +371,9 @@ class _Store:
 
     def remove(self):
         """Leaves placeholders in the module."""
-        for stage in self._stages:
-            stage.remove()
+        for installed in [*self._stages, *self._hooks]:
+            installed.remove()
+        self._end_recomputed()
         for group in self.groups:
             group.unbind()
         self.release()

@@ -61,6 +61,12 @@ def generate(model, count=4):
 
 
 def train_step(model, optimizer, number, batches=1):
+    loss = backward(model, optimizer, number, batches)
+    optimizer.step()
+    return loss
+
+
+def backward(model, optimizer, number, batches=1):
     torch.manual_seed(number)
     optimizer.zero_grad()
     loss = 0
@@ -69,7 +75,6 @@ def train_step(model, optimizer, number, batches=1):
         part = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         part.backward()
         loss += part.item()
-    optimizer.step()
     return loss
 
 

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models of transformers, with its defaults, are trained by weightfs.offload as in memory, to the last bit."""
+
+import pytest
+import torch
+
+import weightfs.offload
+from offload_models import offloading   # noqa: F401
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+pytestmark = pytest.mark.usefixtures("offloading")
+WORDS, STEPS = 512, 20
+DECODER = {"vocab_size": WORDS, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+           "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+ENCODER = {"vocab_size": WORDS, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+           "num_attention_heads": 4}
+MODELS = {   # the class, its configuration
+    "Llama": ("LlamaForCausalLM", "LlamaConfig", DECODER),
+    "GPT-2": ("GPT2LMHeadModel", "GPT2Config",
+              {"vocab_size": WORDS, "n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 64}),
+    "Gemma": ("GemmaForCausalLM", "GemmaConfig", {**DECODER, "head_dim": 32}),
+    "Gemma 2": ("Gemma2ForCausalLM", "Gemma2Config", {**DECODER, "head_dim": 32}),   # a cache with a sliding window
+    "Mixtral": ("MixtralForCausalLM", "MixtralConfig",
+                {**DECODER, "num_local_experts": 4, "output_router_logits": True}),
+    "T5": ("T5ForConditionalGeneration", "T5Config",
+           {"vocab_size": WORDS, "d_model": 128, "d_ff": 256, "d_kv": 32, "num_layers": 3, "num_heads": 4,
+            "decoder_start_token_id": 0}),
+    "BERT": ("BertForMaskedLM", "BertConfig", ENCODER),
+    "ALBERT": ("AlbertForMaskedLM", "AlbertConfig", {**ENCODER, "embedding_size": 64}),   # one block for all layers
+    "Mamba": ("MambaForCausalLM", "MambaConfig", {"vocab_size": WORDS, "hidden_size": 128, "num_hidden_layers": 3}),
+    "Falcon": ("FalconForCausalLM", "FalconConfig",
+               {"vocab_size": WORDS, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}),
+}
+
+
+def created(name):
+    kind, configuration, options = MODELS[name]
+    torch.manual_seed(1)
+    return getattr(transformers, kind)(getattr(transformers, configuration)(**options)).train()
+
+
+def step(model, optimizer, number):
+    torch.manual_seed(number)
+    tokens = torch.randint(0, WORDS, (2, 16))
+    optimizer.zero_grad()
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def differing(model, plain):
+    """tensors() has the buffers that a state_dict leaves out, too."""
+    ours = dict(weightfs.offload.tensors(model))
+    return [name for name, tensor in plain.state_dict().items() if not torch.equal(ours[name], tensor)]
+
+
+def compare(plain, model, directory, memory="12M", steps=STEPS):
+    model = weightfs.offload.offload(model, directory, memory)
+    theirs, ours = torch.optim.AdamW(plain.parameters(), foreach=False), weightfs.offload.AdamW(model)
+    for number in range(steps):
+        assert step(plain, theirs, number) == step(model, ours, number)
+    assert differing(model, plain) == []
+    return model
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_training_equals_training_in_memory(memory_folder, name):
+    compare(created(name), created(name), memory_folder / "model")
+
+
+def test_generation_uses_the_cache(memory_folder):
+    plain, model = created("Llama"), created("Llama")
+    model = compare(plain, model, memory_folder / "model", steps=1)
+    found = [one.eval().generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False).tolist()
+             for one in (plain, model)]
+    assert found[0] == found[1]
+    with torch.no_grad():
+        assert model(torch.tensor([[5, 6, 7]])).past_key_values is not None
+
+
+def test_a_cache_that_the_forward_fills_is_refused_in_training(memory_folder):
+    model = weightfs.offload.offload(created("Falcon"), memory_folder / "model", "12M")
+    weightfs.offload.AdamW(model)
+    tokens = torch.randint(0, WORDS, (2, 16))
+    with pytest.raises(RuntimeError, match=r"FalconDecoderLayer \(block.transformer.h.2\) .*pass use_cache=False"):
+        model(input_ids=tokens, labels=tokens, use_cache=True).loss.backward()
+
+
+def test_adapters_of_peft_are_trained_as_in_memory(memory_folder):
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
+
+    def adapted():
+        torch.manual_seed(2)
+        return peft.get_peft_model(created("Llama"), peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1))
+
+    compare(adapted(), adapted(), memory_folder / "model")

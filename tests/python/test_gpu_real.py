@@ -114,6 +114,31 @@ def test_pinned_device_tensors(local):
         assert handle.free_pinned_device_tensor(tensor) and not handle.is_pinned(tensor)
 
 
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("gibibytes", [1, 4, 16])
+def test_large_pins(local, gibibytes):
+    if torch.cuda.mem_get_info()[0] < (gibibytes + 1) << 30:
+        pytest.skip(f"needs {gibibytes + 1} GiB of free GPU memory")
+    values = random_tensor(SIZE).cuda()
+    try:
+        handle = weightfs.gds_handle(mode="cufile")
+    except OSError as error:
+        pytest.skip(f"needs cuFile: {error.strerror}")
+    with handle:
+        tensor = torch.zeros(gibibytes << 30, dtype=torch.uint8, device="cuda")
+        pinned = handle.pin_device_tensor(tensor)
+        (local / "file").write_bytes(content(values.cpu()))
+        try:
+            assert handle.read_into(tensor[-SIZE:], str(local / "file")) == SIZE
+        except OSError as error:
+            assert "cufile" in error.strerror.lower()
+            pytest.skip(error.strerror)
+        assert torch.equal(tensor[-SIZE:], values)
+        if not pinned:
+            pytest.skip(f"cuFile does not pin {gibibytes} GiB: {handle.last_error.strerror}")
+        assert handle.unpin_device_tensor(tensor)
+
+
 def test_safetensors_between_files_and_the_gpu(local):
     tensors = {"large": torch.randn(3000, 1000, device="cuda"), "small": torch.arange(7, device="cuda"),
                "half": torch.randn(1001, device="cuda").bfloat16(), "strided": torch.randn(400, 500, device="cuda").t(),

@@ -6,6 +6,7 @@ import functools
 import http.server
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 REQUIREMENTS = dict(line.split("==") for line in (ROOT / "tests/requirements.txt").read_text().split())
-TOOLS = ("pytest", "pybind11", "scikit-build-core")
+# Which the script installs by itself, apart from the clients.
+NVIDIA = dict(re.findall(r"(nvidia-[\w-]+)==([\d.]+)", (ROOT / "scripts/setup").read_text()))
 
 
 def make_wheel(folder, name, version, requires=()):
@@ -78,8 +80,9 @@ class Setup(unittest.TestCase):
         shutil.copy(ROOT / "tests/requirements.txt", self.root / "tests")
         self.venv = self.root / ".venv"
         self.pypi, self.cpu = self.index("pypi"), self.index("cpu")
-        for name in (*TOOLS, "numpy", "safetensors", "h5py", "matplotlib"):
-            self.pypi.add(name, REQUIREMENTS[name])
+        for name, version in (REQUIREMENTS | NVIDIA).items():
+            if name != "torch":
+                self.pypi.add(name, version)
         self.pypi.add("torch", REQUIREMENTS["torch"], ["nvidia-cublas", "triton"])
         self.pypi.add("nvidia-cublas", "13.0")
         self.pypi.add("triton", "3.7")
@@ -160,8 +163,8 @@ class Setup(unittest.TestCase):
 
     def test_wheels_in_a_folder_are_enough(self):
         wheels = self.folder / "wheels"
-        for name in REQUIREMENTS:
-            make_wheel(wheels, name, REQUIREMENTS[name])
+        for name, version in (REQUIREMENTS | NVIDIA).items():
+            make_wheel(wheels, name, version)
         self.pypi.close()
         said = self.setup_script(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels))
         self.assertIn(f"{len(REQUIREMENTS)} from this machine", said)

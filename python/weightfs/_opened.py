@@ -3,6 +3,8 @@
 before the interpreter ends."""
 
 import atexit
+import contextlib
+import os
 import sys
 import weakref
 
@@ -11,6 +13,8 @@ from weightfs._pending import Pending
 from weightfs._process import check_process
 
 _all_opened: "weakref.WeakSet[Opened]" = weakref.WeakSet()
+_left: "list[Pending]" = []   # of closed objects, with operations that a close in a callback has not waited for
+os.register_at_fork(after_in_child=_left.clear)
 _exits = False
 
 
@@ -30,6 +34,18 @@ def _close_all():
         opened.close()
         if _process.pid == opened._process:
             opened._opened.join()
+    for pending in list(_left):
+        pending.wait()
+
+
+def _keep_memory(pending):
+    """Keeps what such operations use, until a later call finds them done."""
+    if pending not in _left:
+        _left.append(pending)
+    for one in list(_left):
+        if not one.under_way():
+            with contextlib.suppress(ValueError):   # another thread or finalizer has removed it
+                _left.remove(one)
 
 
 class Opened:
@@ -50,6 +66,7 @@ class Opened:
         unseen = self._pending.unseen() if ours else ()
         self._opened.close()
         if ours:
+            _keep_memory(self._pending)
             cancelled = [entry.operation.error() for entry in unseen if entry.operation.cancelled()]
             self._report_all(self._pending.collect()[0] + cancelled)   # nothing will wait for them
 

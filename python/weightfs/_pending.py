@@ -92,6 +92,16 @@ class Pending:
         with self._lock:
             return [entry for entry in list(self._entries) if entry.is_unseen()]
 
+    def under_way(self):
+        """Whether an operation may still use its memory."""
+        return not all(entry.done() for entry in list(self._entries))
+
+    def wait(self):
+        """Waits for the operations under way."""
+        for entry in list(self._entries):
+            if entry.operation is not None:
+                entry.operation.wait(None)
+
     def forget_done(self):
         """Releases the memory of operations that are done and need no validation."""
         with self._lock:

@@ -55,6 +55,49 @@ def watched(size):
     return array, weakref.ref(array)
 
 
+LEFT = """
+import gc, weakref
+from weightfs._opened import Opened
+
+class Native:   # as if it were closed in a callback
+    def close(self): pass
+    def join(self): pass
+
+class Operation:
+    is_done = False
+    def done(self): return self.is_done
+    def error(self): return None
+    def cancelled(self): return False
+    def wait(self, timeout): print("waits for", self.name)
+
+class Memory:
+    finish = future = None
+
+def leave(name):
+    opened, memory, operation = Opened(Native()), Memory(), Operation()
+    operation.name = name
+    opened._pending.start(memory, None, True, lambda: operation)
+    opened.close()
+    return operation, weakref.ref(memory)
+
+first, memory = leave("the first")
+second, of_second = leave("the second")
+gc.collect()
+assert memory() and of_second()
+first.is_done = True
+Opened(Native()).close()
+gc.collect()
+print("released" if memory() is None else "kept", flush=True)
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+"""
+
+
+def test_an_operation_that_a_close_leaves_keeps_its_memory_and_delays_the_exit(child):
+    assert child("import os, sys\n" + LEFT) == "released\nwaits for the second\n"
+
+
 def test_completed_operations_are_released_after_an_unreported_failure(handle, folder):
     assert handle.async_pwrite(torch.ones(8), "/dev/full", 0) == 0
     watches = []

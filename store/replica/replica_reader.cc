@@ -170,14 +170,13 @@ std::optional<Root> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std
   return DecodeRoot(TextOf(whole));
 }
 
-std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_id) {
+Result<std::optional<Root>> FindRoot(Devices devices, const std::optional<Uuid>& store_id) {
   std::optional<Root> newest;
-  auto memory = HugePageMemory::Map(kRootCapacity);
-  if (!memory) return newest;
+  ASSIGN_OR_RETURN(const auto memory, HugePageMemory::Map(kRootCapacity));
   const bool keep_lists = std::ranges::all_of(devices, KeepsLists);
   for (BlockDevice* device : devices) {
     for (const uint64_t offset : kRootOffsets) {
-      auto root = ReadRoot(*device, offset, {memory->data(), memory->size()});
+      auto root = ReadRoot(*device, offset, {memory.data(), memory.size()});
       if (!root || (store_id && root->store_id != *store_id)) continue;
       if (newest && root->sequence <= newest->sequence) continue;
       // A program that does not know lists has written to the store since.

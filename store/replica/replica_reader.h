@@ -90,8 +90,8 @@ class EntryReader {
 // The root at one of kRootOffsets; nullopt when there is none. Uses `memory`, of kRootCapacity bytes.
 std::optional<Root> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory);
 // The newest valid root on the devices, which may be in any order; nullopt when there is none. `store_id` restricts the
-// search. Unreadable copies are skipped.
-std::optional<Root> FindRoot(Devices devices, const std::optional<Uuid>& store_id);
+// search. Unreadable copies are skipped. Returns an error only for a lack of memory.
+Result<std::optional<Root>> FindRoot(Devices devices, const std::optional<Uuid>& store_id);
 // Reads the segments of a root with lists, from the first intact list. Does nothing for other roots.
 Result<void> LoadSegments(Devices devices, Root* root);
 // The bytes of a list of the root; nullopt if it is damaged.

@@ -95,7 +95,7 @@ Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& sto
                                  const std::function<bool()>& expected, const std::function<bool(ByteCount)>& next) {
   std::optional<uint64_t> damaged_root;  // the sequence of the root of the last pass, if that found damage
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    auto root = FindRoot(devices, store_id);
+    ASSIGN_OR_RETURN(auto root, FindRoot(devices, store_id));
     if (!root && !expected()) return CheckResult{};
     CheckResult result{.damage = "no valid root is left on any device"};
     if (root) {

@@ -42,7 +42,8 @@ Result<ReplicaState> InspectReplica(std::span<BlockDevice* const> devices, std::
   if (!std::all_of(superblocks.begin(), superblocks.end(), [](const Superblock& s) { return s.keeps_replica; })) {
     return state;
   }
-  state.root = replica::FindRoot(devices, superblocks.empty() ? std::optional<Uuid>() : superblocks.front().store_id);
+  const auto store_id = superblocks.empty() ? std::optional<Uuid>() : superblocks.front().store_id;
+  ASSIGN_OR_RETURN(state.root, replica::FindRoot(devices, store_id));
   if (!state.root) return state;
   state.root_sequence = state.root->sequence;
   auto tail = [&]() -> Result<replica::Tail> {

@@ -65,7 +65,7 @@ class Recovery {
   Result<void> OpenDevices();
   Result<void> FindReplica();
   bool AgreesWith(const StoreDescription& listed) const;
-  std::optional<size_t> IndexOf(BlockDevice& device) const;
+  Result<std::optional<size_t>> IndexOf(BlockDevice& device) const;
   Result<bool> CatalogIsLost();
   Result<std::vector<size_t>> LostSuperblocks() const;
   Result<void> CheckSuperblocks() const;
@@ -171,8 +171,10 @@ Result<void> Recovery::CheckSuperblocks() const {
 Result<void> Recovery::FindReplica() {
   std::vector<BlockDevice*> given;
   for (const Given& device : devices_) given.push_back(device.device.get());
-  auto root = replica::FindRoot(given, listed_ ? std::optional(listed_->id) : std::nullopt);
-  if (!root && listed_) root = replica::FindRoot(given, std::nullopt);
+  ASSIGN_OR_RETURN(auto root, replica::FindRoot(given, listed_ ? std::optional(listed_->id) : std::nullopt));
+  if (!root && listed_) {
+    ASSIGN_OR_RETURN(root, replica::FindRoot(given, std::nullopt));
+  }
   if (!root) {
     return Error{ErrorCode::kNotFound,
                  fmt::format("{}: no replica of the catalog was found on {}; a store that was never mounted by this "
@@ -193,7 +195,7 @@ Result<void> Recovery::FindReplica() {
   if (listed_ && !AgreesWith(*listed_)) listed_.reset();
   std::vector<Given> ordered(description_.devices.size());
   for (Given& device : devices_) {
-    const auto index = IndexOf(*device.device);
+    ASSIGN_OR_RETURN(const auto index, IndexOf(*device.device));
     if (!index || *index >= ordered.size() || ordered[*index].device != nullptr) {
       return Error{ErrorCode::kInvalid,
                    fmt::format("{}: not a device of the store {}, or given twice; name each device "
@@ -229,12 +231,13 @@ bool Recovery::AgreesWith(const StoreDescription& listed) const {
 }
 
 // The number of a device in its store, from its root or its superblock.
-std::optional<size_t> Recovery::IndexOf(BlockDevice& device) const {
+Result<std::optional<size_t>> Recovery::IndexOf(BlockDevice& device) const {
   BlockDevice* const one[] = {&device};
-  if (const auto root = replica::FindRoot(one, root_.store_id)) return root->device.value;
+  ASSIGN_OR_RETURN(const auto root, replica::FindRoot(one, root_.store_id));
+  if (root) return std::optional<size_t>(root->device.value);
   const auto superblock = ReadSuperblock(device);
-  if (!superblock || superblock->store_id != root_.store_id) return std::nullopt;
-  return superblock->device_index.value;
+  if (!superblock || superblock->store_id != root_.store_id) return std::optional<size_t>();
+  return std::optional<size_t>(superblock->device_index.value);
 }
 
 std::vector<BlockDevice*> Recovery::Ordered() const {

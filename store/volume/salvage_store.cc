@@ -52,7 +52,7 @@ Result<uint64_t> LastInReplica(const std::string& directory, const StoreDescript
     borrowed.push_back(opened->get());
     devices.push_back(std::move(*opened));
   }
-  auto root = replica::FindRoot(borrowed, description.id);
+  ASSIGN_OR_RETURN(auto root, replica::FindRoot(borrowed, description.id));
   if (!root || borrowed.size() != description.devices.size()) return 0;
   const auto loaded = replica::LoadSegments(borrowed, &*root);
   if (!loaded && loaded.error().code == ErrorCode::kCorrupt) return root->checkpoint.sequence;

@@ -316,7 +316,7 @@ KvContent ContentAt(const Journal& journal, replica::Version version) {
 void CheckReplica(Workload& workload, const CrashImage& image) {
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt);
+  const auto root = replica::FindRoot(devices, std::nullopt).value();
   if (!root) return;  // none was complete yet
   MemoryKvStore catalog(std::make_shared<Journal>());
   const auto restored = RestoreCatalog(devices, *root, catalog);

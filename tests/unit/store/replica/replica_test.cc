@@ -44,7 +44,7 @@ KvContent WithoutVersion(KvContent content) {
 KvContent Restored(const CrashImage& image) {
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt);
+  const auto root = replica::FindRoot(devices, std::nullopt).value();
   if (!root) return {};
   MemoryKvStore catalog(std::make_shared<Journal>());
   const auto restored = RestoreCatalog(devices, *root, catalog);
@@ -85,7 +85,7 @@ TEST(Replica, IsStripedOverDevicesAndFoundOnEach) {
   Restarted restarted = Restart(image);
   for (const auto& device : restarted.devices) {
     BlockDevice* const one[] = {device.get()};
-    EXPECT_TRUE(replica::FindRoot(one, std::nullopt).has_value());
+    EXPECT_TRUE(replica::FindRoot(one, std::nullopt).value().has_value());
   }
   EXPECT_EQ(WithoutVersion(Restored(image)), WithoutVersion(image.kv));
 }
@@ -149,7 +149,7 @@ TEST(Replica, IsRenewedIfItsBlocksBelongToFiles) {
   CrashImage image = ImageOf(store);
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
-  auto root = replica::FindRoot(devices, std::nullopt);
+  auto root = replica::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
   const DeviceRun& all = {DeviceId{0}, {DeviceBlock{512}, BlockCount{2000}}};
   root->sequence += 7;
@@ -282,7 +282,7 @@ void CutWritesOfRoots(size_t largest_root) {
     for (uint64_t seed = 1; seed <= 100; ++seed) {
       const CrashImage image = store.journal().ImageAt(cut, {.seed = seed, .device_survival = 1.0});
       Restarted restarted = Restart(image);
-      auto root = replica::FindRoot(restarted.borrowed(), std::nullopt);
+      auto root = replica::FindRoot(restarted.borrowed(), std::nullopt).value();
       ASSERT_TRUE(root.has_value()) << "cut " << cut;
       ASSERT_EQ(root->lists.empty(), largest_root == replica::kRootCapacity);
       ASSERT_OK(replica::LoadSegments(restarted.borrowed(), &*root));
@@ -327,7 +327,7 @@ TEST(Replica, ADamagedLogEndsThereAndTheStoreOpens) {
   const CrashImage image = ImageOf(store);
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt);
+  const auto root = replica::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
   const auto tail = replica::FindTail(devices, *root);
   ASSERT_TRUE(tail.has_value() && tail->version.sequence > root->checkpoint.sequence);
@@ -357,12 +357,14 @@ TEST(Replica, ALackOfMemoryIsNoDamage) {
   struct rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
   const uint64_t used = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const struct rlimit little = {used + replica::kLargestFrame / 2, before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
-  const auto state = InspectReplica(devices, {}, *restarted.kv);
-  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
-  ASSERT_FALSE(state.has_value());
-  EXPECT_EQ(state.error().code, ErrorCode::kNoMemory);
+  for (const uint64_t left : {replica::kRootCapacity / 2, replica::kLargestFrame / 2}) {  // too little for each
+    const struct rlimit little = {used + left, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+    const auto state = InspectReplica(devices, {}, *restarted.kv);
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+    ASSERT_FALSE(state.has_value()) << left;
+    EXPECT_EQ(state.error().code, ErrorCode::kNoMemory) << left;
+  }
 }
 
 TEST(Replica, AnUnreadableBlockIsDamageLikeAnyOther) {
@@ -371,7 +373,7 @@ TEST(Replica, AnUnreadableBlockIsDamageLikeAnyOther) {
   ASSERT_OK(store->Close());
   Restarted restarted = Restart(ImageOf(store));
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt);
+  const auto root = replica::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
   restarted.devices[0]->Fail(FaultDevice::Target::kRead, {.nth = 1, .and_later = true});
   MemoryKvStore catalog(std::make_shared<Journal>());
@@ -406,7 +408,7 @@ TEST(Replica, ADamagedFrameOfTheCheckpointCostsOnlyItsRecords) {
   ASSERT_OK(again->Close());
   Restarted restarted = Restart(ImageOf(again));
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt);
+  const auto root = replica::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
   const DeviceRun& run = root->checkpoint_stream.segments.front().run;
   restarted.devices[0]->Corrupt(ToBytes(run.run.start));

@@ -110,7 +110,7 @@ class ReplicaWriterTest : public ::testing::Test {
   }
   // The root on the device, with its segments.
   Root ReadRoot() {
-    auto root = FindRoot(given_, std::nullopt).value();
+    auto root = FindRoot(given_, std::nullopt).value().value();
     EXPECT_TRUE(LoadSegments(given_, &root).has_value());
     return root;
   }
@@ -187,13 +187,13 @@ TEST_F(ReplicaWriterTest, ADamagedListIsReadFromItsCopy) {
   Put(0, kRecords);
   Stop();
   const auto corrupt = [&](size_t copy) {
-    const Root root = FindRoot(given_, std::nullopt).value();
+    const Root root = FindRoot(given_, std::nullopt).value().value();
     base_.Corrupt(ToBytes(root.lists[copy].segments.front().run.run.start) + ByteCount{100});
   };
   corrupt(0);
   ExpectRestored();
   corrupt(1);
-  Root root = FindRoot(given_, std::nullopt).value();
+  Root root = FindRoot(given_, std::nullopt).value().value();
   EXPECT_EQ(LoadSegments(given_, &root).error().code, ErrorCode::kCorrupt);
 }
 
@@ -220,10 +220,10 @@ TEST_F(ReplicaWriterTest, RootsWithListsCountOnlyIfAllWritersKnewThem) {
   Superblock superblock;
   superblock.device_size = kDevice;
   ASSERT_OK(WriteSuperblock(device_, superblock));
-  EXPECT_TRUE(FindRoot(given_, std::nullopt).has_value());
+  EXPECT_TRUE(FindRoot(given_, std::nullopt).value().has_value());
   superblock.keeps_lists = false;
   ASSERT_OK(WriteSuperblock(device_, superblock));
-  EXPECT_FALSE(FindRoot(given_, std::nullopt).has_value());
+  EXPECT_FALSE(FindRoot(given_, std::nullopt).value().has_value());
   EXPECT_EQ(Roots().size(), kRootOffsets.size());
   ASSERT_OK(EraseRoots(given_, ErasedRoots::kWithLists));
   EXPECT_TRUE(Roots().empty());
@@ -240,7 +240,7 @@ TEST_F(ReplicaWriterTest, RootsWithoutListsStayWhenThoseWithListsAreErased) {
   ASSERT_OK(EraseRoots(given_, ErasedRoots::kWithLists));
   ExpectRestored();
   ASSERT_OK(EraseRoots(given_, ErasedRoots::kAll));
-  EXPECT_FALSE(FindRoot(given_, std::nullopt).has_value());
+  EXPECT_FALSE(FindRoot(given_, std::nullopt).value().has_value());
 }
 
 TEST_F(ReplicaWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {

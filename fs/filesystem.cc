@@ -196,7 +196,7 @@ void Filesystem::NoteClose(const std::shared_ptr<FileHandle>& file, uint64_t own
   file->closes.Closed(owner, process, now);
   if (!IsReplacing(*file->inode)) return;
   MutexLock lock(closed_mutex_);
-  if (file->closes.IsClosed(now)) closed_[file].number = ++closes_;
+  if (file->closes.IsClosed(now)) closed_[file] = ++closes_;
 }
 
 void Filesystem::NotifyReleaseWaiters() {
@@ -209,14 +209,14 @@ void Filesystem::WaitForReleases() {
   MutexLock lock(closed_mutex_);
   const uint64_t last = closes_;
   const auto waits = [&](const auto& entry) {
-    const auto& [file, close] = entry;
-    return close.number <= last && !close.of_copy && file->closes.IsClosed(since);
+    const auto& [file, number] = entry;
+    return number <= last && file->closes.IsClosed(since);
   };
   released_.wait_for(lock.native(), options_.release_wait, [&]() REQUIRES(closed_mutex_) {
     return std::none_of(closed_.begin(), closed_.end(), waits);
   });
-  // The releases of the others have not followed. Later closes of these handles may be of copies as well.
-  for (auto& [file, close] : closed_) close.of_copy = close.of_copy || close.number <= last;
+  // No release has followed, so those closes were of copies. Later ones may not be.
+  std::erase_if(closed_, [last](const auto& entry) { return entry.second <= last; });
 }
 
 Result<void> Filesystem::ClearPrivileges(const InodePtr& inode, bool set_ids) {

@@ -211,12 +211,8 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   ThreadOwners owners_;
   Mutex closed_mutex_;
-  struct Close {
-    uint64_t number = 0;   // in the order of all closes
-    bool of_copy = false;  // no release followed
-  };
-  // Of handles whose releases may be on the way: the last one.
-  std::unordered_map<std::shared_ptr<FileHandle>, Close> closed_ GUARDED_BY(closed_mutex_);
+  // The handles whose releases may be on the way. The value is the number of the last close, in the order of all closes.
+  std::unordered_map<std::shared_ptr<FileHandle>, uint64_t> closed_ GUARDED_BY(closed_mutex_);
   uint64_t closes_ GUARDED_BY(closed_mutex_) = 0;
   std::condition_variable released_;  // a handle has left closed_, or was changed
   LeaseTickets tickets_;

@@ -18,6 +18,8 @@ constexpr BlockCount kAlignedRun{2 * kMiB / kBlockSize};
 // With several devices, consecutive stripes of a file are on consecutive devices.
 constexpr uint64_t kStripeBlocks = 8 * kMiB / kBlockSize;
 
+constexpr auto kForever = std::chrono::steady_clock::time_point::max();
+
 BlockCount BlocksOf(const std::vector<DeviceRun>& runs) {
   BlockCount count;
   for (const DeviceRun& run : runs) count += run.run.count;
@@ -95,6 +97,7 @@ void SpaceManager::ReserveLocked(SpaceReservation* reservation, BlockCount count
 
 Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount count, bool privileged) {
   MutexLock lock(mutex_);
+  if (!FitsLocked(count, {}, privileged)) FreeRetiredLocked(lock);
   if (!FitsLocked(count, {}, privileged)) return ErrorCode::kNoSpace;
   ReserveLocked(reservation, count);
   return {};
@@ -121,7 +124,7 @@ Result<void> SpaceManager::WaitUntilBacked(SpaceReservation* reservation) {
   const bool ahead = reservation->ahead_;
   if (ahead) EndAhead(reservation);
   MutexLock lock(mutex_);
-  freed_.wait(lock.native(), [&]() REQUIRES(mutex_) {
+  WaitForFreedLocked(lock, kForever, [&]() REQUIRES(mutex_) {
     return reserved_ <= free_ || (ahead && ahead_ == 0 && waiting_.value == 0);
   });
   if (reserved_ <= free_) return {};
@@ -130,7 +133,7 @@ Result<void> SpaceManager::WaitUntilBacked(SpaceReservation* reservation) {
 
 void SpaceManager::WaitUntilBacked() {
   MutexLock lock(mutex_);
-  freed_.wait(lock.native(), [this]() REQUIRES(mutex_) { return reserved_ <= free_; });
+  WaitForFreedLocked(lock, kForever, [this]() REQUIRES(mutex_) { return reserved_ <= free_; });
 }
 
 void SpaceManager::GiveBack(BlockCount count) {
@@ -187,12 +190,11 @@ Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId de
 
 Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, SpaceReservation* reservation) {
   std::vector<DeviceRun> runs;
-  std::vector<DeviceRun> ready;
   Request step = request;
   const size_t devices = allocators_.size();
   {
     MutexLock lock(mutex_);
-    CollectRetired(&ready);
+    FreeRetiredLocked(lock);
     while (step.count.value > 0) {
       const uint64_t stripe = step.first.value / kStripeBlocks;
       BlockCount count = step.count;
@@ -214,7 +216,6 @@ Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, Sp
       step.after = runs.back();
     }
   }
-  FreeReady(ready);
   if (step.count.value == 0) return runs;
   Free(runs);
   return ErrorCode::kNoSpace;
@@ -268,61 +269,66 @@ uint64_t SpaceManager::EnterRead() {
   return first_epoch_ + readers_.size() - 1;
 }
 
+// Freeing the runs of large files takes long, so it is not left to a thread that reads.
 void SpaceManager::LeaveRead(uint64_t epoch) {
-  std::vector<DeviceRun> ready;
-  {
-    MutexLock lock(mutex_);
-    WEIGHTFS_ASSERT(epoch >= first_epoch_ && readers_[epoch - first_epoch_] > 0);
-    --readers_[epoch - first_epoch_];
-    CollectRetired(&ready);
-  }
-  FreeReady(ready);
+  MutexLock lock(mutex_);
+  WEIGHTFS_ASSERT(epoch >= first_epoch_ && readers_[epoch - first_epoch_] > 0);
+  --readers_[epoch - first_epoch_];
+  if (HasReadyLocked()) freed_.notify_all();
 }
 
 void SpaceManager::Retire(std::vector<DeviceRun> runs) {
   if (runs.empty()) return;
-  std::vector<DeviceRun> ready;
-  {
-    MutexLock lock(mutex_);
-    waiting_ += BlocksOf(runs);
-    retired_.push_back({first_epoch_ + readers_.size() - 1, std::move(runs)});
-    readers_.push_back(0);
-    CollectRetired(&ready);
-  }
-  FreeReady(ready);
+  std::vector<DeviceRun> unpinned;
+  MutexLock lock(mutex_);
+  const BlockCount parked = pins_.parked();
+  for (const DeviceRun& run : runs) pins_.Park(run, &unpinned);
+  used_ += static_cast<int64_t>((pins_.parked() - parked).value);
+  RetireLocked(std::move(unpinned));
+  FreeRetiredLocked(lock);
+}
+
+void SpaceManager::RetireLocked(std::vector<DeviceRun> runs) {
+  if (runs.empty()) return;
+  waiting_ += BlocksOf(runs);
+  retired_.push_back({first_epoch_ + readers_.size() - 1, std::move(runs)});
+  readers_.push_back(0);
 }
 
 void SpaceManager::WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(mutex_);
-  freed_.wait_until(lock.native(), deadline, [&]() REQUIRES(mutex_) {
+  WaitForFreedLocked(lock, deadline, [&]() REQUIRES(mutex_) {
     const bool is_backed = reserved_ <= free_;
     return FitsLocked(count, {}, privileged) || (is_backed && !FitsLocked(count, waiting_, privileged));
   });
 }
 
-void SpaceManager::CollectRetired(std::vector<DeviceRun>* ready) {
+template <typename Condition>
+void SpaceManager::WaitForFreedLocked(MutexLock& lock, std::chrono::steady_clock::time_point deadline,
+                                      Condition condition) {
+  do {
+    FreeRetiredLocked(lock);
+  } while (!condition() && freed_.wait_until(lock.native(), deadline) == std::cv_status::no_timeout);
+}
+
+bool SpaceManager::HasReadyLocked() {
   while (readers_.size() > 1 && readers_.front() == 0) {
     readers_.pop_front();
     ++first_epoch_;
   }
-  const BlockCount before = pins_.parked();
-  while (!retired_.empty() && retired_.front().after < first_epoch_) {
-    for (const DeviceRun& run : retired_.front().runs) pins_.Park(run, ready);
-    retired_.pop_front();
-  }
-  const BlockCount parked = pins_.parked() - before;
-  if (parked.value == 0) return;
-  used_ += static_cast<int64_t>(parked.value);
-  waiting_ -= parked;
-  freed_.notify_all();
+  return !retired_.empty() && retired_.front().after < first_epoch_;
 }
 
-void SpaceManager::FreeReady(const std::vector<DeviceRun>& ready) {
-  if (ready.empty()) return;
-  Free(ready);
-  MutexLock lock(mutex_);
-  waiting_ -= BlocksOf(ready);
-  freed_.notify_all();
+void SpaceManager::FreeRetiredLocked(MutexLock& lock) {
+  while (HasReadyLocked()) {
+    const std::vector<DeviceRun> runs = std::move(retired_.front().runs);
+    retired_.pop_front();
+    lock.Unlock();
+    Free(runs);
+    lock.Lock();
+    waiting_ -= BlocksOf(runs);
+    freed_.notify_all();
+  }
 }
 
 SpacePin SpaceManager::Pin(std::vector<DeviceRun> runs) {
@@ -335,14 +341,18 @@ SpacePin SpaceManager::Pin(std::vector<DeviceRun> runs) {
 }
 
 void SpaceManager::Unpin(const std::vector<DeviceRun>& runs) {
-  std::vector<DeviceRun> ready;
-  {
-    MutexLock lock(mutex_);
-    const BlockCount parked = pins_.parked();
-    for (const DeviceRun& run : runs) pins_.Remove(run, &ready);
-    used_ -= static_cast<int64_t>((parked - pins_.parked()).value);
-  }
-  Free(ready);
+  std::vector<DeviceRun> unpinned;
+  MutexLock lock(mutex_);
+  const BlockCount parked = pins_.parked();
+  for (const DeviceRun& run : runs) pins_.Remove(run, &unpinned);
+  used_ -= static_cast<int64_t>((parked - pins_.parked()).value);
+  RetireLocked(std::move(unpinned));
+  FreeRetiredLocked(lock);
+}
+
+BlockCount SpaceManager::waiting() const {
+  MutexLock lock(mutex_);
+  return waiting_;
 }
 
 BlockCount SpaceManager::pinned() const {

@@ -165,9 +165,12 @@ class SpaceManager {
   // A reader of a device is in a read epoch from before it looks up an extent until its I/O ends.
   uint64_t EnterRead();
   void LeaveRead(uint64_t epoch);
-  // Frees the runs once every reader that entered before has left and no pin remains. Call this only after the commit
-  // that dropped them.
-  void Retire(std::vector<DeviceRun> runs);
+  // Frees the runs once every reader that entered before has left and no pin remains: on this thread, or on that of the
+  // next call that frees, allocates or lacks blocks. Call this only after the commit that dropped them, so that nobody
+  // can pin them any more.
+  void Retire(std::vector<DeviceRun> runs) EXCLUDES(mutex_);
+  // Retired blocks that no lease pins and that are not free yet.
+  BlockCount waiting() const EXCLUDES(mutex_);
   // Waits until Reserve would succeed, but not beyond `deadline`, and only while the retired blocks, or those that a
   // ReserveAhead waits for, can make it succeed. Call it without locks, and outside of a read epoch.
   void WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline)
@@ -200,9 +203,15 @@ class SpaceManager {
   void ReserveLocked(SpaceReservation* reservation, BlockCount count) REQUIRES(mutex_);
   bool FitsLocked(BlockCount count, BlockCount freed, bool privileged) const REQUIRES(mutex_);
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
-  // Appends retired blocks without readers to `ready`; pass them to FreeReady without the lock.
-  void CollectRetired(std::vector<DeviceRun>* ready) REQUIRES(mutex_);
-  void FreeReady(const std::vector<DeviceRun>& ready) EXCLUDES(mutex_);
+  void RetireLocked(std::vector<DeviceRun> runs) REQUIRES(mutex_);
+  // True if there are retired blocks whose readers have left.
+  bool HasReadyLocked() REQUIRES(mutex_);
+  // Frees them, without the lock.
+  void FreeRetiredLocked(MutexLock& lock) REQUIRES(mutex_);
+  // Waits until the condition holds, but not beyond `deadline`, and frees these blocks meanwhile.
+  template <typename Condition>
+  void WaitForFreedLocked(MutexLock& lock, std::chrono::steady_clock::time_point deadline, Condition condition)
+      REQUIRES(mutex_);
   void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   // Blocks of a lease that ended while its writer may still have writes in flight.
   struct OrphanedReservation {
@@ -227,8 +236,9 @@ class SpaceManager {
   uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
   std::deque<Retired> retired_ GUARDED_BY(mutex_);
   size_t ahead_ GUARDED_BY(mutex_) = 0;    // reservations between ReserveAhead and WaitUntilBacked
-  BlockCount waiting_ GUARDED_BY(mutex_);  // retired blocks that are neither free nor parked yet
-  std::condition_variable freed_;          // waiting_ has decreased, or a reservation without blocks
+  BlockCount waiting_ GUARDED_BY(mutex_);  // retired blocks that are neither free nor parked
+  // waiting_ has decreased, or a reservation without blocks; or readers have left retired blocks
+  std::condition_variable freed_;
   SpacePins pins_ GUARDED_BY(mutex_);
   Mutex collecting_;  // locked before mutex_
   std::function<bool(uint64_t writer)> has_writer_;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of scripts/mutants: for each promise, a change of the sources that breaks its guard, and the tests that must
-notice. `old` occurs exactly once in its file; tests/unit/mutants_test.py checks that."""
+"""The table of scripts/mutants: for each promise, a change of the sources that breaks its guard, and the tests that
+must notice. `old` occurs exactly once in its file; tests/unit/mutants_test.py checks that."""
 
 import dataclasses
 
@@ -82,10 +82,6 @@ MUTANTS = [
            "fs/session.cc",
            "  if (!unmounted_) received_ = std::max(received_, received);\n",
            "  if (received_ == CloseTracker::Clock::time_point()) received_ = received;\n", ("unit_fs:SessionEnd.*",)),
-    Mutant("replacement-copies", "The closes of copies of a descriptor do not delay each rename.",
-           "fs/filesystem.cc",
-           "close.of_copy = close.of_copy || close.number <= last;", "close.of_copy = false;",
-           ("unit_fs:SessionNames.*",)),
     Mutant("replacement-writers", "The end of a mount commits no replacement that another writer has open.",
            "fs/filesystem.cc",
            "  std::partition(files.begin(), files.end(), is_closed);\n", "", ("unit_fs:SessionEnd.*",)),
@@ -147,7 +143,8 @@ MUTANTS = [
            ("unit_store_names:Replacements.*",)),
     Mutant("publish-flush", "Many files of one commit are on the devices before they have names.",
            "store/store.cc",
-           "  RETURN_IF_ERROR(SyncWait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));\n  auto replaced",
+           "  RETURN_IF_ERROR(SyncWait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));\n"
+           "  auto replaced",
            "  auto replaced", ("unit_store_leases", CRASH)),
 
     # Errors.
@@ -237,7 +234,8 @@ MUTANTS = [
            ("unit_store_classes", "unit_store_files", "property_file")),
     Mutant("page-fill-waits", "A page is not filled with the bytes from before a direct write in progress.",
            "fs/page_cache.cc",
-           "    record.waiting.push_back({range, std::move(fill)});\n    return false;\n", "    static_cast<void>(fill);\n",
+           "    record.waiting.push_back({range, std::move(fill)});\n    return false;\n",
+           "    static_cast<void>(fill);\n",
            ("unit_fs",)),
     Mutant("pages-dropped", "A direct write drops the pages that mappings have filled.",
            "fs/page_cache.cc",
@@ -254,21 +252,22 @@ MUTANTS = [
     # Space.
     Mutant("read-epoch", "Freed blocks are not reused while an earlier reader is in its read epoch.",
            "store/space/space_manager.cc",
-           "while (!retired_.empty() && retired_.front().after < first_epoch_) {", "while (!retired_.empty()) {",
+           "return !retired_.empty() && retired_.front().after < first_epoch_;", "return !retired_.empty();",
            ("unit_store_files:*ReadsInProgress*",)),
     Mutant("reader-wait", "A full pool waits for the reads that hold freed blocks.",
            "store/file/file_io.cc",
            "    p_.space.WaitForRetired(count, privileged, search->deadline);\n", "",
            ("unit_store_files:ReadEpoch.*",)),
-    Mutant("reader-wait-pinned", "A wait for freed blocks ends when read leases pin them.",
+    Mutant("reader-wait-pinned", "A wait for freed blocks does not count those that read leases pin.",
            "store/space/space_manager.cc",
-           "  waiting_ -= parked;\n  freed_.notify_all();\n", "  waiting_ -= parked;\n",
+           "  used_ += static_cast<int64_t>((pins_.parked() - parked).value);\n",
+           "  waiting_ += pins_.parked() - parked;\n",
            ("unit_store_classes:SpaceManagerTest.*",)),
     Mutant("replica-memory", "A lack of memory does not make a replica a damaged one.",
            "store/volume/catalog_replica.cc",
            "  } else if (tail.error().code != ErrorCode::kCorrupt) {\n    return tail.error();\n", "",
            ("unit_store_replica:Replica.*",)),
-    Mutant("reader-wait-vain", "A request that does not fit with all freed blocks either fails at once.",
+    Mutant("reader-wait-too-large", "A request that does not fit with all freed blocks either fails at once.",
            "store/space/space_manager.cc",
            " || (is_backed && !FitsLocked(count, waiting_, privileged));\n", " || (false && is_backed);\n",
            ("unit_store_classes:SpaceManagerTest.*",)),
@@ -314,7 +313,8 @@ MUTANTS = [
 
     # Damaged or foreign bytes.
     Mutant("extent-range", "An extent record whose end overflows is damage.",
-           "meta/records.cc", "!FitsOffsets(record.start.value, record.count.value) ||", "", ("unit_meta", "fuzz_records")),
+           "meta/records.cc", "!FitsOffsets(record.start.value, record.count.value) ||", "",
+           ("unit_meta", "fuzz_records")),
     Mutant("extent-beyond-device", "An extent beyond the end of its device is damage.",
            "store/check/fsck_data.cc",
            "record->start + record->count <= EndOf(record->device);",
@@ -358,7 +358,8 @@ MUTANTS = [
            ("unit_store_replica:Replica.ChangesOfNames*",)),
     Mutant("replica-checkpoint-sync", "A checkpoint of the replica is not newer than the synced catalog.",
            "store/replica/replica_writer.cc",
-           "  RETURN_IF_ERROR(catalog_.Sync());  // the replica must not be newer than the catalog on stable storage\n", "",
+           "  RETURN_IF_ERROR(catalog_.Sync());  // the replica must not be newer than the catalog on stable storage\n",
+           "",
            ("unit_store_replica", CRASH)),
     Mutant("replica-root-order", "The frames of a checkpoint are on the devices before a root refers to them.",
            "store/replica/replica_writer.cc",
@@ -404,7 +405,8 @@ MUTANTS = [
            "if (flock(lock.file_.get(), LOCK_SH | LOCK_NB) == 0) {", ("unit_store_directory",)),
     Mutant("device-lock", "One process at a time opens a device.",
            "engine/file_device.cc",
-           "while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {", "while (flock(file_.get(), LOCK_SH | LOCK_NB) != 0) {",
+           "while (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {",
+           "while (flock(file_.get(), LOCK_SH | LOCK_NB) != 0) {",
            ("unit_engine",)),
     Mutant("lease-holders", "A store is not opened for writing while a lease of a killed mount may still write.",
            "engine/file_device.cc",
@@ -455,7 +457,8 @@ MUTANTS = [
            (ROOT + "test_privileges.py -k what_others_do",)),
     Mutant("leased-folder-access", "Saving many files by a lease checks the directory's permissions.",
            "store/names/namespace_create_many.cc",
-           "if (who.Can(CAP_DAC_OVERRIDE)) return true;", "if (who.Can(CAP_DAC_OVERRIDE) || who.uid != 77) return true;",
+           "if (who.Can(CAP_DAC_OVERRIDE)) return true;",
+           "if (who.Can(CAP_DAC_OVERRIDE) || who.uid != 77) return true;",
            ("unit_store_leases",)),
 
     # Clients.
@@ -530,7 +533,8 @@ MUTANTS = [
            ("tests/python/test_checkpoint_manager.py",)),
     Mutant("checkpoint-set-aside", "A run that went back resumes from what it saved afterwards.",
            "python/weightfs/_steps.py",
-           "with self._setting_aside(step, step if after is None else min(step, after)):", "with contextlib.nullcontext():",
+           "with self._setting_aside(step, step if after is None else min(step, after)):",
+           "with contextlib.nullcontext():",
            ("tests/python/test_checkpoint_going_back.py",)),
     Mutant("checkpoint-stale-first", "Steps that were set aside are removed before the others.",
            "python/weightfs/_steps.py",
@@ -556,7 +560,8 @@ MUTANTS = [
     Mutant("s3-certificate", "The certificate of a service is verified.",
            "s3/transfer.cc",
            "  curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L);\n",
-           "  curl_easy_setopt(handle, CURLOPT_SSL_VERIFYPEER, 0L);\n", ("tests/remote/test_s3_client.py -k certificate",)),
+           "  curl_easy_setopt(handle, CURLOPT_SSL_VERIFYPEER, 0L);\n",
+           ("tests/remote/test_s3_client.py -k certificate",)),
     Mutant("s3-body-hash", "A small body that changes on its way is sent again.",
            "s3/client_loop.cc",
            "request.body.size() <= kSignedBody", "request.body.empty()",
@@ -649,7 +654,8 @@ MUTANTS = [
            "remote/upload.cc",
            "  return std::max(rate * kRateSeconds, kPartSize);", "  return kTransferMemory;",
            ("tests/remote/test_push_checks.py -k killed_again",)),
-    Mutant("push-proc", "A link of proc(5) on the path of a push leads where the kernel leads it, not where its text says.",
+    Mutant("push-proc",
+           "A link of proc(5) on the path of a push leads where the kernel leads it, not where its text says.",
            "remote/beneath.cc",
            "filesystem.f_type == PROC_SUPER_MAGIC", "filesystem.f_type != PROC_SUPER_MAGIC",
            ("tests/remote/test_push_swaps.py -k proc_lead",)),
@@ -697,7 +703,8 @@ MUTANTS = [
            ("tests/remote/test_push.py -k taken_over",)),
     Mutant("json-depth", "Foreign JSON cannot exhaust the stack.",
            "common/json.h",
-           "too_deep_ = depth_++ == limits_.depth;", "++depth_;", ("unit_common:ParseJson.*", "unit_remote:SafetensorsSlice.*")),
+           "too_deep_ = depth_++ == limits_.depth;",
+           "++depth_;", ("unit_common:ParseJson.*", "unit_remote:SafetensorsSlice.*")),
     Mutant("manifest-paths", "A manifest names no file outside the directory, and none without a name.",
            "remote/manifest.cc",
            "    RETURN_IF_ERROR(CheckPath(path));\n", "", ("unit_remote:Manifest.*",)),

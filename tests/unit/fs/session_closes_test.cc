@@ -39,6 +39,11 @@ struct Replaced {
     in.lock_owner = kOwner;
     EXPECT_EQ(kernel.AskWith(FUSE_FLUSH, node, in).error, 0);
   }
+  void Release(uint64_t handle) {
+    fuse_release_in in{};
+    in.fh = handle;
+    kernel.Tell(FUSE_RELEASE, node, {reinterpret_cast<const char*>(&in), sizeof(in)});
+  }
   std::string AfterCrash(std::string_view path) {
     const auto kill = CrashOptions::Kind::kProcessKill;
     const auto& journal = kernel.store().journal();
@@ -99,15 +104,13 @@ TEST(SessionNames, RenamedDirectoryHasTheFilesWhoseCloseHasReturned) {
     Replaced file(kernel, from + "/f");
     file.Flush(file.first);
     TellRename(kernel, from, to);
-    fuse_release_in release{};
-    release.fh = file.first;
-    kernel.Tell(FUSE_RELEASE, file.node, {reinterpret_cast<const char*>(&release), sizeof(release)});
+    file.Release(file.first);
     for (int answer = 0; answer < 2; ++answer) EXPECT_EQ(kernel.Next().error, 0);
     ASSERT_EQ(file.AfterCrash(to + "/f"), "half");
   }
 }
 
-TEST(SessionNames, TheCloseOfACopyDelaysOneRenameUntilTheNextWrite) {
+TEST(SessionNames, TheCloseOfACopyDelaysARenameUntilTheNextWrite) {
   FakeKernel kernel({}, Options());
   ASSERT_OK(kernel.store()->names().Create(kRootInode, "d", {.mode = S_IFDIR | 0755}));
   Replaced file(kernel, "d/f");
@@ -115,10 +118,12 @@ TEST(SessionNames, TheCloseOfACopyDelaysOneRenameUntilTheNextWrite) {
   TellRename(kernel, "d", "e");
   file.Write(file.first);
   EXPECT_EQ(kernel.Next().error, 0);
+  EXPECT_EQ(file.AfterCrash("e/f"), "old");
   file.Flush(file.first);
   TellRename(kernel, "e", "d");
-  EXPECT_EQ(kernel.Next().error, 0);
-  EXPECT_EQ(file.AfterCrash("d/f"), "old");
+  file.Release(file.first);
+  for (int answer = 0; answer < 2; ++answer) EXPECT_EQ(kernel.Next().error, 0);
+  EXPECT_EQ(file.AfterCrash("d/f"), "half") << "that close was the last one";
 }
 
 TEST(SessionOpen, TheOpenerOfACreatedFileIsKnown) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <optional>
 
 #include "tests/support/thread_state.h"
 
@@ -147,22 +148,47 @@ TEST_F(SpaceManagerTest, PinnedBlocksWaitForTheirPin) {
   EXPECT_EQ(Reservable(), kDevice);
 }
 
-// A lease pins what a read in progress holds.
-TEST_F(SpaceManagerTest, AWaitForRetiredBlocksEndsWhenThePinnedOnesCannotHelp) {
+TEST_F(SpaceManagerTest, BlocksThatLoseTheirPinWaitForTheReadersFromBefore) {
   auto runs = Allocate(1, 0, BlockCount{100}).value();
-  const SpacePin pin = space_->Pin(runs);
+  std::optional<SpacePin> pin = space_->Pin(runs);
   const uint64_t epoch = space_->EnterRead();
   space_->Retire(std::move(runs));
-  const auto wait = [&](uint64_t blocks) {
-    space_->WaitForRetired(BlockCount{blocks}, /*privileged=*/true, std::chrono::steady_clock::time_point::max());
+  pin.reset();
+  EXPECT_EQ(Reservable(), kDevice - BlockCount{100});
+  space_->LeaveRead(epoch);
+  EXPECT_EQ(Reservable(), kDevice);
+}
+
+TEST_F(SpaceManagerTest, TheThreadOfAReaderFreesNoBlocks) {
+  auto runs = Allocate(1, 0, BlockCount{100}).value();
+  const uint64_t epoch = space_->EnterRead();
+  space_->Retire(std::move(runs));
+  space_->LeaveRead(epoch);
+  EXPECT_EQ(space_->waiting().value, 100U);
+  SpaceReservation all;
+  EXPECT_TRUE(space_->Reserve(&all, kDevice, /*privileged=*/true)) << "a request that lacks them frees them";
+  EXPECT_EQ(space_->waiting().value, 0U);
+}
+
+TEST_F(SpaceManagerTest, AWaitForRetiredBlocksDoesNotCountThePinnedOnes) {
+  auto pinned = Allocate(1, 0, BlockCount{100}).value(), read = Allocate(2, 0, BlockCount{50}).value();
+  const SpacePin pin = space_->Pin(pinned);
+  const uint64_t epoch = space_->EnterRead();
+  space_->Retire(std::move(pinned));
+  space_->Retire(std::move(read));
+  const BlockCount most = kDevice - BlockCount{100};
+  ASSERT_TRUE(space_->WouldFit(most, {}, /*privileged=*/true));
+  ASSERT_FALSE(space_->WouldFit(most + BlockCount{1}, {}, /*privileged=*/true));
+  const auto wait = [&](BlockCount blocks) {
+    space_->WaitForRetired(blocks, /*privileged=*/true, std::chrono::steady_clock::time_point::max());
   };
-  wait(kDevice.value - 100);
-  wait(kDevice.value + 1);
-  auto waiting = StartUntilBlocked([&] { wait(kDevice.value); });
+  wait(most - BlockCount{50});
+  wait(most + BlockCount{1});
+  auto waiting = StartUntilBlocked([&] { wait(most); });
   EXPECT_FALSE(HasEnded(waiting));
   space_->LeaveRead(epoch);
   waiting.get();
-  wait(kDevice.value);
+  wait(most);
 }
 
 TEST_F(SpaceManagerTest, AStreamContinuesInItsPreallocation) {

@@ -129,7 +129,7 @@ Result<OpenedFilePtr> OpenFile(const FileTarget::Options& where, const RandomRea
 
 }  // namespace
 
-// Its background threads share it with the reader.
+// Shared by the reader and its background threads.
 class __attribute__((visibility("hidden"))) RandomReader::Impl : public std::enable_shared_from_this<Impl> {
  public:
   // Cancels the reads in the background. Waits for their threads, except in a callback, for which they may be waiting.

@@ -43,6 +43,14 @@ struct IoctlRequest {
   size_t out_size = 0;
 };
 
+// Copies the argument of an ioctl. Returns false if it is too short, or of another version.
+template <typename T>
+bool TakeArgument(const IoctlRequest& request, T* argument) {
+  if (request.in.size() < sizeof(T)) return false;
+  std::memcpy(argument, request.in.data(), sizeof(T));
+  return argument->version == WEIGHTFS_IOC_VERSION;
+}
+
 void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_info info{};
   info.version = WEIGHTFS_IOC_VERSION;
@@ -89,12 +97,7 @@ void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<Fil
 template <typename List>
 void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   List out{};
-  if (request.directory || request.in.size() < sizeof(out)) {
-    reply.Errno(EINVAL);
-    return;
-  }
-  std::memcpy(&out, request.in.data(), sizeof(out));
-  if (out.version != WEIGHTFS_IOC_VERSION || out.start > kMaximumFileSize) {
+  if (request.directory || !TakeArgument(request, &out) || out.start > kMaximumFileSize) {
     reply.Errno(EINVAL);
     return;
   }
@@ -120,12 +123,7 @@ void Top(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     return;
   }
   weightfs_top asked{};
-  if (request.in.size() < sizeof(asked)) {
-    reply.Errno(EINVAL);
-    return;
-  }
-  std::memcpy(&asked, request.in.data(), sizeof(asked));
-  if (asked.version != WEIGHTFS_IOC_VERSION) {
+  if (!TakeArgument(request, &asked)) {
     reply.Errno(EINVAL);
     return;
   }
@@ -223,9 +221,7 @@ Result<lease::Token> IssueTicket(Filesystem& filesystem, const Reply& reply, con
   const bool may_ask = MayHoldTickets(filesystem.options().direct, reply.caller().uid);
   const Caller caller = may_ask ? CallerOf(reply) : Caller{};
   if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) return ErrorCode{EPERM};
-  if (request.in.size() < sizeof(T)) return ErrorCode::kInvalid;
-  std::memcpy(argument, request.in.data(), sizeof(T));
-  if (argument->version != WEIGHTFS_IOC_VERSION) return ErrorCode::kInvalid;
+  if (!TakeArgument(request, argument)) return ErrorCode::kInvalid;
   *process = caller.process;
   LeaseTickets::Opened opened{nullptr, nullptr, caller.capabilities};
   auto identity = leases->processes().Of(caller.process);
@@ -300,13 +296,8 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
 
 void ChangeKey(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_change_key out{};
-  if (!request.directory || request.in.size() < sizeof(out)) {
+  if (!request.directory || !TakeArgument(request, &out)) {
     reply.Errno(request.directory ? EINVAL : ENOTDIR);
-    return;
-  }
-  std::memcpy(&out, request.in.data(), sizeof(out));
-  if (out.version != WEIGHTFS_IOC_VERSION) {
-    reply.Errno(EINVAL);
     return;
   }
   const auto directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
@@ -368,13 +359,8 @@ void Publish(Filesystem& filesystem, Reply reply, const std::shared_ptr<PublishR
 
 void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_publication asked{};
-  if (!request.directory || request.in.size() < sizeof(asked)) {
+  if (!request.directory || !TakeArgument(request, &asked)) {
     reply.Errno(request.directory ? EINVAL : ENOTDIR);
-    return;
-  }
-  std::memcpy(&asked, request.in.data(), sizeof(asked));
-  if (asked.version != WEIGHTFS_IOC_VERSION) {
-    reply.Errno(EINVAL);
     return;
   }
   if (request.command == WEIGHTFS_IOC_PUBLICATION) {

@@ -57,7 +57,7 @@ class InodeTable {
   mutable Mutex mutex_;
   std::unordered_map<InodeId, InodePtr> inodes_ GUARDED_BY(mutex_);
   size_t hand_ GUARDED_BY(mutex_) = 0;  // clock hand: the bucket visited last
-  size_t extents_left_ GUARDED_BY(mutex_) = 0;  // after the last scan for extents, or fewer
+  size_t extents_left_ GUARDED_BY(mutex_) = 0;  // the fewest extents in memory since the end of the last scan for them
   // The number of inodes that have left the table, by inode number modulo the array size.
   std::array<uint64_t, 64> departed_ GUARDED_BY(mutex_) = {};
   std::unordered_map<InodeId, uint64_t> lookups_ GUARDED_BY(mutex_);

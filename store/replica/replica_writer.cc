@@ -54,9 +54,7 @@ ReplicaWriter::ReplicaWriter(MirroredKvStore& catalog, DeviceSet& devices, Space
   next_stream_ = root_ ? root_->next_stream : FirstStream();
   retry_ = options_.first_retry;
   if (root_) {
-    for (const Stream* stream : StreamsOf(*root_)) {
-      for (const Segment& segment : stream->segments) blocks_ += segment.run.run.count;
-    }
+    for (const Stream* stream : StreamsOf(*root_)) blocks_ += BlocksOf(stream->segments);
   }
   Refill();
   if (root_ && memory_.data() != nullptr && !options_.tail.damaged && options_.version == options_.tail.version) {
@@ -117,8 +115,7 @@ bool ReplicaWriter::MustSyncLocked(Clock::time_point now) const {
 // Small changes are gathered, so that each fsync of a program does not cost a write here.
 bool ReplicaWriter::HasDueEntriesLocked(Clock::time_point now) const {
   if (MustSyncLocked(now)) return true;
-  if (pending_.empty()) return false;
-  if (pending_.front().sequence > durable_) return false;
+  if (pending_.empty() || pending_.front().sequence > durable_) return false;
   return stopping_ || pending_bytes_ >= kWriteNow || now >= write_due_;
 }
 
@@ -153,7 +150,9 @@ void ReplicaWriter::UpdateStatistics() {
 void ReplicaWriter::Run() {
   while (true) {
     Chunk chunk;
-    if (TakeChunk(&chunk)) WriteLog(chunk);
+    if (TakeChunk(&chunk) && log_) {
+      if (const auto written = WriteEntries(*log_, chunk); !written) FallBehind(written.error());
+    }
     if (checkpoint_) {
       ContinueCheckpoint();
     } else if (NeedsCheckpoint()) {
@@ -210,11 +209,6 @@ bool ReplicaWriter::WaitForWork() {
   }
 }
 
-void ReplicaWriter::WriteLog(const Chunk& chunk) {
-  if (!log_) return;
-  if (auto written = WriteEntries(*log_, chunk); !written) return FallBehind(written.error());
-}
-
 Result<void> ReplicaWriter::WriteEntries(StreamWriter& stream, const Chunk& chunk) {
   std::string_view rest = chunk.bytes;
   size_t next = 0;  // the first entry that begins at or behind the first byte of `rest`
@@ -258,10 +252,8 @@ Result<void> ReplicaWriter::Extend(StreamWriter& stream, uint64_t begun) {
 bool ReplicaWriter::NeedsCheckpoint() const {
   if (checkpoint_ || memory_.data() == nullptr || flush_failed_ || catalog_.failed()) return false;
   if (!root_ || !log_in_root_ || renew_) return true;
-  BlockCount checkpoint;
-  for (const Segment& segment : root_->checkpoint_stream.segments) checkpoint += segment.run.run.count;
   const BlockCount least{kLeastLogSegments * segment_size_.value};
-  return log_->blocks() > std::max(checkpoint, least);
+  return BlocksOf(log_->stream().segments) > std::max(BlocksOf(root_->checkpoint_stream.segments), least);
 }
 
 StreamWriter ReplicaWriter::NewStream() {
@@ -297,10 +289,10 @@ void ReplicaWriter::ContinueCheckpoint() {
   FallBehind(written.error());
 }
 
-// Ends a checkpoint that cannot be completed. The log goes on after the old one.
+// Ends a checkpoint that cannot be completed, if there is one. The log goes on after the old one.
 void ReplicaWriter::GiveUpCheckpoint(const Error& error) {
   Report(error);
-  Release(checkpoint_->stream.stream().segments);
+  if (checkpoint_) Release(checkpoint_->stream.stream().segments);
   checkpoint_.reset();
   Postpone();
 }
@@ -437,18 +429,17 @@ Result<void> ReplicaWriter::SettleRoots() {
   if (root_) {
     root_->next_stream = next_stream_;
     RETURN_IF_ERROR(WriteOnDevices(*root_));
-    Release(std::exchange(held_, {}));
-    return {};
-  }
-  std::memset(memory_.data(), 0, kBlockSize);
-  for (uint16_t index = 0; index < devices_.size(); ++index) {
-    for (const uint64_t offset : kRootOffsets) {
-      RETURN_IF_ERROR(devices_[DeviceId{index}].Write(ByteOffset{offset}, {memory_.data(), kBlockSize}));
+  } else {
+    std::memset(memory_.data(), 0, kBlockSize);
+    for (uint16_t index = 0; index < devices_.size(); ++index) {
+      for (const uint64_t offset : kRootOffsets) {
+        RETURN_IF_ERROR(devices_[DeviceId{index}].Write(ByteOffset{offset}, {memory_.data(), kBlockSize}));
+      }
+      devices_.NoteWrite(DeviceId{index});
     }
-    devices_.NoteWrite(DeviceId{index});
+    RETURN_IF_ERROR(flush_());
+    roots_differ_ = false;
   }
-  RETURN_IF_ERROR(flush_());
-  roots_differ_ = false;
   Release(std::exchange(held_, {}));
   return {};
 }
@@ -469,14 +460,11 @@ void ReplicaWriter::FallBehind(const Error& error) {
     pending_.clear();
     pending_bytes_ = 0;
   }
-  Report(error);
-  if (checkpoint_) Release(checkpoint_->stream.stream().segments);
-  checkpoint_.reset();
+  GiveUpCheckpoint(error);
   if (log_ && !log_in_root_) Release(log_->stream().segments);
   log_.reset();
   log_in_root_ = false;
   begun_ = 0;
-  Postpone();
 }
 
 void ReplicaWriter::Release(const std::vector<Segment>& segments) {
@@ -485,11 +473,8 @@ void ReplicaWriter::Release(const std::vector<Segment>& segments) {
     return;
   }
   std::vector<DeviceRun> runs;
-  BlockCount blocks;
-  for (const Segment& segment : segments) {
-    runs.push_back(segment.run);
-    blocks += segment.run.run.count;
-  }
+  for (const Segment& segment : segments) runs.push_back(segment.run);
+  const BlockCount blocks = BlocksOf(segments);
   blocks_ -= blocks;
   space_.AddUsed(-static_cast<int64_t>(blocks.value));
   space_.Retire(std::move(runs));

@@ -81,7 +81,6 @@ class ReplicaWriter final : public EntrySink {
   bool WaitForWork() EXCLUDES(mutex_);
   bool MustSyncLocked(Clock::time_point now) const REQUIRES(mutex_);
   bool HasDueEntriesLocked(Clock::time_point now) const REQUIRES(mutex_);
-  void WriteLog(const Chunk& chunk);
   Result<void> WriteEntries(StreamWriter& stream, const Chunk& chunk);
   Result<void> Extend(StreamWriter& stream, uint64_t begun);
   bool NeedsCheckpoint() const;

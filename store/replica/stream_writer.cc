@@ -65,9 +65,9 @@ std::vector<Segment> StreamWriter::TrimTo(uint64_t sequence) {
   return removed;
 }
 
-BlockCount StreamWriter::blocks() const {
+BlockCount BlocksOf(const std::vector<Segment>& segments) {
   BlockCount blocks;
-  for (const Segment& segment : stream_.segments) blocks += segment.run.run.count;
+  for (const Segment& segment : segments) blocks += segment.run.run.count;
   return blocks;
 }
 

@@ -12,6 +12,8 @@
 
 namespace weightfs::replica {
 
+BlockCount BlocksOf(const std::vector<Segment>& segments);
+
 // Not thread-safe. `devices` must outlive it. After an error nothing more may be written.
 class StreamWriter {
  public:
@@ -32,7 +34,6 @@ class StreamWriter {
 
   const Stream& stream() const { return stream_; }
   uint64_t frames() const { return position_.frame; }
-  BlockCount blocks() const;  // of all segments
 
  private:
   DeviceSet& devices_;

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "common/assert.h"
 #include "common/bytes.h"
@@ -21,9 +22,10 @@
 namespace weightfs {
 namespace {
 
-constexpr std::array<unsigned, 8> kCommands = {
+constexpr std::array<unsigned, 9> kCommands = {
     WEIGHTFS_IOC_INFO,  WEIGHTFS_IOC_EXTENTS,   WEIGHTFS_IOC_STATS,         WEIGHTFS_IOC_SCRUB,
-    WEIGHTFS_IOC_LEASE, WEIGHTFS_IOC_READ_ONLY, WEIGHTFS_IOC_LEASE_REQUEST, WEIGHTFS_IOC_DROP_CACHE};
+    WEIGHTFS_IOC_LEASE, WEIGHTFS_IOC_READ_ONLY, WEIGHTFS_IOC_LEASE_REQUEST, WEIGHTFS_IOC_DROP_CACHE,
+    WEIGHTFS_IOC_EXTENT_LIST};
 constexpr unsigned kAnyCommand = 0x80, kDirectory = 1, kRightSize = 2;
 constexpr uint64_t kRoot = 1;
 
@@ -41,10 +43,16 @@ struct Mount {
     for (const uint64_t offset : {uint64_t{0}, 64 * kKiB}) kernel->Write(node, handle, offset, std::string(8192, 'x'));
     WEIGHTFS_ASSERT(kernel->AskWith(FUSE_FSYNC, node, fuse_fsync_in{.fh = handle}).error == 0);
     directory = kernel->AskWith(FUSE_OPENDIR, kRoot, fuse_open_in{}).As<fuse_open_out>().fh;
-    weightfs_extents asked{.version = WEIGHTFS_IOC_VERSION};
+    ExpectTwoExtents<weightfs_extents>(WEIGHTFS_IOC_EXTENTS);
+    ExpectTwoExtents<weightfs_extent_list>(WEIGHTFS_IOC_EXTENT_LIST);
+  }
+
+  template <typename List>
+  void ExpectTwoExtents(unsigned command) {
+    const List asked{.version = WEIGHTFS_IOC_VERSION};
     const KernelReply extents =
-        Ask(WEIGHTFS_IOC_EXTENTS, false, sizeof(asked), {reinterpret_cast<const char*>(&asked), sizeof(asked)});
-    WEIGHTFS_ASSERT(extents.error == 0 && extents.As<weightfs_extents>(sizeof(fuse_ioctl_out)).count == 2);
+        Ask(command, false, sizeof(asked), {reinterpret_cast<const char*>(&asked), sizeof(asked)});
+    WEIGHTFS_ASSERT(extents.error == 0 && extents.As<List>(sizeof(fuse_ioctl_out)).count == 2);
   }
 
   KernelReply Ask(unsigned command, bool of_directory, uint32_t out_size, std::string_view argument) {
@@ -60,8 +68,9 @@ struct Mount {
   uint64_t node = 0, handle = 0, directory = 0;
 };
 
-void CheckExtents(const weightfs_extents& found) {
-  WEIGHTFS_ASSERT(found.count <= WEIGHTFS_EXTENTS_MAX);
+template <typename List>
+void CheckExtents(const List& found) {
+  WEIGHTFS_ASSERT(found.count <= std::size(found.extents));
   uint64_t last = 0;
   for (uint32_t i = 0; i < found.count; ++i) {
     const weightfs_extent& extent = found.extents[i];
@@ -98,7 +107,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto flags = input.Little<uint8_t>();
   const auto given_size = input.Little<uint16_t>();
   const uint32_t out_size = (flags & kRightSize) != 0 ? _IOC_SIZE(command) : given_size;
-  const KernelReply reply = mount.Ask(command, (flags & kDirectory) != 0, out_size, input.rest().substr(0, 4096));
+  const KernelReply reply = mount.Ask(command, (flags & kDirectory) != 0, out_size, input.rest().substr(0, _IOC_SIZEMASK));
   if (reply.error != 0) {
     constexpr std::array kErrors = {EINVAL, ENOTTY, EPERM, EOPNOTSUPP, EROFS};
     WEIGHTFS_ASSERT(std::find(kErrors.begin(), kErrors.end(), -reply.error) != kErrors.end());
@@ -109,5 +118,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t answer = (_IOC_DIR(command) & _IOC_READ) != 0 ? _IOC_SIZE(command) : 0;
   WEIGHTFS_ASSERT(answer <= out_size && reply.body.size() == sizeof(fuse_ioctl_out) + answer);
   if (command == WEIGHTFS_IOC_EXTENTS) CheckExtents(reply.As<weightfs_extents>(sizeof(fuse_ioctl_out)));
+  if (command == WEIGHTFS_IOC_EXTENT_LIST) CheckExtents(reply.As<weightfs_extent_list>(sizeof(fuse_ioctl_out)));
   return 0;
 }

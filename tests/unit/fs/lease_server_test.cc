@@ -65,7 +65,8 @@ class LeaseServerTest : public testing::Test {
     return handle;
   }
   lease::Token Ticket(const std::shared_ptr<FileHandle>& handle) {
-    return filesystem_->tickets().Issue({handle, nullptr, 0, server().processes().Of(getpid()).value()}, geteuid()).value();
+    const auto process = server().processes().Of(getpid()).value();
+    return filesystem_->tickets().Issue({handle, nullptr, 0, process}, geteuid()).value();
   }
   void WaitForLeases(uint64_t count) {
     while (server().leases() != count) std::this_thread::yield();
@@ -194,7 +195,8 @@ TEST_F(LeaseServerTest, ARequestByIoctlIsAnsweredOnTheConnection) {
     EXPECT_EQ(store().statistics().granted_bytes, 10 * kBlockSize);
     program.Ask(lease::Kind::kRelease, {});
     EXPECT_EQ(server().Ask(geteuid() + 1, identity.connection, read, here), ENOTCONN);
-    EXPECT_EQ(server().Ask(geteuid(), identity.connection, {lease::Kind::kRead, token, 0, 1, getppid()}, here), ENOTCONN);
+    const AskedLease of_parent{lease::Kind::kRead, token, 0, 1, getppid()};
+    EXPECT_EQ(server().Ask(geteuid(), identity.connection, of_parent, here), ENOTCONN);
     EXPECT_EQ(server().Ask(geteuid(), identity.connection + 1, read, here), ENOTCONN);
   }
   server().Stop();
@@ -205,7 +207,8 @@ TEST_F(LeaseServerTest, ARequestByIoctlIsAnsweredOnTheConnection) {
 TEST_F(LeaseServerTest, ATicketOfAnotherProcessIsRefused) {
   const auto file = Open("a", O_RDWR);
   const ProcessPtr parent = server().processes().Of(getppid()).value();
-  const lease::Token own = Ticket(file), other = filesystem_->tickets().Issue({file, nullptr, 0, parent}, geteuid()).value();
+  const lease::Token own = Ticket(file);
+  const lease::Token other = filesystem_->tickets().Issue({file, nullptr, 0, parent}, geteuid()).value();
   const lease::Token unbound = filesystem_->tickets().Issue({file, nullptr}, geteuid()).value();
   Program program(server());
   for (const lease::Token& token : {other, unbound}) {

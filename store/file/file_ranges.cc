@@ -123,7 +123,7 @@ Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget
 Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target,
                                   uint64_t length) {
   // A hole in the source becomes a hole in the target.
-  const auto data = Seek(from, at, SeekTarget::kData);
+  const auto data = SeekUntil(from, at, at + length, SeekTarget::kData);
   uint64_t source_size;
   {
     MutexLock lock(from->mutex);

@@ -13,7 +13,7 @@ from harness.crc32c import crc32c
 
 BLOCK = 4096
 VERSION = 1
-READ, RESERVE, COMMIT, RELEASE, READ_MANY, COMMIT_MANY, IDENTIFY = range(1, 8)
+READ, RESERVE, COMMIT, RELEASE, READ_MANY, COMMIT_MANY, IDENTIFY, RESERVE_IN_PLACE = range(1, 9)
 TO_END = (1 << 64) - 1
 INLINE_BODY = 32 << 10
 MAXIMUM_FILES = 1 << 17
@@ -171,8 +171,8 @@ class Lease:
             out[at:at + len(data)] = data
         return bytes(out[:size - first * BLOCK])
 
-    def reserve(self, token, blocks, offset=0):
-        body = self.ask(RESERVE, struct.pack("=16sQQ", token, offset, blocks))
+    def reserve(self, token, blocks, offset=0, kind=RESERVE):
+        body = self.ask(kind, struct.pack("=16sQQ", token, offset, blocks))
         count, = struct.unpack_from("=Q", body)
         return [EXTENT.unpack_from(body, 8 + EXTENT.size * index)[:4] for index in range(count)]
 

@@ -122,15 +122,25 @@ def test_the_mounts_own_user_is_trusted(open_fuse, factory):
 @needs.program("fusermount3")
 def test_set_id_bits_go_with_a_leased_write_of_another_user(open_fuse, factory):
     mount = factory.mount(factory.store("64M"), "allow_other")
-    path = mount.path / "a"
-    path.write_bytes(pattern(BLOCK))
-    os.chown(path, OTHER, OTHER)
-    path.chmod(0o6777)
+    path, other = mount.path / "a", mount.path / "b"
+    for file in (path, other):
+        file.write_bytes(pattern(BLOCK))
+        os.chown(file, OTHER, OTHER)
+        file.chmod(0o6777)
     mount.umount()
     with mounted_by_nobody(mount):
         assert call_as(NOBODY, mode_of, path) == 0o6777
         call_as(NOBODY, write_direct, path, b"changed")
         assert call_as(NOBODY, mode_of, path) == 0o777
+
+        def reserves():
+            file = os.open(other, os.O_WRONLY)
+            token, name = ticket(file)
+            with Lease(name) as lease:
+                lease.reserve(token, 1, kind=lease_client.RESERVE_IN_PLACE)
+
+        call_as(NOBODY, reserves)
+        assert call_as(NOBODY, mode_of, other) == 0o777, "it may have dropped the content"
 
 
 @needs.root

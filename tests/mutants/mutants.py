@@ -290,6 +290,11 @@ MUTANTS = [
            "store/file/file_leases.cc",
            "p_.space.Unpinned(freed)", "BlockCount{inode->attributes.blocks}",
            ("unit_store_leases", "tests/python/test_direct_path.py")),
+    Mutant("in-place-set-ids", "A reservation in place of a file clears its set-ID bits, as a write does.",
+           "fs/lease_requests.cc",
+           "  RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));  // as each attempt to "
+           "write does\n", "",
+           (ROOT + "test_lease_holders.py -k set_id_bits_go",)),
     Mutant("in-place-shared", "The space that a whole-file write takes from its old file is its alone.",
            "store/space/space_manager.cc",
            "  ReserveLocked(reservation, count);\n  reservation->ahead_ = true;\n",

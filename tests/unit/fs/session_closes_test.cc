@@ -9,6 +9,7 @@
 
 #include "fs/session.h"
 #include "tests/support/result_asserts.h"
+#include "tests/support/thread_state.h"
 #include "tests/unit/fs/fake_kernel.h"
 #include "tests/unit/fs/session_fixture.h"
 
@@ -88,6 +89,21 @@ TEST(SessionEnd, CommitsNoReplacementThatWasClosedLongBefore) {
   ASSERT_FALSE(kernel.Disconnect().has_value());
   ASSERT_OK(kernel.store()->Close());
   EXPECT_EQ(file.AfterCrash("file"), "old");
+}
+
+TEST(SessionEnd, WaitsForTheReceiverThatIsBusy) {
+  FakeKernel kernel({}, Options());
+  std::promise<void> reached, go;
+  kernel.store().kv().AfterGet([&] {
+    reached.set_value();
+    go.get_future().wait();
+  });
+  kernel.Tell(FUSE_LOOKUP, FUSE_ROOT_ID, std::string("absent").append(1, '\0'));
+  reached.get_future().wait();
+  auto ending = StartUntilBlocked([&] { return kernel.Disconnect().has_value(); });
+  EXPECT_FALSE(HasEnded(ending));
+  go.set_value();
+  EXPECT_TRUE(ending.get());
 }
 
 void TellRename(FakeKernel& kernel, const std::string& from, const std::string& to) {

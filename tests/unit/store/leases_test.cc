@@ -312,15 +312,23 @@ TEST(WriteLeases, AReservationFindsTheSpaceThatWaitsForACommit) {
 TEST(WriteLeases, AReservationInPlaceDropsTheOldContent) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
-  ASSERT_OK(store.WriteAt(file, 0, Pattern(13, 40 * kMiB)));
+  const std::string old = Pattern(13, 40 * kMiB), dropped(40 * kMiB, '\0');
+  ASSERT_OK(store.WriteAt(file, 0, old));
+  ASSERT_OK(store->Sync(file));
+  const auto after_crash = [&] {
+    TestStore crashed(store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill}), {});
+    return Must(crashed.ReadPath("a"));
+  };
   const BlockCount count{44 * kMiB / kBlockSize};
   EXPECT_FALSE(store->Reserve(file, FileBlock{0}, count).has_value());
   SpaceReservation space;
   ASSERT_OK(store->DropContent(file, count, &space));
   EXPECT_EQ(store.SizeOf(file), 40 * kMiB) << "mappings of the old content stay inside the file";
-  EXPECT_TRUE(Must(store.ReadAll(file)) == std::string(40 * kMiB, '\0'));
+  EXPECT_TRUE(Must(store.ReadAll(file)) == dropped);
+  EXPECT_TRUE(after_crash() == old) << "no commit, and nobody may write the blocks yet";
   const auto grant = store->ReserveDropped(file, count, &space);
   ASSERT_OK(grant);
+  EXPECT_TRUE(after_crash() == dropped) << "its old blocks are the holder's";
   EXPECT_EQ(grant->count(), count);
 }
 

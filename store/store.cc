@@ -143,6 +143,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   Committer::Options commit;
   commit.interval = options.commit_interval;
   commit.close_delay = options.close_delay;
+  commit.freed = [memory = services.extent_memory](size_t extents) { memory->Freed(extents); };
   parts->committer =
       std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space, *parts->write_back, commit);
   parts->files =

@@ -164,7 +164,8 @@ void Committer::Run() {
         }
       }
     }
-    RunCycle(std::move(cycle));
+    const size_t extents = RunCycle(std::move(cycle));
+    if (options_.freed) options_.freed(extents);
   }
 }
 
@@ -201,7 +202,7 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
   return true;
 }
 
-void Committer::RunCycle(Cycle cycle) {
+size_t Committer::RunCycle(Cycle cycle) {
   if (failed()) cycle.error = Error{ErrorCode::kIo};
   if (!cycle.error) Seal(&cycle);
   WaitForWrites(&cycle);
@@ -228,6 +229,11 @@ void Committer::RunCycle(Cycle cycle) {
   if (sync && !cycle.error) {
     if (auto synced = catalog_.Sync(); !synced) cycle.error = Fail(synced.error(), "syncing the catalog failed");
   }
+  size_t extents = 0;
+  for (const Sealed& sealed : cycle.sealed) {
+    if (sealed.content) extents += sealed.content->changes.size() + sealed.content->freed.size();
+  }
+  for (const Deletion& deletion : cycle.deletions) extents += deletion.runs.size();
   if (!cycle.error) {
     for (Sealed& sealed : cycle.sealed) {
       if (sealed.content) space_.Retire(std::move(sealed.content->freed));
@@ -236,6 +242,7 @@ void Committer::RunCycle(Cycle cycle) {
     if (cycle.wrote) ++commits_;
   }
   Finish(&cycle, CommitLevel::kDurable);
+  return extents;
 }
 
 // Starts the write of every dirty block and takes the current differences from the catalog. A seal computes missing

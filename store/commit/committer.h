@@ -30,6 +30,8 @@ class Committer final : public CommitQueue {
     std::chrono::milliseconds interval{5000};  // maximum time that changed data stays uncommitted
     std::chrono::milliseconds close_delay{1000};
     std::chrono::milliseconds replace_delay{30000};  // same, for a file that writers are replacing
+    // Runs on the committer's thread after it has freed the changes and the runs of so many extents.
+    std::function<void(size_t extents)> freed = nullptr;
   };
 
   Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back, const Options& options);
@@ -82,7 +84,8 @@ class Committer final : public CommitQueue {
   void Add(Request request, bool all) EXCLUDES(mutex_);
   void Run();
   bool TakeWorkLocked(Cycle* cycle) REQUIRES(mutex_);
-  void RunCycle(Cycle cycle);
+  // Returns of how many extents the cycle had changes or runs.
+  size_t RunCycle(Cycle cycle);
   void Seal(Cycle* cycle);
   bool StartWrites(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) EXCLUDES(mutex_);
   void WaitForWrites(Cycle* cycle);

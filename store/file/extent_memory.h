@@ -20,7 +20,12 @@ class ExtentMemory {
   // A file had `before` extents in memory, and now has `after`.
   void Change(size_t before, size_t after) {
     extents_ += after - before;
-    if (after >= before || (freed_ += before - after) < kFreedAtOnce) return;
+    if (after < before) Freed(before - after);
+  }
+
+  // Other memory of so many extents was freed, as after a commit of their changes.
+  void Freed(size_t extents) {
+    if ((freed_ += extents) < kFreedAtOnce) return;
     freed_ = 0;
     malloc_trim(0);
   }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 
 #include "meta/keys.h"
@@ -19,7 +20,8 @@ class CommitterTest : public ::testing::Test {
   CommitterTest()
       : committer_(std::make_unique<Committer>(
             rig_.kv(), rig_.devices(), rig_.space(), rig_.write_back(),
-            Committer::Options{std::chrono::hours(1), std::chrono::hours(1), std::chrono::hours(1)})) {}
+            Committer::Options{std::chrono::hours(1), std::chrono::hours(1), std::chrono::hours(1),
+                               [this](size_t extents) { freed_ += extents; }})) {}
 
   InodePtr NewChangedFile(uint64_t ino, const std::string& data) {
     InodePtr inode = rig_.NewFile(ino);
@@ -43,7 +45,15 @@ class CommitterTest : public ::testing::Test {
     return inode->file->Uncommitted();
   }
 
+  // Waits until the cycles before have ended.
+  void WaitForCycle() {
+    std::promise<void> later;
+    committer_->FlushDevices([&](const Result<void>&) { later.set_value(); });
+    later.get_future().wait();
+  }
+
   FileRig rig_;
+  std::atomic<size_t> freed_ = 0;  // extents
   std::unique_ptr<Committer> committer_;
 };
 
@@ -57,6 +67,13 @@ TEST_F(CommitterTest, ACommitWritesOneFileAndLeavesOthers) {
   MutexLock lock(file->mutex);
   EXPECT_EQ(file->committed_size, 2 * kBlockSize);
   EXPECT_EQ(file->committed_version, 1U);
+}
+
+TEST_F(CommitterTest, ACycleReportsOfHowManyExtentsItHasFreedMemory) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, 2 * kBlockSize));
+  EXPECT_TRUE(Commit(file));
+  WaitForCycle();
+  EXPECT_EQ(freed_, 1U);
 }
 
 TEST_F(CommitterTest, ACommitOfEverythingIsOneFlush) {
@@ -96,12 +113,11 @@ TEST_F(CommitterTest, RequestsThatLeaveAFileOutDoNotAccumulate) {
     static_cast<void>(file->file->BeginReplacement());
   }
   const auto references = [&] {
-    std::promise<void> settled, later;
+    std::promise<void> settled;
     committer_->Commit(
         file, CommitLevel::kOrdered, [&](const Result<void>&) { settled.set_value(); }, {.settled = true});
     settled.get_future().wait();
-    committer_->FlushDevices([&](const Result<void>&) { later.set_value(); });
-    later.get_future().wait();  // the cycle before has ended
+    WaitForCycle();
     return file.use_count();
   };
   const long first = references();

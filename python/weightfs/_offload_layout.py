@@ -11,7 +11,7 @@ from weightfs._offload_cache import padded
 _ALIGNMENT = 64     # of tensors in memory, as torch allocates them: results may depend on it
 _RESIDENT = 1 << 20   # tensors outside the blocks stay in memory if their module has less than this
 _METADATA = {"dim", "size", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex",
-             "requires_grad_", "__hash__", "__repr__", "__len__", "data_ptr"}
+             "requires_grad_", "_has_compatible_shallow_copy_type", "__hash__", "__repr__", "__len__", "data_ptr"}
 _PROPERTIES = {"shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "names", "requires_grad", "grad",
                "grad_fn", "retains_grad", "output_nr", "_version", "_backward_hooks"}   # and those that begin with is_
 
@@ -45,6 +45,8 @@ class Placeholder(torch.Tensor):
         if is_metadata(function):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
+        if _changes_nothing(function, args, kwargs or {}):
+            return args[0]
         name = next((tensor.offloaded for tensor in args if isinstance(tensor, cls)), "a tensor")
         raise RuntimeError(f"{name} is offloaded: only the forward of its block can use it; call the block, add the "
                            "module that uses it to blocks=, or use weightfs.offload.tensors() or restore()")
@@ -62,6 +64,16 @@ def is_metadata(function):
     if kind == "__set__":
         return attribute == "requires_grad"
     return attribute in _PROPERTIES or attribute.startswith("is_")
+
+
+def _changes_nothing(function, args, kwargs):
+    """True for module.to(device) of the device and type that the tensor has: it calls Tensor.to, and sets the data."""
+    if getattr(function, "__name__", "") == "__set__":
+        return getattr(function.__self__, "__name__", "") == "data" and args[1] is args[0]
+    if function is not torch.Tensor.to:
+        return False
+    device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
+    return device in (None, args[0].device) and dtype in (None, args[0].dtype)
 
 
 class Member:

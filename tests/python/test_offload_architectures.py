@@ -95,3 +95,21 @@ def test_adapters_of_peft_are_trained_as_in_memory(memory_folder):
         return peft.get_peft_model(created("Llama"), peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1))
 
     compare(adapted(), adapted(), memory_folder / "model")
+
+
+def test_the_trainer_of_transformers_trains_as_in_memory(memory_folder):
+    """It moves the model to its device, accumulates and clips gradients, and schedules the learning rate."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
+    torch.manual_seed(3)
+    data = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(0, WORDS, (40, 16))]
+    plain, model = created("Llama"), created("Llama")
+    weightfs.offload.offload(model, memory_folder / "model", "12M")
+    losses = []
+    for one, optimizer in ((plain, torch.optim.AdamW(plain.parameters(), foreach=False)),
+                           (model, weightfs.offload.AdamW(model))):
+        arguments = transformers.TrainingArguments(
+            output_dir=memory_folder / "output", max_steps=STEPS, per_device_train_batch_size=2, use_cpu=True,
+            gradient_accumulation_steps=2, report_to=[], save_strategy="no", disable_tqdm=True)
+        trainer = transformers.Trainer(one, arguments, train_dataset=data, optimizers=(optimizer, None))
+        losses.append(trainer.train().training_loss)
+    assert losses[0] == losses[1] and differing(model, plain) == []

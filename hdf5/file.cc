@@ -96,6 +96,7 @@ int File::TransferDescriptor() {
 }
 
 Result<void> File::Truncate(uint64_t size) {
+  if (IsForked()) return {};
   incomplete_ = false;
   if (size == size_ && size >= file_size_) {
     // The file has this size, or buffered writes will extend it to this size.
@@ -130,6 +131,7 @@ Result<void> File::Lock(bool exclusive) {
 }
 
 Result<void> File::Unlock() {
+  if (IsForked()) return {};  // the lock is that of the parent's descriptor, too
   RETURN_IF_ERROR(Flush(false));
   if (flock(descriptor_.get(), LOCK_UN) != 0 && errno != ENOSYS) return SystemError(path_, "cannot unlock the file");
   return {};
@@ -143,7 +145,7 @@ Result<void> File::Close() {
   cache_.Clear();
   // The segments that are left could not be written. No operation may access their memory any more.
   for (auto& [begin, segment] : writes_.segments()) {
-    if (segment.operation != nullptr) segment.operation->Wait();
+    if (segment.operation != nullptr && !IsForked()) segment.operation->Wait();
   }
   // Network filesystems may report a failed write only at close.
   for (UniqueFd* descriptor : {&direct_descriptor_, &descriptor_}) {

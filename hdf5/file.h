@@ -7,9 +7,13 @@
 //
 // With one writer and concurrent readers (SWMR), the file itself must be consistent at any time, so the writes must
 // reach it in order. The writer then buffers nothing, and a reader caches nothing.
+//
+// A file belongs to the process that opened it. A forked child can read it. What HDF5 flushes in the child, at the latest
+// at exit, is the parent's: there, all writes succeed without effect, because HDF5 would crash at exit after an error.
 #pragma once
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -91,6 +95,7 @@ class File {
  private:
   File(std::string path, const OpenOptions& options, const Settings& settings);
 
+  bool IsForked() const { return process_ != getpid(); }
   Error Failed(const char* action, uint64_t offset, uint64_t size, int error_number) const;
   // Adds the path to an error of a handle, which knows only the descriptor, or of a buffer.
   Error WithPath(Error error) const;
@@ -136,6 +141,7 @@ class File {
   const std::string path_;
   const OpenOptions options_;
   const Settings settings_;
+  const pid_t process_ = getpid();
   UniqueFd descriptor_;
   UniqueFd direct_descriptor_;  // O_DIRECT; unset until needed, and on filesystems without O_DIRECT
   bool tried_direct_ = false;

@@ -119,7 +119,7 @@ Result<void> File::WriteMany(std::span<const WriteRequest> requests) {
   const bool in_order = write_through_ || std::any_of(requests.begin(), requests.end(), [](const auto& request) {
                           return StartsSwmr(request.content, request.memory);
                         });
-  if (in_order || !options_.write || MustRunSerially(sorted)) {
+  if (in_order || !options_.write || IsForked() || MustRunSerially(sorted)) {
     for (const auto& request : requests) RETURN_IF_ERROR(Write(request.content, request.offset, request.memory));
     return {};
   }

@@ -54,6 +54,7 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   RETURN_IF_ERROR(CheckRange("write", offset, bytes.size()));
   if (bytes.empty()) return {};
   if (!options_.write) return Failed("write to a file that is open for reading", offset, bytes.size(), EBADF);
+  if (IsForked()) return {};
   RETURN_IF_ERROR(NoteChange(content, bytes));
   if (content == Content::kRaw && GpuMemory::Shared().Holds(bytes.data())) {
     const auto address = reinterpret_cast<uintptr_t>(bytes.data());
@@ -262,7 +263,7 @@ Result<void> File::WriteRunByCalls(Run run) {
 }
 
 Result<void> File::Flush(bool durable) {
-  if (!options_.write) return {};
+  if (!options_.write || IsForked()) return {};
   RETURN_IF_ERROR(WriteOut(false));
   if (!durable || !unsynced_ || incomplete_) return {};
   return MakeDurable();

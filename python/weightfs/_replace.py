@@ -147,5 +147,9 @@ def make_folder(path):
         return
     parent = os.path.dirname(path)
     make_folder(parent)
-    os.makedirs(path, exist_ok=True)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(path).st_mode):   # otherwise its error, such as that of a mount for its user alone
+            raise
     sync_folder(parent)

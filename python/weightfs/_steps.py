@@ -153,6 +153,9 @@ class Steps:
 
 def _remove_if_abandoned(path):
     """Removes a hidden directory, unless a living program holds it."""
+    if os.path.islink(path):   # only a program can have made it, of a step elsewhere
+        os.unlink(path)
+        return
     try:
         held = lock(path)
     except (BlockingIOError, FileNotFoundError):

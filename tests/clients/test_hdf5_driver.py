@@ -164,6 +164,31 @@ def test_a_forked_child_can_read(work):
     python(code, work / "data.h5")
 
 
+def test_a_forked_child_of_a_writer_ends_and_writes_nothing(work):
+    code = """if True:
+        import os, sys
+        import numpy as np, weightfs.hdf5
+        file = weightfs.hdf5.File(sys.argv[1], "w")
+        data = np.arange(1 << 22, dtype=np.float64)
+        chunks = file.create_dataset("chunks", (1000, 100), "f4", chunks=(100, 100))
+        chunks[:] = 1
+        file["small"] = data[:10]
+        large = file.create_dataset("large", data.shape, data.dtype)
+        for at in range(0, len(data), 1 << 17):
+            large[at:at + (1 << 17)] = data[at:at + (1 << 17)]   # buffered; the write-back is under way
+        child = os.fork()
+        if child == 0:
+            sys.exit(7)        # HDF5 closes the file
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        chunks[500:] = 2
+        file.close()
+        with weightfs.hdf5.File(sys.argv[1]) as file:
+            assert np.array_equal(file["large"], data) and np.array_equal(file["small"], data[:10])
+            assert (file["chunks"][:500] == 1).all() and (file["chunks"][500:] == 2).all()
+        """
+    python(code, work / "data.h5")
+
+
 # --- crashes
 
 @pytest.mark.parametrize("flushes", [0, 1, 5])

@@ -227,6 +227,30 @@ def test_keep_removes_the_lowest_steps(folder):
     assert names(folder) == ["step-00000040"]
 
 
+def test_a_step_that_is_a_symbolic_link_is_removed_as_a_link(folder):
+    with checkpoint.Manager(folder, keep=1) as manager:
+        manager.save(1, state(1), wait=True)
+        os.rename(folder / "step-00000001", folder / "elsewhere")
+        os.symlink("elsewhere", folder / "step-00000001")
+        assert manager.steps() == [1]
+        manager.save(2, state(2), wait=True)
+    assert names(folder) == ["elsewhere", "step-00000002"] and names(folder / "elsewhere") == ["state.pt"]
+
+
+def test_a_directory_that_cannot_be_looked_at_is_named_with_the_reason(local, monkeypatch):
+    seen = os.stat
+
+    def of_another_user(path, *arguments, **options):   # as on a mount without allow_other
+        if str(path).startswith(str(local)):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return seen(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", of_another_user)
+    with pytest.raises(PermissionError) as caught:
+        checkpoint.Manager(local / "run")
+    assert caught.value.filename == str(local)
+
+
 def test_what_killed_programs_left_is_removed_at_the_start(folder):
     mine, others = folder / ".step-00000001.weightfs-0123abcd", folder / ".step-00000002.weightfs-0123abcd"
     for path in (mine, others):

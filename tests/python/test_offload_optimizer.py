@@ -312,6 +312,7 @@ def test_a_step_that_was_not_committed_is_not_counted(memory_folder, monkeypatch
     with pytest.raises(OSError):
         train_step(model, optimizer, 1)
     assert optimizer.steps == 1
+    weightfs.offload.close(model)   # ends the writes
 
 
 class Tied(torch.nn.Module):

@@ -190,6 +190,22 @@ def open_files(folder):
     return [link for link in links if os.path.islink(link) and os.readlink(link).startswith(f"{folder}/")]
 
 
+def test_a_file_that_was_opened_with_a_handle_is_read_in_a_forked_child(local, handle):
+    tensor = torch.rand(1 << 18)
+    weightfs.safetensors.save_file({"a": tensor}, local / "file")
+    with weightfs.safetensors.open(local / "file", handle=handle) as model:
+        child = os.fork()
+        if child == 0:
+            right = False
+            try:
+                right = (torch.equal(model.get_tensor("a"), tensor) and torch.equal(model.get_slice("a")[3:], tensor[3:])
+                         and torch.equal(model.get_tensors()["a"], tensor))
+            finally:
+                os._exit(0 if right else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(model.get_tensor("a"), tensor)
+
+
 def test_a_slice_of_a_closed_file_is_read_in_a_forked_child(local):
     weightfs.safetensors.save_file({"a": torch.arange(1000)}, local / "file")
     with weightfs.safetensors.open(local / "file") as model:

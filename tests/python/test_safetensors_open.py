@@ -14,6 +14,7 @@ import weightfs.torch
 from safetensors_files import PACKED, file_of, large_model, model_of_all_types, same, shards
 from tensors import random_tensor
 from weightfs import safetensors
+from weightfs.safetensors._format import _without_duplicates
 
 
 def test_tensors_of_all_types_are_those_of_the_library(folder):
@@ -164,6 +165,23 @@ def test_a_damaged_header_is_an_error_with_the_file_and_the_tensor(local, damage
     for load in (safetensors.open, safetensors.load_file, safetensors.stream):
         with pytest.raises(ValueError, match="file: .*'culprit'"):
             load(local / "file")
+
+
+def test_a_name_that_is_twice_among_many_is_found_by_one_pass():
+    compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    names = [Name(f"tensor {number}") for number in range(3000)]
+    with pytest.raises(ValueError, match="'tensor 2999' is there twice"):
+        _without_duplicates([(name, 0) for name in [*names, Name("tensor 2999")]])
+    assert compared < 300   # by hash; each name with each other would be 4.5 million
 
 
 def test_a_file_that_is_too_short_or_too_long_is_rejected(local):

@@ -37,7 +37,7 @@ def open(filename, framework="pt", device="cpu", *, backend="mmap", handle=None)
         framework: "pt" for tensors of torch, "np" for arrays of numpy.
         device: "cpu", or for tensors a CUDA GPU ("cuda:0").
         backend: "mmap" or "pread", without effect: a handle reads the files.
-        handle: reads the tensors; None: the handle of the process.
+        handle: reads the tensors; None, and in a forked child: the handle of the process.
 
     Returns:
         a SafeOpen.

@@ -146,8 +146,8 @@ def _parse(text):
 def _without_duplicates(pairs):
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+        seen = set()
+        raise ValueError(f"{next(name for name, _ in pairs if name in seen or seen.add(name))!r} is there twice")
     return found
 
 

@@ -7,6 +7,7 @@ import operator
 
 import torch
 
+from weightfs import _process
 from weightfs._memory import advise_huge_pages
 from weightfs.safetensors._arrays import BITS, to_numpy
 from weightfs.safetensors._errors import SafetensorIndexError, SafetensorKeyError, SafetensorValueError
@@ -100,7 +101,13 @@ class _Source:
     """How the tensors of open files are read: by which handle, to which device, and whether as arrays of numpy."""
 
     def __init__(self, handle, device, as_arrays):
-        self.device, self._given, self.as_arrays = device, handle, as_arrays
+        self.device, self._handle_given, self.as_arrays = device, handle, as_arrays
+
+    @property
+    def _given(self):
+        """The caller's handle, which a forked child cannot use: it has that of its process."""
+        given = self._handle_given
+        return given if given is None or given._process == _process.pid else None
 
     def _handle(self):
         return handle_for(self._given, self.device)

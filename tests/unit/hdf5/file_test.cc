@@ -264,6 +264,37 @@ TEST_F(FileTest, RequestBeyondTheLargestOffsetFailsItsWholeCall) {
   EXPECT_EQ(file->ReadMany(reads).error().error_number(), EFBIG);
 }
 
+// A child that fork() made during a write-back ends, and leaves the file to its parent.
+TEST_F(FileTest, ForkedChildOfAWriterWritesAndAwaitsNothing) {
+  const Bytes bytes = RandomBytes(16 << 20);
+  auto file = Open(kNew, {.direct_size = 1 << 20, .cache = 32 << 20});
+  for (size_t at = 0; at < bytes.size(); at += 1 << 20) {
+    ASSERT_TRUE(file->Write(Content::kRaw, at, std::span(bytes).subspan(at, 1 << 20)).has_value());
+  }
+  Write(*file, bytes.size(), RandomBytes(100, 2));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // a hang fails the test
+    const Bytes more(2 << 20);
+    const std::vector<File::WriteRequest> two{{.offset = 0, .memory = more}, {.offset = 4 << 20, .memory = more}};
+    const bool ignored = file->Write(Content::kRaw, 0, more).has_value() && file->WriteMany(two).has_value() &&
+                         file->Truncate(1).has_value() && file->Flush(true).has_value() && file->Unlock().has_value();
+    _exit(ignored && file->Close().has_value() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  struct stat seen {};
+  ASSERT_EQ(stat(path_.c_str(), &seen), 0);
+  EXPECT_LE(static_cast<size_t>(seen.st_size), bytes.size()) << "the child has written what its parent buffers";
+  ASSERT_TRUE(file->Close().has_value());
+  Bytes all = bytes;
+  const Bytes last = RandomBytes(100, 2);
+  all.insert(all.end(), last.begin(), last.end());
+  auto again = Open({});
+  EXPECT_EQ(Read(*again, 0, all.size()), all);
+}
+
 TEST_F(FileTest, ForkedChildReadsWithItsOwnHandles) {
   const Bytes bytes = RandomBytes(5 << 20);
   client::WriteFile(path_, bytes);

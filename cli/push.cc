@@ -46,6 +46,7 @@ struct Arguments {
   std::string rate;  // empty: unlimited
   size_t keep = 0;   // 0: all
   std::string storage_class, encryption, encryption_key;
+  unsigned claim_check_ms = static_cast<unsigned>(remote::PushOptions().claim_check.count());
   bool all_versions = false, take_over = false, verify = false, json = false, progress = false;
   S3Arguments s3;
 };
@@ -83,6 +84,7 @@ Result<remote::PushReport> PushOne(const Arguments& arguments, const OpenedSerie
                                     .replace_earlier = arguments.watched.has_value(),
                                     .verify = arguments.verify,
                                     .storage_class = arguments.storage_class,
+                                    .claim_check = std::chrono::milliseconds(arguments.claim_check_ms),
                                     .progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
                                     .interrupted = [&] { return interrupted.load(); }};
   ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, source, path, options));
@@ -151,9 +153,10 @@ class Watch {
       const auto until = Clock::now() + kLook;
       while (!interrupted_ && Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
-    if (left_ == 0) return kSuccess;
-    Print(stderr, fmt::format("weightfs: {}: {} published director{} not pushed\n", Printable(*arguments_.watched),
-                              left_, left_ == 1 ? "y was" : "ies were"));
+    const auto left = std::ranges::count_if(outcomes_, [&](const auto& entry) { return IsLeft(entry.second); });
+    if (left == 0) return kSuccess;
+    Print(stderr, fmt::format("weightfs: {}: {} published director{} not pushed\n", Printable(*arguments_.watched), left,
+                              left == 1 ? "y was" : "ies were"));
     return kFailure;
   }
 
@@ -162,19 +165,25 @@ class Watch {
   using Id = std::array<uint8_t, 16>;
   // Of a publication that was tried.
   struct Outcome {
+    std::string name = {};                              // of the directory
     bool done = false;                                  // pushed, or not wanted any more
     Clock::time_point next = Clock::time_point::min();  // when it is tried again
     seconds pause = kLook;                              // before that
     std::string said;                                   // the error that was reported
   };
 
+  // A directory that was published again replaces what was there before.
+  bool IsLeft(const Outcome& outcome) const {
+    return std::ranges::none_of(
+        outcomes_, [&](const auto& entry) { return entry.second.done && entry.second.name == outcome.name; });
+  }
+
   void Look() {
     // Opened for each look, because an open descriptor keeps a mount from being unmounted.
     const auto publications = FindPublications(*arguments_.watched);
     if (!publications) return Say(publications.error(), &said_);
     said_.clear();
-    const auto is_left = [&](const FoundPublication& found) { return !outcomes_[found.published.id].done; };
-    left_ = static_cast<size_t>(std::ranges::count_if(publications->found, is_left));
+    for (const FoundPublication& found : publications->found) outcomes_[found.published.id].name = found.name;
     for (const FoundPublication& publication : publications->found) {
       Outcome& outcome = outcomes_[publication.published.id];
       if (interrupted_) return;
@@ -187,8 +196,7 @@ class Watch {
       const auto pushed = Push(publications->directory.get(), publication, prunes);
       static_cast<void>(FlushOutput().has_value());
       if (pushed) {
-        outcome = {.done = true, .next = Clock::time_point::max(), .said = {}};
-        --left_;
+        outcome = {.name = publication.name, .done = true, .next = Clock::time_point::max(), .said = {}};
       } else if (!interrupted_) {
         Say(pushed.error(), &outcome.said);
         outcome.pause = std::min(outcome.pause * kPauseFactor, kLongestPause);
@@ -237,7 +245,6 @@ class Watch {
   const OpenedSeries& opened_;
   const std::atomic<bool>& interrupted_;
   std::map<Id, Outcome> outcomes_;
-  size_t left_ = 0;  // published directories that the last look has found, and that are not done
   bool warned_ = false;
   std::string said_;  // of the watched directory itself
 };
@@ -311,6 +318,7 @@ void AddPush(CLI::App& app, int* exit_code) {
   command->add_flag("--take-over", arguments->take_over,
                     "Replace an unfinished push of somebody else, or of another state of the files, and a version "
                     "whose manifest is damaged");
+  command->add_option("--claim-check-ms", arguments->claim_check_ms)->group("");  // for tests
   command->add_flag("--json", arguments->json, "Print the result as JSON; with --watch one line for each version");
   command
       ->add_option("--rate", arguments->rate, "Maximum bytes per second, so that other users of the network keep some")

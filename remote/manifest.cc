@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 #include <openssl/evp.h>
+#include <sys/random.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
@@ -24,6 +26,7 @@ using Parsed = nlohmann::json;
 constexpr int kFormat = 1;
 constexpr uint64_t kMaximumVersion = INT64_MAX;
 constexpr size_t kIdDigits = 32, kShaDigits = 64;
+constexpr std::string_view kClaimChecksum = ",\"sha256\":\"";
 constexpr std::string_view kReserved = ".weightfs";
 constexpr uint64_t kMaximumSize = uint64_t{1} << 60;  // of all files together
 
@@ -69,6 +72,13 @@ Parsed ParseLine(std::string_view line) {
   auto json = ParseJson(line, {.bytes = kMaximumLine});
   if (!json) throw std::runtime_error(json.error().what);
   return std::move(*json);
+}
+
+// The checksum is that of the line without it.
+bool HasItsChecksum(std::string_view text) {
+  const size_t at = text.rfind(kClaimChecksum);
+  return at != text.npos && text.substr(at + kClaimChecksum.size()) ==
+                                ToHex(Sha256Of(std::string(text.substr(0, at)) + "}\n")) + "\"}\n";
 }
 
 template <typename Entry>
@@ -284,6 +294,12 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
   }
 }
 
+std::string RandomId() {
+  std::array<uint8_t, kIdDigits / 2> id{};
+  static_cast<void>(getrandom(id.data(), id.size(), 0));  // it returns so few bytes at once, always
+  return ToHex(id);
+}
+
 std::string Claim::Encode() const {
   Json json = {{"weightfs-claim", kFormat}, {"push", push}, {"source", Printable(source)}, {"created", created_ns}};
   if (published_ns != 0) json["published"] = published_ns;
@@ -293,6 +309,9 @@ std::string Claim::Encode() const {
   if (!encryption_key.empty()) json["encryption-key"] = Printable(encryption_key);
   if (taken_over) json["taken-over"] = true;
   if (removing) json["removing"] = true;
+  if (!take.empty()) json["take"] = take;
+  if (!replaces.empty()) json["replaces"] = replaces;
+  json["sha256"] = ToHex(Sha256Of(Line(json)));
   return Line(json);
 }
 
@@ -310,8 +329,11 @@ Result<Claim> Claim::Decode(std::string_view text) {
                 .encryption = json.value("encryption", std::string()),
                 .encryption_key = json.value("encryption-key", std::string()),
                 .taken_over = json.value("taken-over", false),
-                .removing = json.value("removing", false)};
-    if (!IsHex(claim.push, kIdDigits)) return Error{ErrorCode::kCorrupt, "the claim is damaged"};
+                .removing = json.value("removing", false),
+                .take = json.value("take", std::string()),
+                .replaces = json.value("replaces", std::string())};
+    const bool whole = !json.contains("sha256") || HasItsChecksum(text);
+    if (!whole || !IsHex(claim.push, kIdDigits)) return Error{ErrorCode::kCorrupt, "the claim is damaged"};
     return claim;
   } catch (const std::exception&) {
     return Error{ErrorCode::kCorrupt, "the claim is damaged"};

@@ -104,17 +104,35 @@ struct Claim {
   bool taken_over = false;
   // It is the claim of a prune, whose id is in `push`: the version is being removed, or a prune was killed.
   bool removing = false;
+  // Of a claim that was taken over: a random id, so that two programs that take over for the same push differ.
+  std::string take = {};
+  // The push that had the claim before, until it is decided whether that one has completed the version. Nothing is
+  // deleted before. Empty: it is decided.
+  std::string replaces = {};
 
   // True if a version with this manifest is complete. Otherwise the push that wrote the manifest has lost its claim, or
   // a prune removes the version.
-  bool Covers(const Manifest& manifest) const { return !removing && push == manifest.push; }
+  bool Covers(const Manifest& manifest) const {
+    return manifest.push == replaces || (!removing && manifest.push == push);
+  }
 
   std::string Encode() const;  // JSON
-  // kCorrupt: damaged; kVersion: written by a newer program.
+  // kCorrupt: damaged; kVersion: written by a newer program. Accepts a claim without a checksum, of earlier programs.
   static Result<Claim> Decode(std::string_view text);
 };
 
+// A claim as it is in the bucket.
+struct StoredClaim {
+  Claim claim = {};   // without a push if it is damaged
+  std::string text;   // its bytes; of one that is too large, something that only it has
+  std::string etag = {};
+  bool damaged() const { return claim.push.empty(); }
+  bool operator==(const StoredClaim& other) const { return text == other.text; }
+};
+
 Sha256 Sha256Of(std::string_view bytes);
+// 32 hexadecimal digits that nobody else has.
+std::string RandomId();
 
 // kInvalid with a full line for a path that cannot be part of a version: not UTF-8, empty, more than 900 bytes, with an
 // impossible component, or `.weightfs` at its start.

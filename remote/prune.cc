@@ -2,17 +2,15 @@
 #include "remote/prune.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <optional>
 #include <string_view>
 #include <utility>
 
-#include "common/hex.h"
 #include "common/result.h"
+#include "remote/held_claim.h"
 
 namespace weightfs::remote {
 namespace {
@@ -26,7 +24,7 @@ struct Contents {
   std::vector<s3::ObjectInfo> objects;
   std::vector<s3::UploadInfo> uploads;
   bool has_manifest = false;
-  std::optional<Claim> claim = {};
+  std::optional<StoredClaim> claim = {};
   std::vector<s3::ObjectVersion> versions = {};  // with PruneOptions::all_versions
   // True if neither other objects and uploads nor old versions of other objects are left.
   bool HasOnly(const std::string& claim_key) const {
@@ -37,7 +35,7 @@ struct Contents {
   // When the version changed last, by the clock of the service. The claim has the time of the machine that pushed.
   system_clock::time_point Changed(system_clock::time_point now) const {
     system_clock::time_point last;
-    if (claim) last = system_clock::time_point(std::chrono::nanoseconds(claim->created_ns));
+    if (claim) last = system_clock::time_point(std::chrono::nanoseconds(claim->claim.created_ns));
     if (last > now) last = {};
     for (const auto& object : objects) last = std::max(last, object.modified);
     for (const auto& upload : uploads) last = std::max(last, upload.started);
@@ -58,10 +56,8 @@ std::vector<s3::ObjectInfo> CurrentObjects(const std::vector<s3::ObjectVersion>&
 
 // Its id is that of no other push or prune.
 Claim MakeRemovingClaim() {
-  std::array<uint8_t, 16> id{};
-  static_cast<void>(getrandom(id.data(), id.size(), 0));  // it returns so few bytes at once, always
   const auto now = system_clock::now().time_since_epoch();
-  return {.push = ToHex(id),
+  return {.push = RandomId(),
           .source = "weightfs prune",
           .created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(),
           .removing = true};
@@ -89,12 +85,16 @@ class Pruner {
  private:
   Result<void> Visit(uint64_t version) {
     ASSIGN_OR_RETURN(const Contents contents, Examine(version));
-    if (contents.claim && contents.claim->removing) return Remove(version, contents, /*complete=*/true);
+    const bool is_removed = contents.claim && contents.claim->claim.removing;
+    // What a killed prune has not decided yet may be complete.
+    if (is_removed && contents.claim->claim.replaces.empty()) {
+      return Remove(version, contents, /*complete=*/true);
+    }
     if (contents.has_manifest) {
       const auto manifest = series_.LoadManifest(version, options_.interrupted);
       const bool readable = manifest || !IsUnreadable(manifest.error().code);
       if (!manifest && readable && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
-      if (!contents.claim || !readable || (manifest && Covers(*contents.claim, *manifest))) {
+      if (!contents.claim || !readable || (manifest && Covers(contents.claim->claim, *manifest))) {
         // Of a manifest without a claim nobody knows how it came there.
         if (contents.claim && report_.kept.size() >= options_.keep) return Remove(version, contents, /*complete=*/true);
         (contents.claim && readable ? report_.kept : report_.damaged).push_back(version);
@@ -108,7 +108,7 @@ class Pruner {
       if (!contents.objects.empty()) report_.foreign.push_back(version);
       return {};
     }
-    ASSIGN_OR_RETURN(const bool abandoned, IsAbandoned(contents));
+    ASSIGN_OR_RETURN(const bool abandoned, is_removed ? Result<bool>(true) : IsAbandoned(contents));
     if (abandoned) return Remove(version, contents, /*complete=*/false);
     report_.unfinished.push_back(version);
     return {};
@@ -160,12 +160,9 @@ class Pruner {
     };
     contents.has_manifest = has(series_.ManifestKey(version));
     if (!has(series_.ClaimKey(version))) return contents;
-    auto claim = series_.LoadClaim(version, options_.interrupted);
-    // A damaged claim is a claim; the objects have the time.
-    if (!claim && claim.error().code != ErrorCode::kCorrupt && claim.error().code != ErrorCode::kNotFound) {
-      return claim.error();
-    }
-    contents.claim = claim ? std::move(*claim) : Claim{};
+    // A damaged claim is a claim; the objects have the time. So is one that another program removes now.
+    ASSIGN_OR_RETURN(auto claim, series_.FindClaim(version, options_.interrupted));
+    contents.claim = claim ? std::move(*claim) : StoredClaim{};
     return contents;
   }
 
@@ -187,95 +184,97 @@ class Pruner {
     if (!options_.all_versions) {
       for (const s3::ObjectInfo& object : contents.objects) count(object.size);
     }
-    if (!options_.dry_run && contents.objects.empty()) RETURN_IF_ERROR(RemoveListed(version, contents));
-    if (!options_.dry_run && !contents.objects.empty()) {
-      const Claim ours = MakeRemovingClaim();
-      RETURN_IF_ERROR(series_.bucket().PutObject(series_.ClaimKey(version), ours.Encode(), {}, options_.interrupted));
-      if (!complete) {
-        ASSIGN_OR_RETURN(const bool given_back, GiveBack(version, *contents.claim, ours));
-        if (given_back) return Visit(version);
-      }
-      ASSIGN_OR_RETURN(const bool is_gone, RemoveClaimed(version, contents, ours));
-      if (!is_gone) return {};
+    if (!options_.dry_run) {
+      const auto done = contents.objects.empty() ? RemoveDeleted(version, contents)
+                                                : RemoveClaimed(version, contents, complete);
+      // Another prune, or a push that has taken over, goes on here.
+      if (!done && done.error().code == ErrorCode::kBusy) return {};
+      if (!done && done.error().code == ErrorCode::kAgain) return Visit(version);
+      RETURN_IF_ERROR(done);
     }
     report_.removed.push_back(removed);
     return {};
   }
 
-  // Writes back the claim of a push that has completed the version before it could see ours. Returns false if there is
-  // none. The manifest of a push that had lost its claim before does not count.
-  Result<bool> GiveBack(uint64_t version, Claim former, const Claim& ours) {
+  // Removes a version that a push may be making. Our claim ends that push; what it writes until it notices is removed,
+  // too. kBusy: the claim is not ours any more. kAgain: a push has completed the version before it could see our claim,
+  // and has its own again.
+  Result<void> RemoveClaimed(uint64_t version, Contents contents, bool complete) {
+    HeldClaim held(series_, version, options_.interrupted);
+    const StoredClaim former = *contents.claim;
+    Claim ours = MakeRemovingClaim();
+    if (!complete) ours.replaces = former.claim.replaces.empty() ? former.claim.push : former.claim.replaces;
+    RETURN_IF_ERROR(held.Replace(former, ours));
+    if (!complete) RETURN_IF_ERROR(Decide(version, former, &held, ours));
+    for (int round = 1; round <= kRounds; ++round) {
+      RETURN_IF_ERROR(RemoveFiles(version, contents, &held));
+      ASSIGN_OR_RETURN(contents, Examine(version));
+      if (!contents.HasOnly(series_.ClaimKey(version))) continue;
+      // A manifest that arrived after the list was made.
+      RETURN_IF_ERROR(RemoveFiles(version, contents, &held));
+      if (options_.all_versions) return RemoveOneByOne(VersionsOf(series_.ClaimKey(version), contents));
+      return held.Release();
+    }
+    return Error{ErrorCode::kNotEmpty, fmt::format("{}: another program writes there while it is removed; the next prune "
+                                                   "continues", series_.url(version))};
+  }
+
+  // Looks whether the push with the claim `former` was faster. The manifest of a push that had lost its claim before does
+  // not count.
+  Result<void> Decide(uint64_t version, const StoredClaim& former, HeldClaim* held, Claim ours) {
     const auto manifest = series_.LoadManifest(version, options_.interrupted);
     if (!manifest && !IsUnreadable(manifest.error().code) && manifest.error().code != ErrorCode::kNotFound) {
       return manifest.error();
     }
-    if (!manifest || !Covers(former, *manifest)) return false;
-    ASSIGN_OR_RETURN(const bool is_ours, Has(version, ours));
-    if (!is_ours) return true;  // another program has decided
-    if (former.push.empty()) former = {.push = manifest->push, .source = manifest->source};
-    RETURN_IF_ERROR(
-        series_.bucket().PutObject(series_.ClaimKey(version), former.Encode(), {}, options_.interrupted));
-    return true;
-  }
-
-  Result<bool> Has(uint64_t version, const Claim& ours) const {
-    const auto claim = series_.LoadClaim(version, options_.interrupted);
-    if (claim || claim.error().code == ErrorCode::kNotFound) return claim && claim->push == ours.push;
-    return claim.error();
-  }
-
-  // Removes a version that a push may be making. Our claim ends that push; what it writes until it notices is removed,
-  // too. Returns false if the claim is not ours any more: another prune, or a push that has taken over, goes on here.
-  Result<bool> RemoveClaimed(uint64_t version, Contents contents, const Claim& ours) {
-    ASSIGN_OR_RETURN(bool is_ours, Has(version, ours));
-    for (int round = 1; is_ours && round <= kRounds; ++round) {
-      RETURN_IF_ERROR(RemoveFiles(version, contents));
-      ASSIGN_OR_RETURN(contents, Examine(version));
-      is_ours = contents.claim && contents.claim->push == ours.push;
-      if (!is_ours || !contents.HasOnly(series_.ClaimKey(version))) continue;
-      RETURN_IF_ERROR(RemoveListed(version, contents));
-      return true;
+    if (manifest && Covers(former.claim, *manifest)) {
+      Claim back = former.claim;
+      if (former.damaged() || back.removing) back = {.push = manifest->push, .source = manifest->source};
+      RETURN_IF_ERROR(held->Replace(StoredClaim(held->held()), back));
+      return ErrorCode::kAgain;
     }
-    if (!is_ours) return false;
-    return Error{ErrorCode::kBusy, fmt::format("{}: another program writes there while it is removed; the next prune "
-                                               "continues", series_.url(version))};
+    ours.replaces.clear();
+    return held->Replace(StoredClaim(held->held()), ours);
   }
 
-  // Removes what was listed: the manifest first, and the claim last.
-  Result<void> RemoveListed(uint64_t version, const Contents& contents) {
-    RETURN_IF_ERROR(RemoveFiles(version, contents));
-    const std::string claim = series_.ClaimKey(version);
-    if (options_.all_versions) return RemoveOneByOne(VersionsOf(claim, contents));
-    RETURN_IF_ERROR(series_.bucket().DeleteObject(claim, options_.interrupted));
-    return {};
+  // Removes what an earlier prune has left of a version without objects: their old versions. They have ids of their own,
+  // and the claim goes last.
+  Result<void> RemoveDeleted(uint64_t version, const Contents& contents) {
+    RETURN_IF_ERROR(RemoveFiles(version, contents, nullptr));
+    return RemoveOneByOne(VersionsOf(series_.ClaimKey(version), contents));
   }
 
   // Removes all but the claim. Of old versions those that were listed, and none that a push has made since: a delete
-  // marker goes after the content that it hides, which would be the current version otherwise.
-  Result<void> RemoveFiles(uint64_t version, const Contents& contents) {
+  // marker goes after the content that it hides, which would be the current version otherwise. `held`: null if there are
+  // only old versions.
+  Result<void> RemoveFiles(uint64_t version, const Contents& contents, const HeldClaim* held) {
     const s3::Bucket& bucket = series_.bucket();
     const std::string manifest = series_.ManifestKey(version), claim = series_.ClaimKey(version);
     if (options_.all_versions) {
-      RETURN_IF_ERROR(RemoveOneByOne(VersionsOf(manifest, contents)));
+      const auto remove = [&] { return RemoveOneByOne(VersionsOf(manifest, contents)); };
+      RETURN_IF_ERROR(held != nullptr ? held->Change(remove) : remove());
     } else {
-      ASSIGN_OR_RETURN(const bool kept, bucket.DeleteObject(manifest, options_.interrupted));
+      ASSIGN_OR_RETURN(const bool kept, held->DeleteManifest());
       report_.leaves_old_versions = report_.leaves_old_versions || kept;
     }
-    RETURN_IF_ERROR(bucket.AbortMultipartUploads(contents.uploads, options_.interrupted));
+    RETURN_IF_ERROR(held != nullptr ? held->AbortUploads(contents.uploads)
+                                    : bucket.AbortMultipartUploads(contents.uploads, options_.interrupted));
     const auto is_file = [&](const std::string& key) { return key != manifest && key != claim; };
     if (!options_.all_versions) {
       std::vector<std::string> keys;
       for (const s3::ObjectInfo& object : contents.objects) {
         if (is_file(object.key)) keys.push_back(object.key);
       }
-      return bucket.DeleteObjects(keys, options_.interrupted);
+      return held->DeleteObjects(keys);
     }
     std::vector<s3::ObjectVersion> files;
     std::copy_if(contents.versions.begin(), contents.versions.end(), std::back_inserter(files),
                  [&](const s3::ObjectVersion& object) { return is_file(object.key); });
     const auto markers = MoveMarkersBack(files);
-    RETURN_IF_ERROR(bucket.DeleteVersions({files.begin(), markers}, options_.interrupted));
-    return bucket.DeleteVersions({markers, files.end()}, options_.interrupted);
+    const auto remove = [&](std::span<const s3::ObjectVersion> some) {
+      return held != nullptr ? held->DeleteVersions(some) : bucket.DeleteVersions(some, options_.interrupted);
+    };
+    RETURN_IF_ERROR(remove({files.begin(), markers}));
+    return remove({markers, files.end()});
   }
 
   static std::vector<s3::ObjectVersion> VersionsOf(const std::string& key, const Contents& contents) {

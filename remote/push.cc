@@ -27,6 +27,8 @@
 namespace weightfs::remote {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr int kAttempts = 3;
 
 int64_t Now() {
@@ -52,8 +54,8 @@ class Pusher {
   Result<void> ChooseVersion();
   std::string Origin() const;
   Result<bool> WasCompleted();
-  Result<void> Repair(const Error& damage, const Result<Claim>& claim);
-  Result<std::map<std::string, uint64_t>> ListSizes() const;
+  Result<void> Repair(const Error& damage, const StoredClaim& claim);
+  Result<std::map<std::string, SentObject>> ListObjects() const;
   Result<Leftovers> FindLeftovers(bool first);
   Result<void> Send(bool first);
   Result<void> SendAndVerify();
@@ -77,6 +79,7 @@ class Pusher {
   std::optional<PushClaim> claim_;         // after ChooseVersion
   std::vector<s3::UploadInfo> leftovers_;  // unfinished uploads that were found
   std::set<std::string> abandoned_;        // ids of uploads that the service does not complete
+  std::map<std::string, std::string> etags_;  // of the objects that are there, by their keys
   PushReport report_;
 };
 
@@ -126,42 +129,47 @@ Result<bool> Pusher::WasCompleted() {
   const auto existing = series_.LoadManifest(manifest().version, options_.interrupted);
   if (!existing && existing.error().code == ErrorCode::kNotFound) return false;
   if (!existing && existing.error().code != ErrorCode::kCorrupt) return existing.error();
-  const auto claim = series_.LoadClaim(manifest().version, options_.interrupted);
-  const bool has_none = !claim && claim.error().code == ErrorCode::kNotFound;
-  if (!claim && !has_none && claim.error().code != ErrorCode::kCorrupt) return claim.error();
-  if (claim && (claim_->IsEarlier(*claim) || (existing && !claim->Covers(*existing)))) return false;
-  const bool replaces = options_.take_over || (claim && claim->push == manifest().push);
+  ASSIGN_OR_RETURN(const auto claim, claim_->held().Find());
+  const bool is_sound = claim && !claim->damaged();
+  if (is_sound && (claim_->IsEarlier(claim->claim) || (existing && !claim->claim.Covers(*existing)))) return false;
+  const bool replaces = options_.take_over || (is_sound && claim->claim.push == manifest().push);
   if (!existing) return replaces ? Result<bool>(false) : existing.error();
   const bool ours = existing->push == manifest().push;
-  if (has_none && (ours || replaces)) return false;
+  if (!claim && (ours || replaces)) return false;
+  if (!claim) {
+    return Error{ErrorCode::kExists,
+                 fmt::format("{}: has a manifest without a claim, from {}, {}, so it is no version; replace it with "
+                             "--take-over, or use another number with --version",
+                             url(), existing->source, FormatUtc(existing->created_ns))};
+  }
   if (!ours) {
     return Error{ErrorCode::kExists,
                  fmt::format("{}: exists already, from {}, {}; push it as another version with --version", url(),
                              existing->source, FormatUtc(existing->created_ns))};
   }
   const auto verified = options_.verify ? VerifyVersion(series_, *existing, options_) : Result<void>();
-  if (!verified) RETURN_IF_ERROR(Repair(verified.error(), claim));
+  if (!verified) RETURN_IF_ERROR(Repair(verified.error(), *claim));
   report_.existed = verified.has_value();
   return report_.existed;
 }
 
 // Makes a complete version of ours an unfinished push again, whose objects are not trusted.
-Result<void> Pusher::Repair(const Error& damage, const Result<Claim>& claim) {
+Result<void> Pusher::Repair(const Error& damage, const StoredClaim& claim) {
   if (damage.code != ErrorCode::kCorrupt && damage.code != ErrorCode::kNotFound) return damage;
-  if (!claim && !options_.take_over) {
+  if (claim.damaged() && !options_.take_over) {
     return Error{ErrorCode::kCorrupt, damage.what + "; its claim is damaged, too: repeat this with --take-over"};
   }
   report_.damage = damage.what;
-  return claim_->TakeOver(claim ? std::optional(*claim) : std::nullopt);
+  return claim_->TakeOver(claim);
 }
 
-Result<std::map<std::string, uint64_t>> Pusher::ListSizes() const {
+Result<std::map<std::string, SentObject>> Pusher::ListObjects() const {
   const std::string prefix = series_.Prefix(manifest().version);
   ASSIGN_OR_RETURN(const auto listing,
                    series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
-  std::map<std::string, uint64_t> sizes;
-  for (const s3::ObjectInfo& object : listing.objects) sizes[object.key] = object.size;
-  return sizes;
+  std::map<std::string, SentObject> objects;
+  for (const s3::ObjectInfo& object : listing.objects) objects[object.key] = {object.size, object.etag};
+  return objects;
 }
 
 // Another push of the same source may be sending parts of the uploads, so none is aborted before the version exists.
@@ -174,7 +182,7 @@ Result<Leftovers> Pusher::FindLeftovers(bool first) {
   for (const s3::UploadInfo& upload : leftovers_) {
     if (!abandoned_.contains(upload.upload_id)) leftovers.uploads[upload.key].push_back(upload.upload_id);
   }
-  ASSIGN_OR_RETURN(leftovers.objects, ListSizes());
+  ASSIGN_OR_RETURN(leftovers.objects, ListObjects());
   return leftovers;
 }
 
@@ -183,11 +191,19 @@ Result<void> Pusher::Send(bool first) {
   Uploader::Options options;
   if (options_.progress) options.progress = [&](uint64_t done) { options_.progress(done, report_.bytes); };
   options.interrupted = options_.interrupted;
+  // A push that was taken over must not write into the version of the other one.
+  options.check = [this, next = Clock::now() + options_.claim_check]() mutable -> Result<void> {
+    if (Clock::now() < next) return {};
+    RETURN_IF_ERROR(claim_->held().Check());
+    next = Clock::now() + options_.claim_check;
+    return {};
+  };
   options.storage_class = options_.storage_class;
   Uploader uploader(series_, manifest().version, tree_, std::move(leftovers), options);
   auto slices = uploader.Run();
   report_.sent_bytes += uploader.sent_bytes();
   abandoned_.merge(uploader.abandoned());
+  etags_ = uploader.etags();
   if (!slices) return slices.error();
   manifest().slices = std::move(*slices);
   return {};
@@ -215,31 +231,36 @@ Result<void> Pusher::SendAndVerify() {
       const ErrorCode code = done.error().code == ErrorCode::kAgain ? ErrorCode::kIo : done.error().code;
       return Error{code, done.error().what, done.error().path};
     }
-    if (!damaged.empty()) RETURN_IF_ERROR(series_.bucket().DeleteObject(damaged, options_.interrupted));
+    if (!damaged.empty()) RETURN_IF_ERROR(claim_->held().DeleteObjects({&damaged, 1}));
   }
 }
 
-// A prune or a take-over that the claim has ended long ago may have removed objects late. kNotFound: one is missing.
+// A prune or a push that the claim has ended may have removed or written objects late. kNotFound: some are missing; those
+// of others are deleted, so that no later attempt trusts them.
 Result<void> Pusher::CheckObjects() const {
-  ASSIGN_OR_RETURN(const auto sizes, ListSizes());
-  const auto check = [&](const std::string& key, uint64_t size) -> Result<void> {
-    const auto found = sizes.find(key);
-    if (found != sizes.end() && found->second == size) return {};
-    RETURN_IF_ERROR(claim_->Check());
-    return Error{ErrorCode::kNotFound,
-                 fmt::format("{}: another program has removed or replaced it in the bucket during this push",
-                             s3::ToString({series_.bucket().name(), key}))};
+  ASSIGN_OR_RETURN(const auto objects, ListObjects());
+  std::vector<std::string> foreign;
+  std::string first;
+  const auto check = [&](const std::string& key, uint64_t size) {
+    const auto found = objects.find(key);
+    const auto etag = etags_.find(key);
+    if (found != objects.end() && found->second.Is(size, etag == etags_.end() ? std::string() : etag->second)) return;
+    if (first.empty()) first = key;
+    if (found != objects.end()) foreign.push_back(key);
   };
-  for (const FileEntry& file : manifest().files) {
-    RETURN_IF_ERROR(check(series_.Key(manifest().version, file.path), file.size));
-  }
+  for (const FileEntry& file : manifest().files) check(series_.Key(manifest().version, file.path), file.size);
   uint64_t left = manifest().blocks() * kSumBytes;
   for (size_t slice = 0; slice < manifest().slices.size(); ++slice) {
     const uint64_t size = std::min(left, kSliceBytes);
-    RETURN_IF_ERROR(check(series_.SliceKey(manifest().version, slice), size));
+    check(series_.SliceKey(manifest().version, slice), size);
     left -= size;
   }
-  return {};
+  if (first.empty()) return {};
+  RETURN_IF_ERROR(claim_->held().Check());
+  RETURN_IF_ERROR(claim_->held().DeleteObjects(foreign));
+  return Error{ErrorCode::kNotFound,
+               fmt::format("{}: another program has removed or replaced it in the bucket during this push",
+                           s3::ToString({series_.bucket().name(), first}))};
 }
 
 // True only of a source whose files are still those that were sent.
@@ -306,27 +327,32 @@ Result<void> Pusher::WriteManifest() {
   manifest().created_ns = Now();
   const std::string key = series_.ManifestKey(manifest().version), text = manifest().Encode();
   for (int attempt = 1; attempt <= kAttempts; ++attempt) {
-    const auto put = series_.bucket().PutObject(key, text, {.if_none_match = true}, options_.interrupted);
-    if (!put && put.error().code != ErrorCode::kExists) return put.error();
+    RETURN_IF_ERROR(claim_->held().Check());
+    const auto put = series_.bucket().PutObject(key, text, {.if_none_match = true, .once = true}, options_.interrupted);
+    const bool is_open = !put && put.error().code == ErrorCode::kIo;
+    if (!put && !is_open && put.error().code != ErrorCode::kExists) return put.error();
     // An attempt whose answer was lost may have written it, and so may a second push of the same source.
     const auto found = series_.LoadManifest(manifest().version, options_.interrupted);
     if (found && found->push == manifest().push) return ConfirmClaim();
-    if (!found && found.error().code != ErrorCode::kNotFound && found.error().code != ErrorCode::kCorrupt) {
-      return found.error();
-    }
-    RETURN_IF_ERROR(claim_->Check());
-    RETURN_IF_ERROR(series_.bucket().DeleteObject(key, options_.interrupted));
+    const bool is_gone = !found && found.error().code == ErrorCode::kNotFound;
+    if (!found && !is_gone && found.error().code != ErrorCode::kCorrupt) return found.error();
+    if (is_gone && is_open && attempt == kAttempts) return put.error();
+    if (!is_gone) RETURN_IF_ERROR(claim_->held().DeleteManifest());
   }
   return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kAttempts)};
 }
 
-// The push or prune that has replaced our claim may have looked for a manifest before ours was there.
+// A push that has replaced our claim deletes our manifest, or finds that we were faster. A prune may not look again.
 Result<void> Pusher::ConfirmClaim() const {
-  auto ours = claim_->Check();
+  auto ours = claim_->held().Check();
   if (ours || ours.error().code != ErrorCode::kBusy) return ours;
+  ASSIGN_OR_RETURN(const auto claim, claim_->held().Find());
+  const bool is_removed = !claim || (claim->claim.removing && claim->claim.replaces.empty());
+  if (!is_removed) return ours;
   const auto found = series_.LoadManifest(manifest().version, options_.interrupted);
   if (found && found->push == manifest().push) {
-    RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted));
+    RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted,
+                                                  {.once = true}));
   }
   return ours;
 }
@@ -344,7 +370,6 @@ Result<PushReport> Pusher::Run() {
   RETURN_IF_ERROR(claim_->Take());
   RETURN_IF_ERROR(SendAndVerify());
   RETURN_IF_ERROR(CheckSource());
-  RETURN_IF_ERROR(claim_->Check());
   RETURN_IF_ERROR(WriteManifest());
   // If this fails, `weightfs prune` removes them with the version.
   static_cast<void>(series_.bucket().AbortMultipartUploads(leftovers_, options_.interrupted).has_value());

@@ -2,6 +2,7 @@
 // Copies a directory into a bucket, as a version that exists completely or not at all.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -20,6 +21,8 @@ struct PushOptions {
   bool replace_earlier = false;
   bool verify = false;  // read everything back before the version exists; if it exists and is damaged, send it again
   std::string storage_class = {};                  // of the files; empty: the bucket's
+  // How often a push that sends compares its claim. One that takes over waits longer before it deletes.
+  std::chrono::milliseconds claim_check{2000};
   // Called with bytes sent (or found in the bucket) and the total, on the calling thread.
   std::function<void(uint64_t done, uint64_t total)> progress = {};
   s3::Interrupted interrupted = {};  // returning true ends the push with kCancelled; must be thread-safe

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "common/printable.h"
 #include "common/utc_time.h"
@@ -38,49 +39,53 @@ bool PushClaim::IsEarlier(const Claim& claim) const {
          claim.published_ns != 0 && claim.published_ns < manifest_.published_ns;
 }
 
-// A claim that exists may be our own: of an interrupted push, or of an attempt whose answer was lost.
+// A claim that exists may be our own: of an interrupted push, or of an attempt whose answer was lost. One that was taken
+// over is replaced again, because the program that did so may still be deleting.
 Result<void> PushClaim::Take() {
-  auto found = series_.LoadClaim(manifest_.version, options_.interrupted);
-  if (!found && found.error().code == ErrorCode::kNotFound) {
-    RETURN_IF_ERROR(Make());
-    if (is_new_) return CheckConditions();
-    found = series_.LoadClaim(manifest_.version, options_.interrupted);
+  ASSIGN_OR_RETURN(auto found, held_.Find());
+  if (!found) {
+    const auto made = Make();
+    if (made && *made) return CheckConditions();
+    if (!made && made.error().code != ErrorCode::kIo) return made.error();
+    ASSIGN_OR_RETURN(found, held_.Find());
+    if (!found) return made ? Error{ErrorCode::kBusy, url() + ": another push or prune is ending there"} : made.error();
   }
-  if (!found && found.error().code != ErrorCode::kCorrupt) return found.error();
-  const bool ours = found && found->push == manifest_.push;
-  const Result<void> stored_alike = ours ? CheckStorage(*found) : Result<void>();
+  const Claim& claim = found->claim;
+  const bool ours = claim.push == manifest_.push;
+  const Result<void> stored_alike = ours ? CheckStorage(claim) : Result<void>();
   if (ours && stored_alike) {
-    trusts_objects_ = !found->taken_over;
+    if (claim.taken_over) return TakeOver(*found);
+    held_.Hold(std::move(*found));
     return CheckConditions();
   }
-  if (options_.take_over || (found && IsEarlier(*found))) {
-    RETURN_IF_ERROR(TakeOver(found ? std::optional(*found) : std::nullopt));
-    return CheckConditions();
-  }
+  if (options_.take_over || IsEarlier(claim)) return TakeOver(*found);
   if (!stored_alike) return stored_alike;
-  if (found && found->removing) {
+  if (claim.removing) {
     return Error{ErrorCode::kBusy,
                  fmt::format("{}: a prune removes this version since {}; let it finish, or run weightfs prune again if "
                              "it was killed",
-                             url(), FormatUtc(found->created_ns))};
+                             url(), FormatUtc(claim.created_ns))};
   }
   return Error{ErrorCode::kBusy,
                fmt::format("{}: another push began this version, {}; let it finish, or replace it with --take-over if "
                            "it has ended",
-                           url(), found ? Origin(*found) : "with a damaged claim")};
+                           url(), found->damaged() ? "with a damaged claim" : Origin(claim))};
 }
 
-// What is there without a claim is not from a push of ours.
-Result<void> PushClaim::Make() {
+// Returns true if the claim is made. What is there without a claim is not from a push of ours.
+Result<bool> PushClaim::Make() {
   const std::string prefix = series_.Prefix(manifest_.version);
   ASSIGN_OR_RETURN(const auto listing,
                    series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
   ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
   const bool found = !listing.objects.empty() || !uploads.empty();
-  const auto put = series_.bucket().PutObject(key(), Ours(/*taken_over=*/found).Encode(), {.if_none_match = true},
-                                              options_.interrupted);
-  is_new_ = put && !found;
-  return put || put.error().code == ErrorCode::kExists ? Result<void>() : put.error();
+  const std::string text = Ours(/*taken_over=*/found).Encode();
+  auto put = series_.bucket().PutObject(key(), text, {.if_none_match = true, .once = true}, options_.interrupted);
+  if (!put && put.error().code == ErrorCode::kExists) return false;
+  if (!put) return put.error();
+  trusts_objects_ = is_new_ = !found;
+  held_.Hold({.text = text, .etag = std::move(*put)});
+  return true;
 }
 
 // The objects of one version are all sent with the same options.
@@ -103,8 +108,8 @@ Result<void> PushClaim::CheckStorage(const Claim& claim) const {
 // The claim alone keeps two pushes apart, so the service must refuse another one. Once it may be gone, by a prune.
 Result<void> PushClaim::CheckConditions() const {
   for (int attempt = 1; attempt <= 2; ++attempt) {
-    const auto again = series_.bucket().PutObject(key(), Ours(/*taken_over=*/!trusts_objects_).Encode(),
-                                                  {.if_none_match = true}, options_.interrupted);
+    const auto again =
+        series_.bucket().PutObject(key(), held_.held().text, {.if_none_match = true}, options_.interrupted);
     if (!again) return again.error().code == ErrorCode::kExists ? Result<void>() : again.error();
   }
   return Error{ErrorCode::kNotSupported,
@@ -113,41 +118,45 @@ Result<void> PushClaim::CheckConditions() const {
                            url())};
 }
 
-Result<void> PushClaim::TakeOver(const std::optional<Claim>& former) {
-  const s3::Bucket& bucket = series_.bucket();
-  const std::string prefix = series_.Prefix(manifest_.version), manifest = series_.ManifestKey(manifest_.version);
-  RETURN_IF_ERROR(bucket.PutObject(key(), Ours(/*taken_over=*/true).Encode(), {}, options_.interrupted));
+Result<void> PushClaim::TakeOver(const StoredClaim& former) {
+  const bool own = former.claim.push == manifest_.push;
+  Claim ours = Ours(/*taken_over=*/true);
+  ours.take = RandomId();
+  ours.replaces = former.claim.replaces;
+  if (ours.replaces.empty() && !own && !IsEarlier(former.claim)) ours.replaces = former.claim.push;
+  if (ours.replaces == manifest_.push) ours.replaces.clear();
   trusts_objects_ = is_new_ = false;
-  RETURN_IF_ERROR(Check());
+  RETURN_IF_ERROR(held_.Replace(former, ours));
+  RETURN_IF_ERROR(CheckConditions());
   const auto existing = series_.LoadManifest(manifest_.version, options_.interrupted);
   if (!existing && existing.error().code != ErrorCode::kNotFound && existing.error().code != ErrorCode::kCorrupt) {
     return existing.error();
   }
-  const bool of_other = former && former->push != manifest_.push && !IsEarlier(*former);
-  if (existing && of_other && former->Covers(*existing)) {
-    RETURN_IF_ERROR(bucket.PutObject(key(), former->Encode(), {}, options_.interrupted));
-    return Error{ErrorCode::kExists, fmt::format("{}: was completed meanwhile, {}", url(), Origin(*former))};
+  if (existing && existing->push == ours.replaces) {
+    // Without this the version is complete, too, and only says who has tried to replace it.
+    if (former.claim.push == ours.replaces) RETURN_IF_ERROR(held_.Replace(StoredClaim(held_.held()), former.claim));
+    return Error{ErrorCode::kExists, fmt::format("{}: was completed meanwhile, {}", url(), Origin(former.claim))};
   }
-  RETURN_IF_ERROR(bucket.DeleteObject(manifest, options_.interrupted));
-  ASSIGN_OR_RETURN(const auto uploads, bucket.ListMultipartUploads(prefix, options_.interrupted));
-  RETURN_IF_ERROR(bucket.AbortMultipartUploads(uploads, options_.interrupted));
+  const bool has_others = !own || !ours.replaces.empty();
+  if (!std::exchange(ours.replaces, {}).empty()) RETURN_IF_ERROR(held_.Replace(StoredClaim(held_.held()), ours));
+  RETURN_IF_ERROR(held_.DeleteManifest());
+  if (!has_others) return {};
+  // A push that goes on compares its claim within this time.
+  if (!existing) RETURN_IF_ERROR(held_.Wait(options_.claim_check + options_.claim_check / 2));
+  return RemoveObjects();
+}
+
+Result<void> PushClaim::RemoveObjects() const {
+  const std::string prefix = series_.Prefix(manifest_.version);
+  ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
+  RETURN_IF_ERROR(held_.AbortUploads(uploads));
   ASSIGN_OR_RETURN(const auto listing,
-                   bucket.ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
+                   series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
   std::vector<std::string> keys;
   for (const s3::ObjectInfo& object : listing.objects) {
     if (object.key != key()) keys.push_back(object.key);
   }
-  return bucket.DeleteObjects(keys, options_.interrupted);
-}
-
-Result<void> PushClaim::Check() const {
-  const auto found = series_.LoadClaim(manifest_.version, options_.interrupted);
-  if (found && found->push == manifest_.push) return {};
-  if (!found && found.error().code != ErrorCode::kNotFound) return found.error();
-  const bool replaced = found && !found->removing;
-  return Error{ErrorCode::kBusy,
-               fmt::format("{}: was {} during this push, so this push has ended", url(),
-                           replaced ? "taken over from " + found->source : std::string("removed by weightfs prune"))};
+  return held_.DeleteObjects(keys);
 }
 
 }  // namespace weightfs::remote

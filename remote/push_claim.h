@@ -4,9 +4,9 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "common/result.h"
+#include "remote/held_claim.h"
 #include "remote/manifest.h"
 #include "remote/push.h"
 #include "remote/series.h"
@@ -18,17 +18,22 @@ class PushClaim {
  public:
   // All must outlive it. Of the manifest it takes what the claim has, too. `origin`: see Claim.
   PushClaim(const Series& series, const Manifest& manifest, const PushOptions& options, std::string origin)
-      : series_(series), manifest_(manifest), options_(options), origin_(std::move(origin)) {}
+      : series_(series),
+        manifest_(manifest),
+        options_(options),
+        origin_(std::move(origin)),
+        held_(series, manifest.version, options.interrupted) {}
 
   // Makes the claim, continues the push that has made it before, or takes over that of another one if the options say
   // so. Errors: kBusy, kInvalid and kNotSupported as of Push, kExists as of TakeOver.
   Result<void> Take();
-  // Ends the push or prune that has the claim `former` (none: it is damaged), and removes what it has sent. The claim
-  // is replaced first, and from then on the version is not complete, whatever is there: no interruption leaves a
-  // complete version that lacks objects. kExists: the other push has completed the version meanwhile, and keeps it.
-  Result<void> TakeOver(const std::optional<Claim>& former);
-  // kBusy: another push or prune has replaced or removed the claim.
-  Result<void> Check() const;
+  // Ends the push or prune that has the claim `former`, and removes what another push has sent. The claim is replaced
+  // first, and before the first deletion it says that the version is not complete, whatever is there: no interruption
+  // leaves a complete version that lacks objects. kExists: the other push has completed the version meanwhile, and keeps
+  // it. kBusy: `former` is not the claim any more.
+  Result<void> TakeOver(const StoredClaim& former);
+  // By which the holder changes what others may have written.
+  const HeldClaim& held() const { return held_; }
   // True if PushOptions::replace_earlier replaces the version with this claim.
   bool IsEarlier(const Claim& claim) const;
   // False if objects and parts in the bucket may be those of others.
@@ -40,7 +45,8 @@ class PushClaim {
   Claim Ours(bool taken_over) const;
   std::string key() const { return series_.ClaimKey(manifest_.version); }
   std::string url() const { return series_.url(manifest_.version); }
-  Result<void> Make();
+  Result<bool> Make();
+  Result<void> RemoveObjects() const;
   Result<void> CheckConditions() const;
   Result<void> CheckStorage(const Claim& claim) const;
 
@@ -48,6 +54,7 @@ class PushClaim {
   const Manifest& manifest_;
   const PushOptions& options_;
   const std::string origin_;
+  HeldClaim held_;
   bool trusts_objects_ = true, is_new_ = false;
 };
 

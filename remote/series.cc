@@ -94,15 +94,29 @@ Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t coun
   return found >= count;
 }
 
-Result<Claim> Series::LoadClaim(uint64_t version, const s3::Interrupted& interrupted) const {
+Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version, const s3::Interrupted& interrupted) const {
   for (int attempt = 1;; ++attempt) {
-    ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ClaimKey(version), kMaximumClaim, interrupted));
-    auto claim = Claim::Decode(text);
-    if (claim) return claim;
-    if (claim.error().code != ErrorCode::kCorrupt || attempt == kAttempts) {
+    auto content = bucket_.GetContent(ClaimKey(version), kMaximumClaim, interrupted);
+    if (!content && content.error().code == ErrorCode::kNotFound) return std::optional<StoredClaim>();
+    // No program writes such a claim.
+    if (!content && content.error().code == ErrorCode::kTooLarge) return StoredClaim{.text = content.error().what};
+    if (!content) return content.error();
+    auto claim = Claim::Decode(content->body);
+    if (!claim && claim.error().code != ErrorCode::kCorrupt) {
       return Error{claim.error().code, url(version) + ": " + claim.error().what};
     }
+    if (!claim && attempt < kAttempts) continue;
+    return StoredClaim{.claim = claim ? std::move(*claim) : Claim(),
+                       .text = std::move(content->body),
+                       .etag = std::move(content->etag)};
   }
+}
+
+Result<Claim> Series::LoadClaim(uint64_t version, const s3::Interrupted& interrupted) const {
+  ASSIGN_OR_RETURN(auto found, FindClaim(version, interrupted));
+  if (!found) return Error{ErrorCode::kNotFound, url(version) + ": has no claim"};
+  if (found->damaged()) return Error{ErrorCode::kCorrupt, url(version) + ": the claim is damaged"};
+  return std::move(found->claim);
 }
 
 }  // namespace weightfs::remote

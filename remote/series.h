@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,8 @@ class Series {
                             const s3::Interrupted& interrupted = {}) const;
   // Returns the claim of a version; kNotFound if it has none, kCorrupt if it is damaged.
   Result<Claim> LoadClaim(uint64_t version, const s3::Interrupted& interrupted = {}) const;
+  // The same as it is in the bucket, also a damaged one; none: the version has no claim.
+  Result<std::optional<StoredClaim>> FindClaim(uint64_t version, const s3::Interrupted& interrupted = {}) const;
 
  private:
   std::vector<uint64_t> NumbersIn(const std::vector<std::string>& prefixes) const;

@@ -166,17 +166,22 @@ Result<void> Uploader::AddSums(std::span<const std::byte> data) {
 
 Result<void> Uploader::SendSlice() {
   const auto body = std::make_shared<std::string>(std::exchange(slice_, {}));
+  const std::string key = series_.SliceKey(version_, slices_.size());
   slices_.push_back(Sha256Of(*body));
   const uint64_t request = BeginRequest();
   NoteId(request,
-         series_.bucket().StartPut(series_.SliceKey(version_, slices_.size() - 1), std::as_bytes(std::span(*body)), {},
-                                   [this, request, body](Result<std::string> result) { EndRequest(request, result); }));
+         series_.bucket().StartPut(key, std::as_bytes(std::span(*body)), {},
+                                   [this, request, body, key](const Result<std::string>& result) {
+                                     if (result) NoteEtag(key, *result);
+                                     EndRequest(request, result);
+                                   }));
   return CheckFailure();
 }
 
 Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) {
   const auto found = leftovers_.objects.find(key);
-  const bool present = found != leftovers_.objects.end() && found->second == file.size;
+  const bool present = found != leftovers_.objects.end() && found->second.size == file.size;
+  if (present) NoteEtag(key, found->second.etag);
   if (present && file.size == 0) return {};
   ASSIGN_OR_RETURN(auto buffer, TakeBuffer(std::max<uint64_t>(file.size, 1)));
   const std::span<std::byte> data(buffer.get(), file.size);
@@ -194,8 +199,12 @@ Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) 
   const uint64_t request = BeginRequest();
   NoteId(request, series_.bucket().StartPut(
                       key, data, {.storage_class = options_.storage_class},
-                      [this, request, buffer, size = file.size](Result<std::string> result) mutable {
-                        if (result) done_bytes_ += size, sent_bytes_ += size;
+                      [this, request, buffer, key, size = file.size](const Result<std::string>& result) mutable {
+                        if (result) {
+                          done_bytes_ += size;
+                          sent_bytes_ += size;
+                          NoteEtag(key, *result);
+                        }
                         buffer.reset();
                         EndRequest(request, result);
                       }));
@@ -236,9 +245,11 @@ Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const st
 
 Result<void> Uploader::SendParts(const FileEntry& file, const std::string& key) {
   const auto found = leftovers_.objects.find(key);
-  const bool present = found != leftovers_.objects.end() && found->second == file.size;
+  const bool present = found != leftovers_.objects.end() && found->second.size == file.size;
   UploadPtr upload;
-  if (!present) {
+  if (present) {
+    NoteEtag(key, found->second.etag);
+  } else {
     ASSIGN_OR_RETURN(upload, BeginParts(file, key));
     upload->missing = 1;
   }
@@ -303,7 +314,10 @@ void Uploader::CompleteUploads() {
 // in the middle.
 Result<void> Uploader::CompleteUpload(const Upload& upload) {
   const auto completed = series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.interrupted);
-  if (completed) return {};
+  if (completed) {
+    NoteEtag(upload.info.key, *completed);
+    return {};
+  }
   const ErrorCode code = completed.error().code;
   if (code != ErrorCode::kNotFound && code != ErrorCode::kIo) return completed.error();
   const auto object = series_.bucket().HeadObject(upload.info.key, options_.interrupted);
@@ -321,6 +335,25 @@ Result<void> Uploader::CompleteUpload(const Upload& upload) {
 std::set<std::string> Uploader::abandoned() {
   MutexLock lock(mutex_);
   return abandoned_;
+}
+
+bool SentObject::Is(uint64_t wanted, std::string_view of) const {
+  const auto bare = [](std::string_view text) {
+    if (text.starts_with('"')) text.remove_prefix(1);
+    if (text.ends_with('"')) text.remove_suffix(1);
+    return text;
+  };
+  return size == wanted && (etag.empty() || of.empty() || bare(etag) == bare(of));
+}
+
+void Uploader::NoteEtag(const std::string& key, const std::string& etag) {
+  MutexLock lock(mutex_);
+  if (!etag.empty()) etags_[key] = etag;
+}
+
+std::map<std::string, std::string> Uploader::etags() {
+  MutexLock lock(mutex_);
+  return etags_;
 }
 
 uint64_t Uploader::BeginRequest() {
@@ -381,12 +414,12 @@ Result<std::shared_ptr<std::byte>> Uploader::TakeBuffer(uint64_t size) {
 
 Result<void> Uploader::CheckFailure() {
   if (options_.progress) options_.progress(done_bytes_.load());
-  MutexLock lock(mutex_);
-  if (failure_) return *failure_;
-  if (options_.interrupted && options_.interrupted()) {
-    return ErrorCode::kCancelled;
+  {
+    MutexLock lock(mutex_);
+    if (failure_) return *failure_;
   }
-  return {};
+  if (options_.interrupted && options_.interrupted()) return ErrorCode::kCancelled;
+  return options_.check ? options_.check() : Result<void>();
 }
 
 void Uploader::Fail(Error error) {

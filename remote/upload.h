@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -30,9 +31,16 @@ inline constexpr uint64_t kTransferMemory = 256 << 20;  // for parts that are re
 // The size of the parts of a file: a multiple of kBlockSize that needs at most 9,000 of them.
 uint64_t PartSizeOf(uint64_t file_size);
 
+struct SentObject {
+  uint64_t size = 0;
+  std::string etag = {};  // as the service writes it; may be empty
+  // `of`: the ETag that it should have; empty: unknown. Not every response quotes it.
+  bool Is(uint64_t wanted, std::string_view of) const;
+};
+
 // What an earlier attempt of the same push has left in the bucket.
 struct Leftovers {
-  std::map<std::string, uint64_t> objects;                  // key → size
+  std::map<std::string, SentObject> objects;                // by key
   std::map<std::string, std::vector<std::string>> uploads;  // key → ids of unfinished uploads
 };
 
@@ -42,6 +50,7 @@ class Uploader {
   struct Options {
     std::function<void(uint64_t done)> progress;
     s3::Interrupted interrupted;
+    std::function<Result<void>()> check = {};  // called now and then; its error ends Run
     std::string storage_class = {};  // of the files; empty: the bucket's
   };
   Uploader(const Series& series, uint64_t version, const LocalTree& tree, Leftovers leftovers, Options options);
@@ -53,6 +62,8 @@ class Uploader {
   // Sends everything. Returns the SHA-256 of each slice of checksums.
   Result<std::vector<Sha256>> Run();
   uint64_t sent_bytes() const { return sent_bytes_.load(); }
+  // After Run: the ETags of the objects that are there, by their keys, as far as the service has named them.
+  std::map<std::string, std::string> etags();
   // Ids of uploads that the service does not complete. Run has failed with kAgain then: without them it may succeed.
   std::set<std::string> abandoned();
 
@@ -76,6 +87,7 @@ class Uploader {
   void NoteId(uint64_t request, s3::RequestId id);
   template <typename T>
   void EndRequest(uint64_t request, const Result<T>& result);
+  void NoteEtag(const std::string& key, const std::string& etag);
   Result<void> CheckFailure();
   void Complete(UploadPtr upload);
   void CompleteUploads();
@@ -106,6 +118,7 @@ class Uploader {
   std::deque<UploadPtr> complete_ GUARDED_BY(mutex_);
   size_t completing_ GUARDED_BY(mutex_) = 0;
   std::set<std::string> abandoned_ GUARDED_BY(mutex_);
+  std::map<std::string, std::string> etags_ GUARDED_BY(mutex_);
   bool ends_ GUARDED_BY(mutex_) = false;
   std::thread completer_;
 };

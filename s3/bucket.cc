@@ -128,9 +128,15 @@ Result<RangeInfo> CheckRange(const Response& response, uint64_t offset, size_t s
 }  // namespace
 
 Result<std::string> Bucket::GetObject(const std::string& key, size_t limit, const Interrupted& interrupted) const {
+  ASSIGN_OR_RETURN(auto content, GetContent(key, limit, interrupted));
+  return std::move(content.body);
+}
+
+Result<ObjectContent> Bucket::GetContent(const std::string& key, size_t limit, const Interrupted& interrupted) const {
   ASSIGN_OR_RETURN(auto response,
                    client_.Send({.method = "GET", .object = {name_, key}, .body_limit = limit}, interrupted));
-  return std::move(response.body);
+  std::string etag(response.header("etag"));
+  return ObjectContent{.body = std::move(response.body), .etag = std::move(etag)};
 }
 
 RequestId Bucket::StartGetRange(const ObjectRange& range, std::span<std::byte> memory,
@@ -159,6 +165,7 @@ Fields Bucket::NewObjectHeaders(const PutOptions& options) const {
   const Settings& settings = client_.settings();
   Fields headers;
   if (options.if_none_match) headers.emplace_back("if-none-match", "*");
+  if (!options.if_match.empty()) headers.emplace_back("if-match", options.if_match);
   if (!options.storage_class.empty()) headers.emplace_back("x-amz-storage-class", options.storage_class);
   if (!settings.encryption.empty()) headers.emplace_back("x-amz-server-side-encryption", settings.encryption);
   if (!settings.encryption_key.empty()) {
@@ -169,6 +176,7 @@ Fields Bucket::NewObjectHeaders(const PutOptions& options) const {
 
 Request Bucket::MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const {
   Request request{.method = "PUT", .object = {name_, key}, .headers = NewObjectHeaders(options), .body = body};
+  request.once = options.once;
   const bool crc32c = client_.settings().send_crc32c;
   if (crc32c) request.headers.emplace_back(kCrc32cHeader, Crc32cText(body));
   if (!crc32c || !crc32c_confirmed_.load()) AddMd5(&request);
@@ -361,29 +369,34 @@ Result<VersionListing> Bucket::ListVersions(const ListOptions& options, const In
   return listing;
 }
 
-Result<bool> Bucket::DeleteObject(const std::string& key, const Interrupted& interrupted) const {
+Result<bool> Bucket::DeleteObject(const std::string& key, const Interrupted& interrupted,
+                                  const DeleteOptions& options) const {
   // This request would delete the bucket.
   if (key.empty()) {
     return Error{ErrorCode::kInvalid,
                  fmt::format("DELETE s3://{}/: an object without a name cannot be deleted", name_)};
   }
-  auto response = client_.Send({.method = "DELETE", .object = {name_, key}}, interrupted);
+  Request request{.method = "DELETE", .object = {name_, key}, .once = options.once};
+  if (!options.if_match.empty()) request.headers.emplace_back("if-match", options.if_match);
+  auto response = client_.Send(std::move(request), interrupted);
   if (!response) return OfObject(std::move(response).error(), key);
   return response->header("x-amz-delete-marker") == "true";
 }
 
-Result<void> Bucket::DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted) const {
+Result<void> Bucket::DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted,
+                                   const DeleteOptions& options) const {
   std::vector<ObjectVersion> objects;
   for (const auto& key : keys) objects.push_back({.key = key});
-  return DeleteVersions(objects, interrupted);
+  return DeleteVersions(objects, interrupted, options);
 }
 
-Result<void> Bucket::DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted) const {
+Result<void> Bucket::DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted,
+                                    const DeleteOptions& options) const {
   std::vector<ObjectVersion> batch;
   std::vector<Error> failures;
   for (const auto& version : versions) {
     if (!CanBeInXml(version.key)) {
-      Request request{.method = "DELETE", .object = {name_, version.key}};
+      Request request{.method = "DELETE", .object = {name_, version.key}, .once = options.once};
       if (!version.version_id.empty()) request.query.emplace_back("versionId", version.version_id);
       auto deleted = client_.Send(request, interrupted);
       if (deleted) continue;
@@ -393,22 +406,23 @@ Result<void> Bucket::DeleteVersions(std::span<const ObjectVersion> versions, con
     }
     batch.push_back(version);
     if (batch.size() < kMaxDeletedKeys) continue;
-    RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted));
+    RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted, options.once));
     batch.clear();
   }
-  RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted));
+  RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted, options.once));
   if (failures.empty()) return {};
   if (failures.size() > 1) failures[0].what += fmt::format(" ({} objects are not deleted)", failures.size());
   return failures[0];
 }
 
 Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> versions, std::vector<Error>* failures,
-                                 const Interrupted& interrupted) const {
+                                 const Interrupted& interrupted, bool once) const {
   if (versions.empty()) return {};
   const auto document = DeleteDocument(versions);
   Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
   request.headers = {{"content-type", "application/xml"}};
   request.body = AsBytes(document);
+  request.once = once;
   // S3 demands a checksum here, and not every service knows the CRC-32C.
   if (!AddMd5(&request)) request.headers.emplace_back(kCrc32cHeader, Crc32cText(request.body));
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));

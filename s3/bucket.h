@@ -33,8 +33,20 @@ struct ObjectInfo {
 };
 
 struct PutOptions {
-  bool if_none_match = false;     // fail with kExists if the object exists
+  bool if_none_match = false;      // fail with kExists if the object exists
+  std::string if_match = {};       // an ETag: fail with kExists if the object has another; empty: any
+  bool once = false;               // as Request::once
   std::string storage_class = {};  // such as STANDARD_IA; empty: the bucket's
+};
+
+struct DeleteOptions {
+  std::string if_match = {};  // as PutOptions::if_match. Of DeleteObject alone
+  bool once = false;          // as Request::once
+};
+
+struct ObjectContent {
+  std::string body;
+  std::string etag;  // with its quotes; may be empty
 };
 
 struct ObjectRange {
@@ -114,6 +126,8 @@ class Bucket {
 
   // Returns a whole object of at most `limit` bytes; a larger one fails with kTooLarge.
   Result<std::string> GetObject(const std::string& key, size_t limit, const Interrupted& interrupted = {}) const;
+  // The same, with the ETag.
+  Result<ObjectContent> GetContent(const std::string& key, size_t limit, const Interrupted& interrupted = {}) const;
   // Reads exactly memory.size() bytes; not for empty memory. A range that reaches past the end of the object fails with
   // kRange. The memory must stay valid until the callback.
   RequestId StartGetRange(const ObjectRange& range, std::span<std::byte> memory,
@@ -162,12 +176,15 @@ class Bucket {
 
   // Deleting an object that does not exist succeeds. Returns true if the bucket keeps the object as an old version.
   // kInvalid: the key is empty. Error::path has the key if the service refuses it.
-  Result<bool> DeleteObject(const std::string& key, const Interrupted& interrupted = {}) const;
+  Result<bool> DeleteObject(const std::string& key, const Interrupted& interrupted = {},
+                            const DeleteOptions& options = {}) const;
   // Deletes any number of objects, 1,000 in a request. If the service refuses some, all others are deleted; the error
   // names the first of them, also in Error::path.
-  Result<void> DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted = {}) const;
+  Result<void> DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted = {},
+                             const DeleteOptions& options = {}) const;
   // The same for versions of objects; only their keys and ids matter.
-  Result<void> DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted = {}) const;
+  Result<void> DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted = {},
+                              const DeleteOptions& options = {}) const;
 
  private:
   Request MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const;
@@ -175,7 +192,7 @@ class Bucket {
   void NoteConfirmation(const Response& response) const;
   // Adds to `failures` what the service refuses.
   Result<void> DeleteBatch(std::span<const ObjectVersion> versions, std::vector<Error>* failures,
-                           const Interrupted& interrupted) const;
+                           const Interrupted& interrupted, bool once) const;
 
   Client& client_;
   const std::string name_;

@@ -37,6 +37,8 @@ struct Request {
   // The service may work for minutes before it answers (CompleteMultipartUpload, CopyObject): it may be silent ten
   // times as long as Settings::stall_timeout_s, and an attempt may take an hour.
   bool slow_answer = false;
+  // Not repeated after a failure that leaves open whether it took effect: the caller looks first.
+  bool once = false;
   // The response must be an XML document with this root; otherwise the request is retried. Empty: any response. It
   // must stay valid until the callback.
   std::string_view xml_root = {};
@@ -76,14 +78,17 @@ struct ClientStatistics {
 // status 200. These are repeated at once: a request whose time the service rejects (once; the clock is corrected for
 // all later ones), expired credentials (once; they are loaded again), and a redirect to another region (twice). A
 // request therefore always ends: after Settings::attempts attempts at the latest, none of which begins after
-// Settings::give_up_after_s, and each of which ends when it stalls.
+// Settings::give_up_after_s (ten times that for Request::slow_answer), and each of which ends when it stalls.
+//
+// A request of Request::once is repeated only if the service cannot have carried it out: no connection was made, or it
+// answered 429 or 503.
 //
 // A repeated request may meet the effect of its own lost predecessor: a conditional PUT may fail with kExists because
 // its first attempt succeeded, and CompleteMultipartUpload with kNotFound. The caller looks at the object to find out.
 //
 // Errors are one full line: method, object, reason, number of attempts and the next step. Codes:
 //   kNotFound   404: no such bucket, object or upload      kAccess     403, 401, or no credentials
-//   kExists     412 or a lasting 409 of a PUT or POST      kStale      412 of a GET or HEAD: the object was replaced
+//   kExists     412 or a lasting 409 of a change           kStale      412 of a GET or HEAD: the object was replaced
 //   kNoSpace    507, QuotaExceeded                         kTooLarge   see Request::body_limit
 //   kCancelled  Cancel, `interrupted`, or the destructor   kInvalid    the request cannot be sent (a line break)
 //   kRange      416: the object is shorter                 kNotSupported  501, or OpenSSL has no SHA-256

@@ -291,8 +291,11 @@ void ClientLoop::HandleFailure(Job& job, const Attempt& attempt, const Failure& 
   const auto limit =
       failure.remedy == Remedy::kRetryBriefly ? std::min(kBriefAttempts, settings_.attempts) : settings_.attempts;
   job.failed += std::min<Clock::duration>(Clock::now() - job.begun, StallLimit(settings_, job.request));
-  const bool in_time = job.failed < std::chrono::seconds(settings_.give_up_after_s);
-  if (waits && job.attempts < limit && in_time) return Retry(job, failure, limit);
+  const auto pause = PauseBefore(job, failure);
+  // An attempt of a request whose answer is slow may stall for longer than all attempts of another one.
+  const bool in_time = job.failed + pause < GiveUpAfter(settings_, job.request);
+  const bool may_repeat = !job.request.once || !failure.may_have_happened;
+  if (waits && may_repeat && job.attempts < limit && in_time) return Retry(job, failure, pause, limit);
   if (!waits && Repair(job, attempt, failure)) return;  // it is in ready_, and starts again at once
   Finish(job, FinalError(job, failure));
 }
@@ -321,11 +324,14 @@ bool ClientLoop::Repair(Job& job, const Attempt& attempt, const Failure& failure
   }
 }
 
-void ClientLoop::Retry(Job& job, const Failure& failure, unsigned limit) {
+ClientLoop::Clock::duration ClientLoop::PauseBefore(const Job& job, const Failure& failure) {
   const unsigned doublings = std::min(job.attempts - 1, 16U);
   const auto longest = std::min(kMaxBackoff, kFirstBackoff * (1U << doublings));
   const auto jitter = milliseconds(std::uniform_int_distribution<milliseconds::rep>(0, longest.count())(random_));
-  const auto pause = failure.retry_after.value_or(milliseconds(0)) + jitter;
+  return failure.retry_after.value_or(milliseconds(0)) + jitter;
+}
+
+void ClientLoop::Retry(Job& job, const Failure& failure, Clock::duration pause, unsigned limit) {
   const auto now = Clock::now();
   const std::chrono::seconds quiet(settings_.quiet_s);
   if (settings_.on_retry && job.failed >= quiet && now >= next_report_) {

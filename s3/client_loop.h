@@ -89,7 +89,9 @@ class ClientLoop {
   void HandleAttempt(Job& job, Attempt attempt);
   void HandleFailure(Job& job, const Attempt& attempt, const Failure& failure);
   bool Repair(Job& job, const Attempt& attempt, const Failure& failure);
-  void Retry(Job& job, const Failure& failure, unsigned limit);
+  // The pause before the next attempt.
+  Clock::duration PauseBefore(const Job& job, const Failure& failure);
+  void Retry(Job& job, const Failure& failure, Clock::duration pause, unsigned limit);
   void Detach(Job& job);
   void Finish(Job& job, Result<Response> result);
   std::unique_ptr<Transfer> TakeTransfer();

@@ -35,6 +35,10 @@ std::chrono::seconds StallLimit(const Settings& settings, const Request& request
   return std::chrono::seconds(settings.stall_timeout_s) * (request.slow_answer ? kSlowAnswerFactor : 1);
 }
 
+std::chrono::seconds GiveUpAfter(const Settings& settings, const Request& request) {
+  return std::chrono::seconds(settings.give_up_after_s) * (request.slow_answer ? kSlowAnswerFactor : 1);
+}
+
 std::string_view Response::header(std::string_view name) const { return Find(headers, name); }
 std::string_view Attempt::header(std::string_view name) const { return Find(headers, name); }
 
@@ -73,6 +77,8 @@ void Transfer::SetCommonOptions() {
   sockets_.Watch(handle);
   curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kUploadBuffer);
   curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBuffer);
+  // libcurl repeats a request by itself if a kept connection ends before the first byte of the answer.
+  curl_easy_setopt(handle, CURLOPT_FRESH_CONNECT, request_->once ? 1L : 0L);
   curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, static_cast<long>(settings_.connect_timeout_s));
   if (!settings_.ca_bundle.empty()) curl_easy_setopt(handle, CURLOPT_CAINFO, settings_.ca_bundle.c_str());
 

@@ -19,6 +19,8 @@ namespace weightfs::s3 {
 
 // How long an attempt may be silent before it has stalled.
 std::chrono::seconds StallLimit(const Settings& settings, const Request& request);
+// How long the attempts of a request may fail before it has failed.
+std::chrono::seconds GiveUpAfter(const Settings& settings, const Request& request);
 
 // The result of an attempt.
 struct Attempt {

@@ -59,7 +59,8 @@ class Objects:
         self.buckets = {}
         self.locked, self.versioned = set(), set()
         self.history = {}   # (bucket, key) → [(version id, Object, or None for a delete marker)], the oldest first
-        self.ignores_conditions = False   # of writes: If-None-Match
+        self.ignores_conditions = False   # of writes: If-None-Match and If-Match
+        self.misreads_etags = False       # of writes: no ETag matches
         self.uploads = {}
         self.next_upload = self.next_version = 1
 
@@ -92,7 +93,8 @@ class Objects:
         if headers.get("if-none-match") == "*" and found is not None and not self.ignores_conditions:
             raise Failure(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
         match = headers.get("if-match")
-        if match is not None and (found is None or match not in ("*", found.etag)):
+        if match is not None and not self.ignores_conditions and (
+                found is None or self.misreads_etags or match not in ("*", found.etag)):
             raise Failure(412, "PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
 
     def check_sums(self, bucket, body, headers):
@@ -128,9 +130,10 @@ class Objects:
             versions.append((f"version-{self.next_version}", made))
             self.next_version += 1
 
-    def delete(self, bucket, key, version=None):
+    def delete(self, bucket, key, version=None, headers=None):
         """Deletes an object, or one of its versions. Returns True if a delete marker was made."""
         with self.mutex:
+            self.check_conditions(bucket, key, headers or {})
             if version is None:
                 self.store(bucket, key, None)
                 return bucket in self.versioned

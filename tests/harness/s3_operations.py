@@ -68,7 +68,7 @@ class Operations:
         self.send(200, headers={"ETag": made.etag, **({"x-amz-checksum-crc32c": made.crc32c} if made.crc32c else {})})
 
     def delete_object(self, _):
-        marks = self.objects.delete(self.bucket, self.key, self.query.get("versionId"))
+        marks = self.objects.delete(self.bucket, self.key, self.query.get("versionId"), self.lower)
         self.send(204, headers={"x-amz-delete-marker": "true"} if marks else {})
 
     def post_object_uploads(self, _):

@@ -10,7 +10,7 @@ from harness.process import Processes
 from harness.radosgw import missing_programs, temporary_radosgw
 from harness.s3_probe import Probe, chooses_service, clean_environment
 from harness.s3_server import S3Server
-from versions import make_tree
+from versions import command, make_tree
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def processes():
 def start(processes):
     """A function that starts weightfs with a service and returns the Popen, which is killed at the end of the test."""
     def run(service, *words):
-        return processes.start([program(), *words], env=clean_environment(service.environment()))
+        return processes.start(command(*words), env=clean_environment(service.environment()))
     return run
 
 

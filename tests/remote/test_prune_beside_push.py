@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs prune beside pushes and other prunes of the same version, and after it was killed."""
 import json
-import signal
 
 import pytest
 
 from harness import process
 from harness.tree import differences
-from versions import MIB, SERIES, URL, claim_of, comparable, complete, keys, make_tree, pull, refused, weightfs, write
+from versions import (MIB, SERIES, URL, begin_push, claim_of, comparable, complete, keys, kill, make_tree, pull,
+                      push_first as push, refused, wait_for, weightfs, write)
 
 PRUNE = ("prune", URL, "--keep", "1", "--unfinished-after", "0")
 FIRST = f"{SERIES}/1/"
@@ -22,27 +22,6 @@ def left(server, version):
     """The names of the objects, and of all their versions, that a version has."""
     prefix = f"{SERIES}/{version}/"
     return keys(server, prefix) + [key for _, key in server.objects.history if key.startswith(prefix)]
-
-
-def push(server, tree, *words, **options):
-    return weightfs(server, "push", tree, URL, "--version", 1, *words, **options)
-
-
-def begin_push(server, tree):
-    """A push that sends everything but the manifest."""
-    fault = server.fail(1, "status", method="PUT", key="manifest$", status=403, code="AccessDenied")
-    push(server, tree, codes=(1,))
-    server.heal(fault)
-
-
-def wait_for(server, fault):
-    server.wait_for(lambda: fault.seen >= fault.at)
-
-
-def kill(running):
-    running.kill()
-    running.communicate()
-    assert running.returncode == -signal.SIGKILL
 
 
 def test_a_push_notices_that_its_version_is_removed(server, start, other, tree, target):

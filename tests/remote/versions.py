@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 
 from harness import process, s3_versions
 from harness.filesystems import program
@@ -15,8 +16,13 @@ MIB = 1 << 20
 PART = 5 * MIB   # the least size of a part of an upload
 
 
+def command(*words):
+    """The program with these words. A push compares its claim often, so that a take-over need not wait for seconds."""
+    return [program(), *words, *(["--claim-check-ms", 100] if words[0] == "push" and "--claim-check-ms" not in words else [])]
+
+
 def weightfs(server, *words, codes=(0,), **options):
-    finished = process.run([program(), *words], codes=codes, env=clean_environment(server.environment()),
+    finished = process.run(command(*words), codes=codes, env=clean_environment(server.environment()),
                            **options)
     if finished.code != 0:
         assert finished.err.count("\n") == 1, finished
@@ -25,6 +31,28 @@ def weightfs(server, *words, codes=(0,), **options):
 
 def refused(server, *words, **options):
     return weightfs(server, *words, codes=(1,), **options).err
+
+
+def push_first(server, tree, *words, **options):
+    """As version 1."""
+    return weightfs(server, "push", tree, URL, "--version", 1, *words, **options)
+
+
+def begin_push(server, tree):
+    """A push that sends everything but the manifest."""
+    fault = server.fail(1, "status", method="PUT", key="manifest$", status=403, code="AccessDenied")
+    push_first(server, tree, codes=(1,))
+    server.heal(fault)
+
+
+def wait_for(server, fault):
+    server.wait_for(lambda: fault.seen >= fault.at)
+
+
+def kill(running):
+    running.kill()
+    running.communicate()
+    assert running.returncode == -signal.SIGKILL
 
 
 def pull(server, target, *words, url=URL, **options):
@@ -44,7 +72,8 @@ def keys(server, prefix=""):
 
 
 def claim_of(server, version):
-    return json.loads(server.objects.get("tests", f"{SERIES}/{version}/.weightfs/claim").body)
+    """Without its checksum."""
+    return s3_versions.read_claim(server.objects.get("tests", f"{SERIES}/{version}/.weightfs/claim").body)
 
 
 def complete(server):

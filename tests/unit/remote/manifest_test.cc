@@ -65,6 +65,35 @@ TEST(Manifest, SurvivesEncodingAndDecoding) {
   EXPECT_EQ(decoded->files[2].mode, 0400U);
 }
 
+TEST(Claim, SaysWhomItTakesOver) {
+  const Claim claim{.push = kPush, .source = "host", .created_ns = 5, .taken_over = true, .take = "x", .replaces = "y"};
+  const auto decoded = Claim::Decode(claim.Encode());
+  ASSERT_TRUE(decoded.has_value());
+  EXPECT_EQ(decoded->Encode(), claim.Encode());
+  EXPECT_EQ(decoded->take, "x");
+  EXPECT_EQ(decoded->replaces, "y");
+  EXPECT_TRUE(Claim::Decode(std::string("{\"weightfs-claim\":1,\"push\":\"") + kPush +
+                            "\",\"source\":\"\",\"created\":1}\n"));
+}
+
+TEST(Claim, EveryChangedBitOfItsFieldsIsDamage) {
+  const std::string text = Claim{.push = kPush, .source = "host", .created_ns = 5, .replaces = kPush}.Encode();
+  for (size_t bit = 0; bit < text.find("sha256") * 8; ++bit) {
+    std::string changed = text;
+    changed[bit / 8] = static_cast<char>(changed[bit / 8] ^ (1 << bit % 8));
+    EXPECT_FALSE(Claim::Decode(changed)) << changed;
+  }
+}
+
+TEST(Claim, CoversAManifestOfTheOneItReplacesUntilItIsDecided) {
+  const Manifest former{.version = 1, .push = "former"}, own{.version = 1, .push = "own"};
+  EXPECT_TRUE((Claim{.push = "own", .replaces = "former"}).Covers(former));
+  EXPECT_TRUE((Claim{.push = "own", .removing = true, .replaces = "former"}).Covers(former));
+  EXPECT_FALSE((Claim{.push = "own"}).Covers(former));
+  EXPECT_TRUE((Claim{.push = "own"}).Covers(own));
+  EXPECT_FALSE((Claim{.push = "own", .removing = true}).Covers(own));
+}
+
 // The example of docs/FORMAT.md section 11.
 TEST(Manifest, IsEncodedAsDocumented) {
   constexpr int64_t kTime = 1'767'225'600'000'000'000;

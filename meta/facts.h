@@ -25,6 +25,10 @@ inline constexpr const char* kLastVersionFact = "last_version";
 // Namespace::PublishTree or UnpublishTree has not ended. The value is the number, too.
 inline constexpr const char* kPublishingFact = "publishing/";
 
+// The time of the latest publication, in nanoseconds since the epoch. Later ones have greater times, whatever the clock
+// says (Namespace::PublishTree).
+inline constexpr const char* kLastPublicationFact = "last_publication";
+
 std::string EncodeFact(uint64_t number);
 // Returns kCorrupt or kVersion when the bytes are not a number.
 Result<uint64_t> DecodeFact(std::string_view bytes);

@@ -104,13 +104,13 @@ Result<void> HeldClaim::DeleteObjects(std::span<const std::string> keys) const {
   return DeleteVersions(objects);
 }
 
-Result<bool> HeldClaim::DeleteManifest() const {
-  bool kept = false;
-  RETURN_IF_ERROR(Change([&]() -> Result<void> {
-    ASSIGN_OR_RETURN(kept, series_.bucket().DeleteObject(series_.ManifestKey(version_), interrupted_, {.once = true}));
+Result<void> HeldClaim::DeleteManifest(bool* kept) const {
+  return Change([&]() -> Result<void> {
+    ASSIGN_OR_RETURN(const bool marks,
+                     series_.bucket().DeleteObject(series_.ManifestKey(version_), interrupted_, {.once = true}));
+    if (kept != nullptr && marks) *kept = true;
     return {};
-  }));
-  return kept;
+  });
 }
 
 Result<void> HeldClaim::Release() {

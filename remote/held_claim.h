@@ -41,8 +41,8 @@ class HeldClaim {
   Result<void> AbortUploads(std::span<const s3::UploadInfo> uploads) const;
   Result<void> DeleteObjects(std::span<const std::string> keys) const;
   Result<void> DeleteVersions(std::span<const s3::ObjectVersion> versions) const;
-  // Returns true if the bucket keeps it as an old version.
-  Result<bool> DeleteManifest() const;
+  // Sets `kept`, if it is not null, to true if the bucket keeps it as an old version.
+  Result<void> DeleteManifest(bool* kept = nullptr) const;
   // Deletes the claim itself, and holds none afterwards.
   Result<void> Release();
   // Waits, unless it is interrupted (kCancelled).

@@ -253,8 +253,7 @@ class Pruner {
       const auto remove = [&] { return RemoveOneByOne(VersionsOf(manifest, contents)); };
       RETURN_IF_ERROR(held != nullptr ? held->Change(remove) : remove());
     } else {
-      ASSIGN_OR_RETURN(const bool kept, held->DeleteManifest());
-      report_.leaves_old_versions = report_.leaves_old_versions || kept;
+      RETURN_IF_ERROR(held->DeleteManifest(&report_.leaves_old_versions));
     }
     RETURN_IF_ERROR(held != nullptr ? held->AbortUploads(contents.uploads)
                                     : bucket.AbortMultipartUploads(contents.uploads, options_.interrupted));

@@ -30,6 +30,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kAttempts = 3;
+constexpr std::chrono::milliseconds kPause{500};  // after a manifest whose answer was lost
 
 int64_t Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -337,7 +338,7 @@ Result<void> Pusher::WriteManifest() {
     const bool is_gone = !found && found.error().code == ErrorCode::kNotFound;
     if (!found && !is_gone && found.error().code != ErrorCode::kCorrupt) return found.error();
     if (is_gone && is_open && attempt == kAttempts) return put.error();
-    if (!is_gone) RETURN_IF_ERROR(claim_->held().DeleteManifest());
+    RETURN_IF_ERROR(is_gone ? claim_->held().Wait(kPause * attempt) : claim_->held().DeleteManifest());
   }
   return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kAttempts)};
 }

@@ -13,6 +13,9 @@
 namespace weightfs::remote {
 namespace {
 
+constexpr int kAttempts = 5;  // to make a claim; none begins before the claim is looked for
+constexpr std::chrono::milliseconds kPause{300};
+
 std::string Origin(const Claim& claim) {
   return fmt::format("from {}, {}", claim.source, FormatUtc(claim.created_ns));
 }
@@ -44,11 +47,10 @@ bool PushClaim::IsEarlier(const Claim& claim) const {
 Result<void> PushClaim::Take() {
   ASSIGN_OR_RETURN(auto found, held_.Find());
   if (!found) {
-    const auto made = Make();
-    if (made && *made) return CheckConditions();
-    if (!made && made.error().code != ErrorCode::kIo) return made.error();
+    ASSIGN_OR_RETURN(const bool made, Make());
+    if (made) return CheckConditions();
     ASSIGN_OR_RETURN(found, held_.Find());
-    if (!found) return made ? Error{ErrorCode::kBusy, url() + ": another push or prune is ending there"} : made.error();
+    if (!found) return Error{ErrorCode::kBusy, url() + ": another push or prune is ending there; repeat this one"};
   }
   const Claim& claim = found->claim;
   const bool ours = claim.push == manifest_.push;
@@ -80,12 +82,19 @@ Result<bool> PushClaim::Make() {
   ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
   const bool found = !listing.objects.empty() || !uploads.empty();
   const std::string text = Ours(/*taken_over=*/found).Encode();
-  auto put = series_.bucket().PutObject(key(), text, {.if_none_match = true, .once = true}, options_.interrupted);
-  if (!put && put.error().code == ErrorCode::kExists) return false;
-  if (!put) return put.error();
-  trusts_objects_ = is_new_ = !found;
-  held_.Hold({.text = text, .etag = std::move(*put)});
-  return true;
+  for (int attempt = 1;; ++attempt) {
+    auto put = series_.bucket().PutObject(key(), text, {.if_none_match = true, .once = true}, options_.interrupted);
+    if (put) {
+      trusts_objects_ = is_new_ = !found;
+      held_.Hold({.text = text, .etag = std::move(*put)});
+      return true;
+    }
+    if (put.error().code == ErrorCode::kExists) return false;
+    if (put.error().code != ErrorCode::kIo || attempt == kAttempts) return put.error();
+    ASSIGN_OR_RETURN(const auto existing, held_.Find());
+    if (existing) return false;
+    RETURN_IF_ERROR(held_.Wait(kPause * attempt));
+  }
 }
 
 // The objects of one version are all sent with the same options.

@@ -206,6 +206,7 @@ class Namespace {
   // Makes mutable what an interrupted PublishTree or UnpublishTree has left immutable, and removes the fact.
   Result<void> RecoverPublication(InodeId ino) EXCLUDES(mutex_);
   Result<uint64_t> NextVersionLocked() REQUIRES(mutex_);
+  Result<Timestamp> NextPublicationTimeLocked(KvBatch* batch) REQUIRES(mutex_);
 
   Result<void> RemoveLocked(const EntryLocation& location) REQUIRES(mutex_);
   Result<void> TryRemoveLocked(const EntryLocation& location) REQUIRES(mutex_);

@@ -197,6 +197,16 @@ Result<uint64_t> Namespace::NextVersionLocked() {
   return std::max(UtcVersion(Timestamp::Now().seconds * 1'000'000'000), last.value_or(0) + 1);
 }
 
+// `push --watch` tells by the times which of two publications is the later one.
+Result<Timestamp> Namespace::NextPublicationTimeLocked(KvBatch* batch) {
+  constexpr uint64_t kSecond = 1'000'000'000;
+  ASSIGN_OR_RETURN(const auto last, ReadFact(catalog_, kLastPublicationFact));
+  const Timestamp now = Timestamp::Now();
+  const uint64_t time = std::max(static_cast<uint64_t>(now.seconds) * kSecond + now.nanoseconds, last.value_or(0) + 1);
+  batch->Put(keys::Store(kLastPublicationFact), EncodeFact(time));
+  return Timestamp{static_cast<int64_t>(time / kSecond), static_cast<uint32_t>(time % kSecond)};
+}
+
 Result<PublicationRecord> Namespace::GetPublication(InodeId ino) {
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
   {
@@ -260,7 +270,6 @@ Result<PublicationRecord> Namespace::TryPublish(Tree& tree, std::optional<uint64
 Result<PublicationRecord> Namespace::AddPublication(const Tree& tree, std::optional<uint64_t> version) {
   PublicationRecord publication;
   publication.id = NewUuid();
-  publication.time = Timestamp::Now();
   publication.files = tree.files();
   publication.bytes = tree.bytes();
   MutexLock lock(mutex_);
@@ -269,8 +278,11 @@ Result<PublicationRecord> Namespace::AddPublication(const Tree& tree, std::optio
   } else {
     ASSIGN_OR_RETURN(publication.version, NextVersionLocked());
   }
+  KvBatch facts;
+  ASSIGN_OR_RETURN(publication.time, NextPublicationTimeLocked(&facts));
+  if (!version) facts.Put(keys::Store(kLastVersionFact), EncodeFact(publication.version));
   InodeTransaction transaction(catalog_, {tree.top()});
-  if (!version) transaction.batch().Put(keys::Store(kLastVersionFact), EncodeFact(publication.version));
+  transaction.batch().Append(std::move(facts));
   transaction.PutAttribute(tree.top(), kPublicationName, publication.Encode(), std::nullopt);
   transaction.batch().Delete(PublishingKey(tree.top()->id));
   RETURN_IF_ERROR(transaction.CommitPublication());

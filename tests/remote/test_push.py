@@ -209,7 +209,7 @@ def test_an_unfinished_push_of_somebody_else(server, tree, local, target):
 def test_a_push_that_was_taken_over_makes_no_version(server, start, tree, local, target):
     """The first push reads its claim again before it writes the manifest; that request is held."""
     sums = server.fail(1, "hold", method="PUT", key="/sums/0$")
-    first = start(server, "push", tree, URL, "--version", "5")
+    first = start(server, "push", tree, URL, "--version", "5", "--claim-check-ms", "600000")
     server.wait_for_fault()
     server.fail(1, "hold", method="GET", key="/claim$")
     server.heal(sums)

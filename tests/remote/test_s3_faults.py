@@ -95,6 +95,20 @@ def test_a_service_that_never_answers_is_given_up(server, probe):
     assert probe("list")["reported"] == [], "a failure that passes at once is not reported"
 
 
+def test_no_attempt_waits_until_the_time_is_over(server, probe):
+    """The pause before it counts, too."""
+    server.fail(1, "status", every=True, retry_after=60)
+    assert probe.refused("list", give_up=5).answer["requests"] == 1
+
+
+def test_a_slow_answer_that_stalls_is_repeated(server, probe, source):
+    """A single attempt to complete an upload may be silent for longer than all attempts of another request."""
+    upload = probe("upload", key="k", file=source, keep_upload=True)["upload_id"]
+    server.fail(1, "silence", method="POST", times=1)
+    assert probe("complete", key="k", upload_id=upload, stall=1, give_up=5)["retries"] == 1
+    assert server.objects.get("tests", "k").body == source.read_bytes()
+
+
 def test_retry_after_is_honored(server, probe):
     server.fail(1, "status", retry_after=2)
     assert probe("list")["seconds"] >= 2

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "meta/facts.h"
@@ -157,6 +158,19 @@ TEST_F(Publishing, VersionsFromTheTimeGrow) {
   MakeDirectory("n");
   EXPECT_EQ(Publish("n", 1000)->version, 1000U);
   EXPECT_EQ(Publish("n", kMaximumVersion + 1).error().code, ErrorCode::kInvalid);
+}
+
+TEST_F(Publishing, TimesGrowThoughTheClockIsSetBack) {
+  constexpr uint64_t kLater = uint64_t{4'000'000'000} * 1'000'000'000 + 999'999'999;  // of a clock that was wrong
+  KvBatch batch;
+  batch.Put(keys::Store(kLastPublicationFact), EncodeFact(kLater));
+  ASSERT_OK(store_.kv().Write(std::move(batch)));
+  const auto first = Publish("d");
+  ASSERT_OK(first);
+  EXPECT_EQ(first->time, (Timestamp{4'000'000'001, 0}));
+  ASSERT_OK(Unpublish("d"));
+  ASSERT_OK(store_.Remount());
+  EXPECT_EQ(Publish("d")->time, (Timestamp{4'000'000'001, 1}));
 }
 
 TEST_F(Publishing, SurvivesARemountAndCanBeReverted) {

@@ -155,8 +155,8 @@ class Watch {
     }
     const auto left = std::ranges::count_if(outcomes_, [&](const auto& entry) { return IsLeft(entry.second); });
     if (left == 0) return kSuccess;
-    Print(stderr, fmt::format("weightfs: {}: {} published director{} not pushed\n", Printable(*arguments_.watched), left,
-                              left == 1 ? "y was" : "ies were"));
+    Print(stderr, fmt::format("weightfs: {}: {} published director{} not pushed\n", Printable(*arguments_.watched),
+                              left, left == 1 ? "y was" : "ies were"));
     return kFailure;
   }
 

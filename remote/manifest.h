@@ -6,7 +6,7 @@
 //   PREFIX/NAME/N/PATH                   the bytes of the file PATH, as they are
 //   PREFIX/NAME/N/.weightfs/claim        who pushes, has pushed or removes the version
 //   PREFIX/NAME/N/.weightfs/sums/I       checksums: slice I of all checksums of the version
-//   PREFIX/NAME/N/.weightfs/manifest     written last: without it, or if another one has the claim, there is no such
+//   PREFIX/NAME/N/.weightfs/manifest     written last: without it, or without a claim that covers it, there is no such
 //                                        version
 #pragma once
 

@@ -215,12 +215,13 @@ class Pruner {
       if (options_.all_versions) return RemoveOneByOne(VersionsOf(series_.ClaimKey(version), contents));
       return held.Release();
     }
-    return Error{ErrorCode::kNotEmpty, fmt::format("{}: another program writes there while it is removed; the next prune "
-                                                   "continues", series_.url(version))};
+    return Error{ErrorCode::kNotEmpty,
+                 fmt::format("{}: another program writes there while it is removed; the next prune continues",
+                             series_.url(version))};
   }
 
-  // Looks whether the push with the claim `former` was faster. The manifest of a push that had lost its claim before does
-  // not count.
+  // Looks whether the push with the claim `former` was faster. The manifest of a push that had lost its claim before
+  // does not count.
   Result<void> Decide(uint64_t version, const StoredClaim& former, HeldClaim* held, Claim ours) {
     const auto manifest = series_.LoadManifest(version, options_.interrupted);
     if (!manifest && !IsUnreadable(manifest.error().code) && manifest.error().code != ErrorCode::kNotFound) {
@@ -236,16 +237,16 @@ class Pruner {
     return held->Replace(StoredClaim(held->held()), ours);
   }
 
-  // Removes what an earlier prune has left of a version without objects: their old versions. They have ids of their own,
-  // and the claim goes last.
+  // Removes what an earlier prune has left of a version without objects: their old versions. They have ids of their
+  // own, and the claim goes last.
   Result<void> RemoveDeleted(uint64_t version, const Contents& contents) {
     RETURN_IF_ERROR(RemoveFiles(version, contents, nullptr));
     return RemoveOneByOne(VersionsOf(series_.ClaimKey(version), contents));
   }
 
   // Removes all but the claim. Of old versions those that were listed, and none that a push has made since: a delete
-  // marker goes after the content that it hides, which would be the current version otherwise. `held`: null if there are
-  // only old versions.
+  // marker goes after the content that it hides, which would be the current version otherwise. `held`: null if there
+  // are only old versions.
   Result<void> RemoveFiles(uint64_t version, const Contents& contents, const HeldClaim* held) {
     const s3::Bucket& bucket = series_.bucket();
     const std::string manifest = series_.ManifestKey(version), claim = series_.ClaimKey(version);

@@ -236,8 +236,8 @@ Result<void> Pusher::SendAndVerify() {
   }
 }
 
-// A prune or a push that the claim has ended may have removed or written objects late. kNotFound: some are missing; those
-// of others are deleted, so that no later attempt trusts them.
+// A prune or a push that the claim has ended may have removed or written objects late. kNotFound: some are missing;
+// those of others are deleted, so that no later attempt trusts them.
 Result<void> Pusher::CheckObjects() const {
   ASSIGN_OR_RETURN(const auto objects, ListObjects());
   std::vector<std::string> foreign;

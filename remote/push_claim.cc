@@ -42,8 +42,8 @@ bool PushClaim::IsEarlier(const Claim& claim) const {
          claim.published_ns != 0 && claim.published_ns < manifest_.published_ns;
 }
 
-// A claim that exists may be our own: of an interrupted push, or of an attempt whose answer was lost. One that was taken
-// over is replaced again, because the program that did so may still be deleting.
+// A claim that exists may be our own: of an interrupted push, or of an attempt whose answer was lost. One that was
+// taken over is replaced again, because the program that did so may still be deleting.
 Result<void> PushClaim::Take() {
   ASSIGN_OR_RETURN(auto found, held_.Find());
   if (!found) {

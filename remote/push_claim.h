@@ -29,8 +29,8 @@ class PushClaim {
   Result<void> Take();
   // Ends the push or prune that has the claim `former`, and removes what another push has sent. The claim is replaced
   // first, and before the first deletion it says that the version is not complete, whatever is there: no interruption
-  // leaves a complete version that lacks objects. kExists: the other push has completed the version meanwhile, and keeps
-  // it. kBusy: `former` is not the claim any more.
+  // leaves a complete version that lacks objects. kExists: the other push has completed the version meanwhile, and
+  // keeps it. kBusy: `former` is not the claim any more.
   Result<void> TakeOver(const StoredClaim& former);
   // By which the holder changes what others may have written.
   const HeldClaim& held() const { return held_; }

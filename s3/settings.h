@@ -33,8 +33,8 @@ struct Settings {
   // A transfer that moves less than 1 KiB/s for so long is stalled and is retried, and so is a request that gets no
   // answer for so long after its last byte was sent.
   unsigned stall_timeout_s = 30;
-  // No attempt follows when those before have failed for so long, with the pauses between them and the next one. Of each
-  // one at most the time of a stall counts, so a slow transfer that breaks is repeated.
+  // No attempt follows when those before have failed for so long, with the pauses between them and the next one. Of
+  // each one at most the time of a stall counts, so a slow transfer that breaks is repeated.
   unsigned give_up_after_s = 120;
   // Called, on the client's thread, with one full line when a request is repeated that has failed for `quiet_s`
   // already, counted in the same way; at most once in that time.

@@ -18,7 +18,8 @@ PART = 5 * MIB   # the least size of a part of an upload
 
 def command(*words):
     """The program with these words. A push compares its claim often, so that a take-over need not wait for seconds."""
-    return [program(), *words, *(["--claim-check-ms", 100] if words[0] == "push" and "--claim-check-ms" not in words else [])]
+    compares = words[0] == "push" and "--claim-check-ms" not in words
+    return [program(), *words, *(["--claim-check-ms", 100] if compares else [])]
 
 
 def weightfs(server, *words, codes=(0,), **options):

@@ -759,7 +759,7 @@ MUTANTS = [
            ("tests/remote/test_claim_races.py -k arrives_late",)),
     Mutant("watch-left", "push --watch fails if a directory was not pushed, also if it was unpublished meanwhile.",
            "cli/push.cc",
-           "entry.second.done && entry.second.name == outcome.name", "entry.second.done",
+           "entry.second.name == outcome.name", "entry.second.name.empty() == outcome.name.empty()",
            ("tests/remote/test_claim_races.py -k was_unpublished",)),
     Mutant("json-depth", "Foreign JSON cannot exhaust the stack.",
            "common/json.h",

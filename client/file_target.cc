@@ -249,8 +249,8 @@ Result<void> OpenFile::AdoptDescriptor() {
     return Failed(writes() ? "the descriptor is not open for writing" : "the descriptor is not open for reading",
                   EBADF);
   }
-  // A duplicate shares its flags with the caller. With O_APPEND the kernel ignores offsets and would write the pieces in
-  // order of arrival. cuFile refuses regular files with any of these flags.
+  // A duplicate shares its flags with the caller. With O_APPEND the kernel ignores offsets and would write the pieces
+  // in order of arrival. cuFile refuses regular files with any of these flags.
   constexpr int kRefused = O_APPEND | O_NONBLOCK | O_NOFOLLOW | (O_TMPFILE & ~O_DIRECTORY);
   const bool appends = (flags & O_APPEND) != 0 && writes();
   struct stat status {};

@@ -73,7 +73,7 @@ constexpr std::array<Meaning, 25> kMeanings{{
     {5015, EINVAL, "the memory belongs to another CUDA context than the GPU's primary one"},
     {5016, ENOMEM, "more memory than cuFile may pin"},
     {5018, EOPNOTSUPP, "not supported for this kind of file"},
-    {5019, EOPNOTSUPP, "the file is open with a flag that cuFile refuses (O_APPEND, O_NONBLOCK, O_NOFOLLOW, O_TMPFILE)"},
+    {5019, EOPNOTSUPP, "the file is open with a flag that cuFile refuses, such as O_APPEND or O_NONBLOCK"},
     {5020, EOPNOTSUPP, "the file is not open for direct I/O"},
     {5022, EINVAL, "an argument that is not possible"},
     {5023, EEXIST, "the memory is pinned already"},
@@ -153,7 +153,7 @@ struct FilesystemName {
   const char* name;
 };
 constexpr std::array<FilesystemName, 3> kSinceCufile116{
-    {{0x794C7630, "overlayfs"}, {TMPFS_MAGIC, "tmpfs"}, {FUSE_SUPER_MAGIC, "a FUSE mount, such as a mount of weightfs"}}};
+    {{0x794C7630, "overlayfs"}, {TMPFS_MAGIC, "tmpfs"}, {FUSE_SUPER_MAGIC, "a FUSE mount, such as one of weightfs"}}};
 
 // What makes cuFile refuse files that the host itself reads: it asks udev for a file's device, and its versions before
 // 1.16 know few filesystems (found by trying 1.11 to 1.20).
@@ -185,8 +185,8 @@ Result<void> CheckMachine() {
       if (access(fmt::format("/dev/nvidia-fs{}", i).c_str(), F_OK) == 0) return {};
     }
     return Error{ErrorCode::kNotSupported,
-                 "cuFile is not used: the nvidia-fs module is loaded, but /dev/nvidia-fs* is missing; a container needs "
-                 "these devices of its host"};
+                 "cuFile is not used: the nvidia-fs module is loaded, but /dev/nvidia-fs* is missing; a container needs"
+                 " these devices of its host"};
   }
   return {};
 }

@@ -164,6 +164,15 @@ class Drawing(Block):
         return super().forward(x * random.random())
 
 
+class Shuffling(Block):
+    """The same numbers, in another order."""
+
+    def forward(self, x):
+        order = list(range(len(x)))
+        random.shuffle(order)
+        return self.linear(x[order]).relu()
+
+
 class Caching(Block):
     """Fills an object that it is called with, as with keys and values."""
 
@@ -191,7 +200,7 @@ class Scaling(Block):
         return super().forward(x * self.scale)
 
 
-@pytest.mark.parametrize("block", [Drawing, Caching, Doubling, Scaling])
+@pytest.mark.parametrize("block", [Drawing, Shuffling, Caching, Doubling, Scaling])
 def test_a_forward_that_cannot_be_repeated_is_refused(memory_folder, block):
     model = weightfs.offload.offload(Chain(block), memory_folder / "model", "4M")
     optimizer = weightfs.offload.Adam(model)

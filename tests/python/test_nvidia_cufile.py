@@ -16,8 +16,8 @@ from harness.filesystems import program
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = Path(sys.prefix) / "nvidia"   # where scripts/setup installs them
 
-# Each of 8 threads has a handle of its own, and writes, overwrites and reads new and existing files at odd offsets, with
-# pinned memory and with descriptors of every kind.
+# Each of 8 threads has a handle of its own, and writes, overwrites and reads new and existing files at odd offsets,
+# with pinned memory and with descriptors of every kind.
 STEPS = """
 import os, sys, threading
 from fake_gpu import FakeGpu
@@ -100,9 +100,9 @@ def machine(local, cufile):
             device = os.stat(folder).st_dev
             facts = shown / f"run/udev/data/b{os.major(device)}:{os.minor(device)}"
             facts.write_text("I:1\nE:ID_FS_USAGE=filesystem\nE:ID_FS_TYPE=ext4\nG:systemd\n")
-        made.update(os.environ, LD_PRELOAD=str(FOLDER / "libweightfs_fake_machine.so"), WEIGHTFS_FAKE_MACHINE=str(shown),
-                    WEIGHTFS_CUDA_LIBRARY=str(LIBRARY), WEIGHTFS_CUFILE_LIBRARY=str(cufile),
-                    CUFILE_LOGFILE_PATH=str(local / "cufile.log"), PYTHONPATH=os.pathsep.join(sys.path))
+        made.update(os.environ, LD_PRELOAD=str(FOLDER / "libweightfs_fake_machine.so"),
+                    WEIGHTFS_FAKE_MACHINE=str(shown), WEIGHTFS_CUDA_LIBRARY=str(LIBRARY),
+                    WEIGHTFS_CUFILE_LIBRARY=str(cufile), CUFILE_LOGFILE_PATH=str(local / "cufile.log"), PYTHONPATH=os.pathsep.join(sys.path))
         made.pop("WEIGHTFS_GDS_MODE", None)
         made.pop("WEIGHTFS_PROC_MODULES", None)
         return made
@@ -189,6 +189,7 @@ def test_our_declarations_match_nvidias_headers(cuda):
     headers = list(PACKAGES.glob(f"{cuda}/nvidia/*/include"))
     if not headers:
         pytest.skip(f"needs NVIDIA's headers for CUDA {cuda} in .venv/nvidia: scripts/setup installs them")
-    done = run(["c++", "-std=c++20", "-fsyntax-only", "-fno-access-control", f"-I{ROOT}", *(f"-isystem{folder}" for folder in headers),
+    folders = [f"-I{ROOT}", *(f"-isystem{folder}" for folder in headers)]
+    done = run(["c++", "-std=c++20", "-fsyntax-only", "-fno-access-control", *folders,
                 ROOT / "tests/support/fake_gpu/nvidia_headers.cc"], os.environ)
     assert done.returncode == 0, done.stderr

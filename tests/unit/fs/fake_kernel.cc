@@ -2,6 +2,7 @@
 #include "tests/unit/fs/fake_kernel.h"
 
 #include <dlfcn.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -110,6 +111,11 @@ KernelReply FakeKernel::Ask(uint32_t opcode, uint64_t node, std::string_view bod
     if (reply.unique != 0 || reply.error == -ENOTCONN) return reply;
     notifications.push_back(std::move(reply));
   }
+}
+
+bool FakeKernel::HasNext(std::chrono::milliseconds wait) const {
+  pollfd readable{.fd = socket_, .events = POLLIN, .revents = 0};
+  return poll(&readable, 1, static_cast<int>(wait.count())) > 0;
 }
 
 void FakeKernel::Tell(uint32_t opcode, uint64_t node, std::string_view body) { Send(opcode, node, body); }

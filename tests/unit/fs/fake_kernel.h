@@ -5,6 +5,7 @@
 
 #include <linux/fuse.h>
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -65,6 +66,8 @@ class FakeKernel {
   void TellNothing();
   // Waits for the next message, of any request that Tell has sent.
   KernelReply Next() { return Receive(); }
+  // True if a message arrives within the time.
+  bool HasNext(std::chrono::milliseconds wait) const;
   std::vector<KernelReply> notifications;
   uint32_t process = 0;  // of the next requests
 

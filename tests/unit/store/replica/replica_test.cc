@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -358,9 +359,17 @@ TEST(Replica, ALackOfMemoryIsNoDamage) {
   ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
   const uint64_t used = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   for (const uint64_t left : {replica::kRootCapacity / 2, replica::kLargestFrame / 2}) {  // too little for each
-    const struct rlimit little = {used + left, before.rlim_max};
+    const struct rlimit little = {used + 4 * left, before.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
+    // The allocator has free memory of its own, too. One piece of `left` bytes remains.
+    void* last = std::malloc(left);
+    *static_cast<volatile char*>(last) = 0;  // so that the compiler does not remove it
+    std::vector<void*> taken;
+    taken.reserve(little.rlim_cur / left);
+    while (void* piece = std::malloc(left)) taken.push_back(piece);
+    std::free(last);
     const auto state = InspectReplica(devices, {}, *restarted.kv);
+    std::for_each(taken.begin(), taken.end(), std::free);
     ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
     ASSERT_FALSE(state.has_value()) << left;
     EXPECT_EQ(state.error().code, ErrorCode::kNoMemory) << left;

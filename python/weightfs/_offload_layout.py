@@ -126,7 +126,7 @@ class Group:
     def __init__(self, name, members):
         self.name, self.members, self.uses, self.live = name, members, 0, None
         self.on_gradient, self.tensors = lambda group: None, []
-        self._versions, self._before = [], []   # of all tensors, and the bytes of the buffers, at the last comparison
+        self._versions, self.buffers = [], []   # of all tensors, and the bytes of the buffers, at the last comparison
         self.layout = Layout([(member.shape, member.dtype) for member in members])
         self._views = {}        # address of the memory -> the tensors there
         self.entry = None       # of the tensors, in the cache
@@ -189,24 +189,32 @@ class Group:
                     tensor.copy_(now)
         # Not all changes of a buffer count in its version: those through .data and of batch_norm do not.
         if self._versions == [tensor._version for tensor in self.live] and all(
-                map(torch.equal, self._buffers(self.live), self._before)):
+                map(torch.equal, self._buffers(self.live), self.buffers)):
             return False
         self._remember(self.live)
         return True
 
     def undo(self):
-        """Gives the buffers the content that they had at bind() or the last changed()."""
+        """Gives the buffers the content that they had at bind() or the last changed(). RuntimeError if a parameter has
+        changed since."""
         for member, tensor in zip(self.members, self.live):
             if member.bound is not tensor:
                 member.bind(tensor)
-        for memory, before in zip(self._buffers(self.live), self._before):
+        self.set_buffers(self.buffers)
+        versions, self._versions = self._versions, [tensor._version for tensor in self.live]
+        for member, before, now in zip(self.members, versions, self._versions):
+            if member.is_parameter and before != now:
+                raise RuntimeError(f"the forward of its block changes {member.name}, and the backward, which runs the "
+                                   "forward again, has changed it once more: change it outside the forward")
+
+    def set_buffers(self, content):
+        for memory, before in zip(self._buffers(self.live), content):
             if not torch.equal(memory, before):
                 memory.copy_(before)
-        self._versions = [tensor._version for tensor in self.live]
 
     def _remember(self, tensors):
         self._versions = [tensor._version for tensor in tensors]
-        self._before = [memory.clone() for memory in self._buffers(tensors)]
+        self.buffers = [memory.clone() for memory in self._buffers(tensors)]
 
     def _buffers(self, tensors):
         """The bytes of the buffers, because torch does not compare all types. Their changes count in no version."""

@@ -8,6 +8,9 @@ import inspect
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from weightfs import _native
+
+_PIECE = 1 << 20   # elements
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -32,6 +35,7 @@ class Stage:
         self.store.check_optimizer(self.groups)
         call = _Call(self, args, kwargs)
         with self.store.bound(self.groups), torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
+            call.buffers = self.store.buffers(self.groups)
             outputs = self._own(self.run(args, kwargs))
             self._refuse_kept_weights(outputs, args, kwargs)
         call.ended = True
@@ -98,7 +102,8 @@ class _Call:
         self._random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._cuda]
         self._autocast = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
                           for device in sorted({"cpu", stage.store.device.type})]
-        self._saved = []       # (shape, type, checksum) of the tensors that autograd saved
+        self.buffers = []      # those that the forward began with
+        self._saved = []       # (shape, type, place of a weight or checksum) of the tensors that autograd saved
         self._tensors = None   # the same tensors, computed again
         self._bound = contextlib.ExitStack()
 
@@ -127,28 +132,34 @@ class _Call:
         torch.autograd.Variable._execution_engine.queue_callback(self._store.end_backward)
         tensors = []
         hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: tensors.append(tensor.detach()), self._no_graph)
+            lambda tensor: tensors.append(self._kept(tensor.detach())), self._no_graph)
         with self._store.exclusive(), contextlib.ExitStack() as bound:
             bound.enter_context(self._store.held(self._stage.groups))
-            with self._store.unchanged(self._stage.groups), self._as_before(), hooks, self._explained():
+            with self._store.with_buffers(self.buffers), self._as_before(), hooks, self._explained():
                 args, kwargs = tree_unflatten(self._leaves, self._structure)
                 self._stage.run(args, kwargs)
             self._compare(tensors)
             self._bound = bound.pop_all()
         self._tensors, self._store.recomputed = tensors, self
 
+    def _kept(self, tensor):
+        """Buffers have their present content again after the forward."""
+        is_buffer = self._stage._is_in_buffer(tensor) and self._store.place_of(tensor) is None
+        return tensor.clone() if is_buffer else tensor
+
     def _no_graph(self, _):
         raise RuntimeError(f"a tensor that {self._stage.name} kept in its backward, which runs the forward again, has "
                            "no gradient: use the tensor that it kept in its forward")
 
     def _described(self, tensor):
-        """The weights are those of the step."""
-        bits = None if self._stage._is_in_buffer(tensor) else _checksum(tensor.detach())
-        return tensor.shape, tensor.dtype, bits
+        """The weights are those of the step: only which one it is has to be compared."""
+        place = self._store.place_of(tensor) if self._stage._is_in_buffer(tensor) else None
+        content = (*place, tensor.stride()) if place is not None else _checksum(tensor.detach())
+        return tensor.shape, tensor.dtype, content
 
     def _compare(self, tensors):
         again = [self._described(tensor) for tensor in tensors]
-        if len(again) != len(self._saved) or any(map(_differ, again, self._saved)):
+        if again != self._saved:
             raise self._not_repeated("computed other numbers")
 
     @contextlib.contextmanager
@@ -163,8 +174,8 @@ class _Call:
     def _not_repeated(self, what):
         return RuntimeError(
             f"the backward of {self._stage.name} runs its forward again, which {what}, so its gradients would be "
-            "wrong: the forward changes its arguments, a cache (pass use_cache=False to models of transformers) or "
-            "buffers that it uses, or draws random numbers that are not torch's")
+            "wrong: the forward changes its arguments or a cache (pass use_cache=False to models of transformers), uses "
+            "other weights each time, or draws random numbers that are not torch's")
 
     @contextlib.contextmanager
     def _as_before(self):
@@ -179,27 +190,24 @@ class _Call:
             yield
 
 
-def _differ(one, other):
-    return one[:2] != other[:2] or one[2] is not None and other[2] is not None and not torch.equal(one[2], other[2])
-
-
 def _checksum(tensor):
     """A checksum of the bits in their order, None if the type has none. Bytes are not compared: they are the workspaces
-    of operators, which have undefined parts.
-
-    The elements are laid out as a matrix, of which the sums of the rows, of the columns and what is left over are added
-    up with different factors: two reductions at the speed of memory, which a change of the order changes, too."""
+    of operators, which have undefined parts."""
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype == torch.uint8 or not tensor.numel():
         return None
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    bits = tensor.resolve_neg().contiguous().view(_BITS[tensor.element_size()]).flatten()
-    columns = 1 << bits.numel().bit_length() // 2
-    whole = bits.numel() // columns * columns
-    matrix = bits[:whole].view(-1, columns)
-    return torch.stack([_weighted(matrix.sum(1)), _weighted(matrix.sum(0)), _weighted(bits[whole:])])
+    bits = tensor.resolve_neg().contiguous()
+    if bits.device.type == "cpu":
+        return _native.zip_crc32(bits.data_ptr(), bits.nbytes)
+    return _mixed(bits.view(_BITS[bits.element_size()]).flatten())
 
 
-def _weighted(sums):
-    factors = torch.arange(1, sums.numel() + 1, device=sums.device)
-    return (sums * factors).sum()
+def _mixed(bits):
+    """The sum of the elements, each times a factor that depends on its place (the mixing of splitmix64)."""
+    factors = torch.arange(1, min(len(bits), _PIECE) + 1, device=bits.device) * -0x61C8864680B583EB
+    factors = (factors ^ (factors >> 30)) * -0x40A7B892E31B1A47 | 1
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for piece in bits.split(_PIECE):
+        total = total * 31 + (piece * factors[:len(piece)]).sum()
+    return int(total)

@@ -11,6 +11,7 @@ through one buffer of a fixed size, read ahead in the order of their use.
 
 docs/OFFLOAD.md says what is kept in memory and what a killed program leaves."""
 
+import bisect
 import contextlib
 import os
 import threading
@@ -212,19 +213,37 @@ class _Store:
             if uses == 0:
                 group.unbind()
 
+    def buffers(self, groups):
+        """The content of the buffers of a stage, and of those that stay in memory."""
+        self.take_resident_changes()
+        return [(group, group.buffers) for group in [self.groups[0], *groups]]
+
     @contextlib.contextmanager
-    def unchanged(self, groups):
-        """Changes of buffers during the block, which repeats a forward, are undone."""
+    def with_buffers(self, buffers):
+        """The buffers have a former content during the block, which repeats a forward, and its changes are undone."""
         self.take_resident_changes()
         try:
+            for group, content in buffers:
+                group.set_buffers(content)
             yield
         finally:
-            for group in [self.groups[0], *groups]:
+            for group, _ in buffers:
                 group.undo()
 
     def _take_changes(self, group):
         if group.live is not None and group.changed():
             self.cache.changed(group.entry)
+
+    def place_of(self, tensor):
+        """The name of the group that a tensor in the buffer belongs to, and its offset there in bytes, if it is a
+        parameter or a part of one; otherwise None."""
+        for group in self.groups:
+            if group.live is not None:
+                at = tensor.data_ptr() - self.cache.view(group.entry).data_ptr()
+                if 0 <= at < group.layout.nbytes:
+                    member = group.members[bisect.bisect(group.layout.offsets, at) - 1]
+                    return (group.name, at) if member.is_parameter else None
+        return None
 
     def take_resident_changes(self):
         self._take_changes(self.groups[0])

@@ -9,6 +9,7 @@ import torch
 
 import weightfs.offload
 from offload_models import TOKENS, WORDS, differing, made, offloading   # noqa: F401
+from weightfs import _offload_run
 
 pytestmark = pytest.mark.usefixtures("offloading")
 WIDE = 300
@@ -98,6 +99,37 @@ class Normalized(Block):
         return self.norm(super().forward(x))
 
 
+class Replacing(Block):
+    """Uses a buffer, and puts another one in its place."""
+
+    def __init__(self, chain):
+        super().__init__(chain)
+        self.register_buffer("std", torch.ones(()))
+
+    def forward(self, x):
+        out = x / self.std
+        self.std = 0.9 * self.std + 0.1 * x.detach().std()
+        return self.linear(out)
+
+
+class Scaling(Block):
+    """Changes a buffer in place, and uses it."""
+
+    def __init__(self, chain):
+        super().__init__(chain)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        self.scale.data.mul_(1.5)
+        return super().forward(x * self.scale)
+
+
+class Spectral(Block):
+    def __init__(self, chain):
+        super().__init__(chain)
+        torch.nn.utils.parametrizations.spectral_norm(self.linear)
+
+
 MODELS = {
     "attribute": (lambda: RoutedChain(Routed), (8, WIDE)),
     "hook": (lambda: Chain(Hooked), (8, WIDE)),
@@ -105,6 +137,9 @@ MODELS = {
                                       (4, 7, 256)),
     "attention": (lambda: Chain(Attending), (4, 7, 256)),
     "shared batch norm": (lambda: Chain(Normalized), (8, WIDE)),
+    "spectral norm": (lambda: Chain(Spectral), (8, WIDE)),
+    "replaced buffer": (lambda: Chain(Replacing), (8, WIDE)),
+    "changed buffer": (lambda: Chain(Scaling), (8, WIDE)),
 }
 
 
@@ -173,6 +208,25 @@ class Shuffling(Block):
         return self.linear(x[order]).relu()
 
 
+class Permuting(Block):
+    def forward(self, x):
+        order = list(range(WIDE))
+        random.shuffle(order)
+        return super().forward(x @ torch.eye(WIDE)[order])
+
+
+class Alternating(Block):
+    """Uses another weight, of the same shape, each time."""
+
+    def __init__(self, chain):
+        super().__init__(chain)
+        self.other, self.count = torch.nn.Linear(WIDE, WIDE), 0
+
+    def forward(self, x):
+        self.count += 1
+        return (self.linear, self.other)[self.count % 2](x).relu() + x
+
+
 class Caching(Block):
     """Fills an object that it is called with, as with keys and values."""
 
@@ -190,17 +244,7 @@ class Doubling(Block):
         return super().forward(x.detach().mul_(2))
 
 
-class Scaling(Block):
-    def __init__(self, chain):
-        super().__init__(chain)
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, x):
-        self.scale.data.mul_(1.5)
-        return super().forward(x * self.scale)
-
-
-@pytest.mark.parametrize("block", [Drawing, Shuffling, Caching, Doubling, Scaling])
+@pytest.mark.parametrize("block", [Drawing, Shuffling, Permuting, Alternating, Caching, Doubling])
 def test_a_forward_that_cannot_be_repeated_is_refused(memory_folder, block):
     model = weightfs.offload.offload(Chain(block), memory_folder / "model", "4M")
     optimizer = weightfs.offload.Adam(model)
@@ -211,6 +255,29 @@ def test_a_forward_that_cannot_be_repeated_is_refused(memory_folder, block):
     with torch.no_grad():
         model(torch.randn(8, WIDE))   # the module works on
     weightfs.offload.restore(model)
+
+
+def test_a_forward_that_changes_a_weight_is_refused(memory_folder):
+    class Shrinking(Block):
+        def forward(self, x):
+            with torch.no_grad():
+                self.linear.weight.mul_(0.9)
+            return super().forward(x)
+    model = weightfs.offload.offload(Chain(Shrinking), memory_folder / "model", "4M")
+    weightfs.offload.Adam(model)
+    with pytest.raises(RuntimeError, match="changes blocks.3.linear.weight, .* change it outside the forward"):
+        model(torch.randn(8, WIDE)).backward()
+
+
+def test_every_checksum_tells_the_order(memory_folder):
+    numbers = torch.randperm(3_000_000, dtype=torch.int32)
+    for size in (2, 64, 4096, 3_000_000):
+        some = numbers[:size]
+        for checksum in (_offload_run._checksum, _offload_run._mixed):
+            assert checksum(some) == checksum(some.clone())
+            assert checksum(some) != checksum(some.flip(0))
+    eye = torch.eye(64)
+    assert len({_offload_run._mixed(eye[torch.randperm(64)].view(torch.int32).flatten()) for _ in range(100)}) == 100
 
 
 def chain(folder, block=Block):

@@ -60,7 +60,7 @@ class Pusher {
   Result<Leftovers> FindLeftovers(bool first);
   Result<void> Send(bool first);
   Result<void> SendAndVerify();
-  Result<void> CheckObjects() const;
+  Result<void> CheckObjects();
   Result<void> CheckKeys() const;
   Result<void> CheckMagnitude() const;
   Result<void> CheckSource() const;
@@ -81,6 +81,7 @@ class Pusher {
   std::vector<s3::UploadInfo> leftovers_;  // unfinished uploads that were found
   std::set<std::string> abandoned_;        // ids of uploads that the service does not complete
   std::map<std::string, std::string> etags_;  // of the objects that are there, by their keys
+  std::set<std::string> foreign_;             // objects that another program has replaced
   PushReport report_;
 };
 
@@ -184,6 +185,7 @@ Result<Leftovers> Pusher::FindLeftovers(bool first) {
     if (!abandoned_.contains(upload.upload_id)) leftovers.uploads[upload.key].push_back(upload.upload_id);
   }
   ASSIGN_OR_RETURN(leftovers.objects, ListObjects());
+  for (const std::string& key : foreign_) leftovers.objects.erase(key);
   return leftovers;
 }
 
@@ -236,18 +238,19 @@ Result<void> Pusher::SendAndVerify() {
   }
 }
 
-// A prune or a push that the claim has ended may have removed or written objects late. kNotFound: some are missing;
-// those of others are deleted, so that no later attempt trusts them.
-Result<void> Pusher::CheckObjects() const {
+// A prune or a push that the claim has ended may have removed or written objects late. kNotFound: some are missing, or
+// are those of others. These are sent again and not deleted: a second push of the same source, whose objects may have
+// other ETags, may complete the version at this moment.
+Result<void> Pusher::CheckObjects() {
   ASSIGN_OR_RETURN(const auto objects, ListObjects());
-  std::vector<std::string> foreign;
+  foreign_.clear();
   std::string first;
   const auto check = [&](const std::string& key, uint64_t size) {
     const auto found = objects.find(key);
     const auto etag = etags_.find(key);
     if (found != objects.end() && found->second.Is(size, etag == etags_.end() ? std::string() : etag->second)) return;
     if (first.empty()) first = key;
-    if (found != objects.end()) foreign.push_back(key);
+    if (found != objects.end()) foreign_.insert(key);
   };
   for (const FileEntry& file : manifest().files) check(series_.Key(manifest().version, file.path), file.size);
   uint64_t left = manifest().blocks() * kSumBytes;
@@ -258,7 +261,6 @@ Result<void> Pusher::CheckObjects() const {
   }
   if (first.empty()) return {};
   RETURN_IF_ERROR(claim_->held().Check());
-  RETURN_IF_ERROR(claim_->held().DeleteObjects(foreign));
   return Error{ErrorCode::kNotFound,
                fmt::format("{}: another program has removed or replaced it in the bucket during this push",
                            s3::ToString({series_.bucket().name(), first}))};

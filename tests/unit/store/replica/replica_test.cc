@@ -361,18 +361,26 @@ TEST(Replica, ALackOfMemoryIsNoDamage) {
   for (const uint64_t left : {replica::kRootCapacity / 2, replica::kLargestFrame / 2}) {  // too little for each
     const struct rlimit little = {used + 4 * left, before.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
-    // The allocator has free memory of its own, too. One piece of `left` bytes remains.
+    // The allocator has free memory of its own, too. One piece of `left` bytes remains, with at most a quarter on each
+    // side.
     void* last = std::malloc(left);
     *static_cast<volatile char*>(last) = 0;  // so that the compiler does not remove it
     std::vector<void*> taken;
-    taken.reserve(little.rlim_cur / left);
-    while (void* piece = std::malloc(left)) taken.push_back(piece);
+    taken.reserve(little.rlim_cur / left * 4);
+    for (uint64_t size = left; size >= left / 4; size /= 2) {
+      while (void* piece = std::malloc(size)) taken.push_back(piece);
+    }
     std::free(last);
     const auto state = InspectReplica(devices, {}, *restarted.kv);
     std::for_each(taken.begin(), taken.end(), std::free);
     ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
-    ASSERT_FALSE(state.has_value()) << left;
-    EXPECT_EQ(state.error().code, ErrorCode::kNoMemory) << left;
+    // It depends on the allocator whether the log can be read with that little.
+    if (state.has_value()) {
+      EXPECT_GE(left, replica::kRootCapacity);
+      EXPECT_FALSE(state->CatalogIsBehind());
+    } else {
+      EXPECT_EQ(state.error().code, ErrorCode::kNoMemory) << left;
+    }
   }
 }
 

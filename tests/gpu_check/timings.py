@@ -17,6 +17,7 @@ import torch
 import weightfs
 import weightfs.safetensors
 import weightfs.torch
+from weightfs.tools._pages import drop_pages
 
 
 class Method:
@@ -100,16 +101,6 @@ def methods_of(device):
     return found, missing
 
 
-def forget(path):
-    """Writes the file to the device, and drops it from the page cache."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-
-
 def synchronize(device):
     if device != "cpu":
         torch.cuda.synchronize()
@@ -128,7 +119,7 @@ def read(method, tensor, path, device):
     """Reads into zeros, and compares with the tensor."""
     target = torch.zeros_like(tensor)
     synchronize(device)
-    forget(path)
+    drop_pages(path)
     begin = time.perf_counter()
     made = method.read(target, path)
     if device == "cpu" and made is not None:

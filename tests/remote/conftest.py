@@ -76,9 +76,19 @@ def radosgw():
 
 
 @pytest.fixture
-def tree(local):
-    """A directory to push; see versions.make_tree."""
-    return make_tree(local / "source")
+def tree(local, request):
+    """A directory to push; see versions.make_tree. The module may set the size of the large file as LARGE."""
+    return make_tree(local / "source", **large_of(request))
+
+
+@pytest.fixture
+def rival(local, request):
+    """Another one, of another program that pushes the same version."""
+    return make_tree(local / "rival", **large_of(request))
+
+
+def large_of(request):
+    return {"large": request.module.LARGE} if hasattr(request.module, "LARGE") else {}
 
 
 @pytest.fixture

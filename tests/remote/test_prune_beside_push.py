@@ -6,16 +6,12 @@ import pytest
 
 from harness import process
 from harness.tree import differences
-from versions import (MIB, SERIES, URL, begin_push, claim_of, comparable, complete, keys, kill, make_tree, pull,
+from versions import (MIB, SERIES, URL, begin_push, claim_of, comparable, complete, keys, kill, pull,
                       push_first as push, refused, wait_for, weightfs, write)
 
+LARGE = MIB   # bytes
 PRUNE = ("prune", URL, "--keep", "1", "--unfinished-after", "0")
 FIRST = f"{SERIES}/1/"
-
-
-@pytest.fixture
-def tree(local):
-    return make_tree(local / "source", large=MIB)
 
 
 def left(server, version):

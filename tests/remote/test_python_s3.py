@@ -17,10 +17,7 @@ from versions import MIB, SERIES, URL, comparable, keys, make_tree
 weightfs = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
 s3 = pytest.importorskip("weightfs.s3", reason="another weightfs is imported: pip install . in the root")
 
-
-@pytest.fixture
-def tree(local):
-    return make_tree(local / "source", large=40 * MIB)
+LARGE = 40 * MIB   # bytes
 
 
 def test_a_pull_gives_what_was_pushed(service, tree, target):

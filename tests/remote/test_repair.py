@@ -5,14 +5,10 @@ import json
 import pytest
 
 from harness.tree import differences
-from versions import MIB, SERIES, URL, comparable, keys, make_tree, pull, put, refused, weightfs, write
+from versions import MIB, SERIES, URL, comparable, keys, pull, put, refused, weightfs, write
 
+LARGE = MIB   # bytes
 FIRST = f"{SERIES}/1/"
-
-
-@pytest.fixture
-def tree(local):
-    return make_tree(local / "source", large=MIB)
 
 
 def push(server, tree, *words):

@@ -10,18 +10,9 @@ from harness.tree import differences
 from versions import (MIB, SERIES, URL, begin_push, claim_of, comparable, complete, keys, kill, make_tree, pull,
                       push_first as push, put, refused, wait_for, weightfs, write)
 
+LARGE = MIB   # bytes
 FIRST = f"{SERIES}/1/"
 MANIFEST = FIRST + ".weightfs/manifest"
-
-
-@pytest.fixture
-def tree(local):
-    return make_tree(local / "source", large=MIB)
-
-
-@pytest.fixture
-def rival(local):
-    return make_tree(local / "rival", large=MIB)
 
 
 def assert_sound(server, target, trees):

@@ -26,6 +26,7 @@ import numpy as np
 import weightfs
 import weightfs.hdf5
 from weightfs._numbers import parse_size
+from weightfs.tools._pages import drop_pages
 
 MIB = 1 << 20
 HDF5_DRIVERS = ("sec2", "stdio", "weightfs")
@@ -61,15 +62,6 @@ def make_durable(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def drop_pages(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 

@@ -19,6 +19,7 @@ from weightfs.tools._torch import torch
 import weightfs.safetensors
 from weightfs._memory import advise_huge_pages
 from weightfs._numbers import parse_size
+from weightfs.tools._pages import drop_pages
 from weightfs.tools._program import Parser, run
 
 GB = 1024 ** 3
@@ -100,15 +101,6 @@ def write(model, folder, names):
         serializer.write_state_dict(model)
         serializer.close()
     return paths
-
-
-def drop_pages(path):
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def warm_free_memory(size):

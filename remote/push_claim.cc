@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 #include <vector>
@@ -81,12 +82,26 @@ Result<bool> PushClaim::Make() {
                    series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
   ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
   const bool found = !listing.objects.empty() || !uploads.empty();
-  const std::string text = Ours(/*taken_over=*/found).Encode();
+  const bool is_stale = std::ranges::any_of(listing.objects, [&](const s3::ObjectInfo& object) {
+    return object.key == series_.ManifestKey(manifest_.version);
+  });
+  const Claim ours = Ours(/*taken_over=*/found);
+  Claim first = ours;
+  // With our claim, a manifest of the same source would be that of a complete version. So it is removed as by a prune.
+  if (is_stale) {
+    first.push = RandomId();
+    first.removing = true;
+  }
+  const std::string text = first.Encode();
   for (int attempt = 1;; ++attempt) {
     auto put = series_.bucket().PutObject(key(), text, {.if_none_match = true, .once = true}, options_.interrupted);
     if (put) {
       trusts_objects_ = is_new_ = !found;
-      held_.Hold({.text = text, .etag = std::move(*put)});
+      held_.Hold({.claim = first, .text = text, .etag = std::move(*put)});
+      if (is_stale) {
+        RETURN_IF_ERROR(held_.DeleteManifest());
+        RETURN_IF_ERROR(held_.Replace(StoredClaim(held_.held()), ours));
+      }
       return true;
     }
     if (put.error().code == ErrorCode::kExists) return false;
@@ -151,7 +166,7 @@ Result<void> PushClaim::TakeOver(const StoredClaim& former) {
   RETURN_IF_ERROR(held_.DeleteManifest());
   if (!has_others) return {};
   // A push that goes on compares its claim within this time.
-  if (!existing) RETURN_IF_ERROR(held_.Wait(options_.claim_check + options_.claim_check / 2));
+  RETURN_IF_ERROR(held_.Wait(options_.claim_check + options_.claim_check / 2));
   return RemoveObjects();
 }
 

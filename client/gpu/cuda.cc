@@ -19,6 +19,7 @@ constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
 constexpr int kNoDevice = 100;
 constexpr int kNotReady = 600;
+constexpr int kCapturedElsewhere = 906;  // of the default stream, while a stream that synchronizes with it is captured
 constexpr int kPointerMemoryType = 2;
 constexpr int kPointerDeviceOrdinal = 9;
 constexpr unsigned kMemoryTypeHost = 1;
@@ -214,8 +215,13 @@ Result<void> CudaEvent::RecordOn(uintptr_t stream) const {
   auto* theirs = reinterpret_cast<Cuda::StreamTag*>(stream);  // NOLINT(performance-no-int-to-ptr)
   // Asked first, because recording on the default stream would end another stream's capture.
   int capturing = 0;
-  const auto asked = device_->Call("", [&](const auto& cuda) { return cuda.is_capturing(theirs, &capturing); });
-  if (!asked.has_value() || capturing != 0) {
+  RETURN_IF_ERROR(device_->Call("cannot follow the tensor's stream", [&](const auto& cuda) {
+    const int status = cuda.is_capturing(theirs, &capturing);
+    if (status != kCapturedElsewhere) return status;
+    capturing = 1;
+    return 0;
+  }));
+  if (capturing != 0) {
     return Error{ErrorCode::kInvalid, "a CUDA graph is being captured, which cannot contain transfers of files: start "
                                       "the operation before or after the capture, or on a stream that is not captured"};
   }

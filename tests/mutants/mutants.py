@@ -864,7 +864,7 @@ MUTANTS = [
            ("unit_client_gpu:*CapturesAGraph*",)),
     Mutant("gpu-captured-stream", "A tensor whose stream is captured into a graph is refused.",
            "client/gpu/cuda.cc",
-           "if (!asked.has_value() || capturing != 0) {", "if (!asked.has_value() && capturing != 0) {",
+           "  if (capturing != 0) {\n", "  if (capturing > 1000) {\n",
            ("unit_client_gpu:*CapturesAGraph*",)),
     Mutant("gpu-refusal", "The first file that cuFile refuses is reported.",
            "client/gpu/gpu.cc",

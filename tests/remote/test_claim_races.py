@@ -69,6 +69,22 @@ def test_an_object_of_the_same_size_that_arrives_late_is_replaced(server, start,
     assert_pulled(server, tree, target)
 
 
+def test_a_manifest_without_a_claim_never_completes_a_push(server, start, tree, target):
+    """A late manifest stays behind when a prune has removed the version. The same source is pushed again."""
+    push(server, tree)
+    stale = server.objects.get("tests", MANIFEST).body
+    for key in keys(server, FIRST):
+        server.objects.delete("tests", key)
+    put(server)(MANIFEST, stale)
+    fault = server.fail(1, "hold", method="PUT", key="1/one$")
+    pushing = start(server, "push", tree, URL, "--version", 1)
+    wait_for(server, fault)
+    assert complete(server) == []
+    server.heal()
+    process.finish(pushing)
+    assert_pulled(server, tree, target)
+
+
 def test_a_repair_that_compared_for_long_replaces_no_other_version(server, start, other, tree, rival, target):
     for version in (1, 2):
         weightfs(server, "push", tree, URL, "--version", version)

@@ -71,6 +71,7 @@ SAME(Driver::error_text, cuGetErrorString);
 
 static_assert(kInvalidValue == CUDA_ERROR_INVALID_VALUE && kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(kNoDevice == CUDA_ERROR_NO_DEVICE && kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(kCapturedElsewhere == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 static_assert(kPointerMemoryType == CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 static_assert(kPointerDeviceOrdinal == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 static_assert(kMemoryTypeHost == CU_MEMORYTYPE_HOST && kEventWithoutTiming == CU_EVENT_DISABLE_TIMING);

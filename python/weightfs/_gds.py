@@ -86,8 +86,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
 
     def pin_device_tensor(self, tensor):
         """Prepares a contiguous GPU tensor for transfers of this handle, until it is unpinned or the last tensor that
-        shares its memory is gone. If that is not
-        possible, returns False and sets last_error."""
+        shares its memory is gone. If that is not possible, returns False and sets last_error."""
         with self._reporting():
             self._pin(tensor)
             return True

@@ -261,9 +261,13 @@ Result<PublicationRecord> Namespace::TryPublish(Tree& tree, std::optional<uint64
   const auto committed = data_.CommitBeforeNaming(tree.Among(data_.UncommittedFiles()), /*kept=*/true, &incomplete);
   if (!committed) return tree.Fail(incomplete ? tree.PathOf(incomplete->id) : "", committed.error().code);
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
-  RETURN_IF_ERROR(SetPublished(tree, /*published=*/true));
-  auto publication = AddPublication(tree, version);
-  if (!publication) static_cast<void>(SetPublished(tree, /*published=*/false).has_value());
+  const auto flagged = SetPublished(tree, /*published=*/true);
+  auto publication = flagged ? AddPublication(tree, version) : flagged.error();
+  if (publication) return publication;
+  if (const auto reverted = SetPublished(tree, /*published=*/false); !reverted) {
+    spdlog::error("inode {}: parts of it stay immutable until the next mount, after a failed publication: {}",
+                  tree.top()->id.value, ToString(reverted.error()));
+  }
   return publication;
 }
 

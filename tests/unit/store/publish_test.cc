@@ -372,11 +372,11 @@ TEST_F(Publishing, ALargeTreeTakesManyBatches) {
   ASSERT_OK(Publish("e"));
   ASSERT_OK(Unpublish("e"));
   size_t batches = 0, largest = 0;
-  for (size_t i = begun; i < store_.journal().size(); ++i) {
-    const auto& event = store_.journal().events()[i];
-    if (event.batch == nullptr) continue;
+  const auto events = store_.journal().events();
+  for (size_t i = begun; i < events.size(); ++i) {
+    if (events[i].batch == nullptr) continue;
     ++batches;
-    largest = std::max(largest, event.batch->changes().size());
+    largest = std::max(largest, events[i].batch->changes().size());
   }
   EXPECT_EQ(batches, 8U);  // the flags in three batches, and the publication
   EXPECT_LE(largest, 1001U);

@@ -39,15 +39,14 @@ class UserLimit {
     uint64_t amount_ = 0;
   };
 
-  // Returns nullopt if the user would hold more than the limit.
+  // Returns nullopt if the user would hold more than the limit. Nothing (an empty value) is always granted, and not
+  // recorded: held_ has only the users who hold something.
   std::optional<Share> Take(uint32_t user, uint64_t amount = 1) EXCLUDES(mutex_) {
+    if (amount == 0) return Share();
     MutexLock lock(mutex_);
-    uint64_t& held = held_[user];
-    if (amount > limit_ - held) {
-      if (held == 0) held_.erase(user);
-      return std::nullopt;
-    }
-    held += amount;
+    const auto known = held_.find(user);
+    if (amount > limit_ - (known == held_.end() ? 0 : known->second)) return std::nullopt;
+    held_[user] += amount;
     return Share(*this, user, amount);
   }
 

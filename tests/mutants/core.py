@@ -26,6 +26,8 @@ MUTANTS = [
            "  inode.file->FinishCommit();\n",
            "  inode.file->FinishCommit();\n  space_.Retire(std::move(sealed->content->freed));\n",
            ("unit_store_classes", CRASH)),
+    Mutant("share-of-nothing", "An empty attribute takes no share of its user's memory.",
+           "fs/user_limit.h", "    if (amount == 0) return Share();\n", "", ("unit_fs:UserLimit.*",)),
     Mutant("directory-sync", "fsync of a directory makes its entries durable.",
            "fs/operations_directories.cc",
            "  filesystem.store().Sync(directory, FinishWith(std::move(reply)));\n",

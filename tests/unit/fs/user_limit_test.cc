@@ -30,6 +30,19 @@ TEST(UserLimit, CountsAmounts) {
   EXPECT_FALSE(limit.Take(2, 101).has_value());
 }
 
+// An empty extended attribute takes nothing, and its share may end after that of a later request.
+TEST(UserLimit, AShareOfNothingOutlivesTheOthersOfItsUser) {
+  UserLimit limit(4);
+  auto nothing = limit.Take(1, 0);
+  auto more_of_nothing = limit.Take(1, 0);
+  auto something = limit.Take(1, 4);
+  ASSERT_TRUE(nothing.has_value() && more_of_nothing.has_value() && something.has_value());
+  something.reset();
+  nothing.reset();
+  more_of_nothing.reset();
+  EXPECT_TRUE(limit.Take(1, 4).has_value());
+}
+
 TEST(UserLimit, AMovedShareIsGivenBackOnce) {
   UserLimit limit(1);
   {

@@ -98,7 +98,8 @@ class Checker {
   Result<void> ScanAttributes();
   Result<void> ScanPublishing();
   Result<void> CheckFacts();
-  Result<void> CheckFact(const char* name, uint64_t least, uint64_t most);
+  // An optional fact may be missing, and is removed if it is wrong.
+  Result<void> CheckFact(const char* name, uint64_t least, uint64_t most, bool optional = false);
 
   // Data (fsck_data.cc).
   Result<void> ScanExtents();

@@ -333,19 +333,23 @@ Result<void> Checker::CheckFacts() {
   const uint64_t greatest = nodes_.back().ino;
   next_ino_ = greatest + 1;
   RETURN_IF_ERROR(CheckFact(kNextInodeFact, greatest + 1, kMaximumInode + 1));
-  return CheckFact(kInodeCountFact, inode_records_, inode_records_);
+  RETURN_IF_ERROR(CheckFact(kInodeCountFact, inode_records_, inode_records_));
+  RETURN_IF_ERROR(CheckFact(kLastVersionFact, 0, kMaximumVersion, /*optional=*/true));
+  return CheckFact(kLastPublicationFact, 0, INT64_MAX, /*optional=*/true);
 }
 
-Result<void> Checker::CheckFact(const char* name, uint64_t least, uint64_t most) {
+Result<void> Checker::CheckFact(const char* name, uint64_t least, uint64_t most, bool optional) {
   const auto fact = ReadFact(catalog_, name);
   if (!fact && fact.error().code == ErrorCode::kIo) return fact.error();
   const bool known = fact && *fact;
-  if (known && **fact >= least && **fact <= most) {
+  if (known ? **fact >= least && **fact <= most : optional && fact) {
     if (name == kNextInodeFact) next_ino_ = **fact;
     return {};
   }
+  if (optional) Drop(keys::Store(name));
   Report(FindingKind::kWrongFact, 0,
-         known ? fmt::format("the store's number {} is {}, not {}", Quoted(name), **fact, least)
+         known ? fmt::format("the store's number {} is {}, not {}{}", Quoted(name), **fact, optional ? "at most " : "",
+                             optional ? most : least)
                : fmt::format("the store's number {} is missing or damaged", Quoted(name)));
   return {};
 }

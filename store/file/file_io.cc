@@ -64,7 +64,7 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
       return ErrorCode::kNoSpace;
     }
     search->deadline += std::chrono::steady_clock::now() - begin;  // commits take none of the time for reads
-    p_.space.WaitForRetired(count, privileged, search->deadline);
+    p_.space.WaitForRetired(count, {}, privileged, search->deadline);
     RETURN_IF_ERROR(CheckWritable());
   }
   return {};

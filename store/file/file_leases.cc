@@ -142,6 +142,7 @@ Result<BlockReservation> FileIo::ReserveDirect(const InodePtr& inode, FileBlock 
 Result<void> FileIo::DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
   if (count > p_.space.total()) return ErrorCode::kNoSpace;
   bool fits_beside = false;
+  BlockCount unpinned;
   const auto plan = [&](const File& file, WritePlan*) -> Result<void> {
     fits_beside = p_.space.Reserve(space, count).has_value();
     if (fits_beside) return {};
@@ -150,7 +151,8 @@ Result<void> FileIo::DropContent(const InodePtr& inode, BlockCount count, SpaceR
       if (piece.extent) freed.push_back({piece.extent->device, {piece.extent->start, piece.count}});
       return true;
     });
-    return p_.space.ReserveAhead(space, count, p_.space.Unpinned(freed));
+    unpinned = p_.space.Unpinned(freed);
+    return p_.space.ReserveAhead(space, count, unpinned);
   };
   const auto apply = [&](File& file, WritePlan) {
     if (fits_beside) return;
@@ -161,7 +163,7 @@ Result<void> FileIo::DropContent(const InodePtr& inode, BlockCount count, SpaceR
   while (true) {
     auto dropped = Change(inode, nullptr, plan, apply);
     if (dropped || dropped.error().code != ErrorCode::kAgain) return dropped;
-    p_.space.WaitUntilBacked();
+    p_.space.WaitForRetired(count, unpinned, false, std::chrono::steady_clock::time_point::max());
   }
 }
 

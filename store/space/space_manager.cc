@@ -106,7 +106,10 @@ Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount cou
 // What other reservations of this kind will free is counted nowhere, so two that are granted are always backed.
 Result<void> SpaceManager::ReserveAhead(SpaceReservation* reservation, BlockCount count, BlockCount freed) {
   MutexLock lock(mutex_);
-  if (!FitsLocked(count, freed, false)) return reserved_ > free_ ? ErrorCode::kAgain : ErrorCode::kNoSpace;
+  if (!FitsLocked(count, freed, false)) {
+    const bool comes = reserved_ > free_ || FitsLocked(count, freed + waiting_, false);
+    return comes ? ErrorCode::kAgain : ErrorCode::kNoSpace;
+  }
   ReserveLocked(reservation, count);
   reservation->ahead_ = true;
   ++ahead_;
@@ -129,11 +132,6 @@ Result<void> SpaceManager::WaitUntilBacked(SpaceReservation* reservation) {
   });
   if (reserved_ <= free_) return {};
   return Error{ErrorCode::kIo, "the content of the file could not be dropped, for whose space it is written"};
-}
-
-void SpaceManager::WaitUntilBacked() {
-  MutexLock lock(mutex_);
-  WaitForFreedLocked(lock, kForever, [this]() REQUIRES(mutex_) { return reserved_ <= free_; });
 }
 
 void SpaceManager::GiveBack(BlockCount count) {
@@ -245,9 +243,9 @@ void SpaceManager::ReleaseAllPreallocations() {
   Free(runs);
 }
 
-// The blocks count as free only when the allocators can provide them, because reserved blocks may be allocated at any
-// time.
-void SpaceManager::Free(const std::vector<DeviceRun>& runs) {
+// Returns how many blocks the allocators can provide from now on. Only then may they count as free, because reserved
+// blocks may be allocated at any time.
+uint64_t SpaceManager::ReturnToAllocators(const std::vector<DeviceRun>& runs) {
   uint64_t freed = 0;
   for (const DeviceRun& run : runs) {
     if (allocators_[run.device.value]->Free(run.run)) {
@@ -257,7 +255,11 @@ void SpaceManager::Free(const std::vector<DeviceRun>& runs) {
     spdlog::critical("device {}: blocks {}+{} were freed twice; they stay allocated until the next mount",
                      run.device.value, run.run.start.value, run.run.count.value);
   }
-  if (freed == 0) return;
+  return freed;
+}
+
+void SpaceManager::Free(const std::vector<DeviceRun>& runs) {
+  const uint64_t freed = ReturnToAllocators(runs);
   MutexLock lock(mutex_);
   free_ += freed;
   freed_.notify_all();
@@ -295,11 +297,12 @@ void SpaceManager::RetireLocked(std::vector<DeviceRun> runs) {
   readers_.push_back(0);
 }
 
-void SpaceManager::WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline) {
+void SpaceManager::WaitForRetired(BlockCount count, BlockCount freed, bool privileged,
+                                  std::chrono::steady_clock::time_point deadline) {
   MutexLock lock(mutex_);
   WaitForFreedLocked(lock, deadline, [&]() REQUIRES(mutex_) {
     const bool is_backed = reserved_ <= free_;
-    return FitsLocked(count, {}, privileged) || (is_backed && !FitsLocked(count, waiting_, privileged));
+    return FitsLocked(count, freed, privileged) || (is_backed && !FitsLocked(count, freed + waiting_, privileged));
   });
 }
 
@@ -324,8 +327,9 @@ void SpaceManager::FreeRetiredLocked(MutexLock& lock) {
     const std::vector<DeviceRun> runs = std::move(retired_.front().runs);
     retired_.pop_front();
     lock.Unlock();
-    Free(runs);
+    const uint64_t freed = ReturnToAllocators(runs);
     lock.Lock();
+    free_ += freed;
     waiting_ -= BlocksOf(runs);
     freed_.notify_all();
   }

@@ -119,14 +119,13 @@ class SpaceManager {
 
   // Same as Reserve, for a caller that is about to free `freed` blocks: they count as free already. Nobody else gets
   // the blocks, and the caller allocates none before WaitUntilBacked has returned. Returns kAgain if the blocks do not
-  // suffice while another such reservation waits for its own; try again after WaitUntilBacked.
+  // suffice yet: another such reservation waits for its own, or retired blocks come free. Try again after
+  // WaitForRetired.
   Result<void> ReserveAhead(SpaceReservation* reservation, BlockCount count, BlockCount freed) EXCLUDES(mutex_);
   // Waits until as many blocks are free as are reserved, so that the blocks of a reservation of ReserveAhead are there.
   // Its caller has retired the blocks that it freed. Returns kIo if that did not happen: no block will come free. Call
   // it without locks, and outside of a read epoch.
   Result<void> WaitUntilBacked(SpaceReservation* reservation) EXCLUDES(mutex_);
-  // The same, of those of others.
-  void WaitUntilBacked() EXCLUDES(mutex_);
 
   // True if Reserve would succeed once all retired blocks, and `freed` more, are free.
   bool WouldFit(BlockCount count, BlockCount freed, bool privileged) const EXCLUDES(mutex_);
@@ -171,10 +170,11 @@ class SpaceManager {
   void Retire(std::vector<DeviceRun> runs) EXCLUDES(mutex_);
   // Retired blocks that no lease pins and that are not free yet.
   BlockCount waiting() const EXCLUDES(mutex_);
-  // Waits until Reserve would succeed, but not beyond `deadline`, and only while the retired blocks, or those that a
-  // ReserveAhead waits for, can make it succeed. Call it without locks, and outside of a read epoch.
-  void WaitForRetired(BlockCount count, bool privileged, std::chrono::steady_clock::time_point deadline)
-      EXCLUDES(mutex_);
+  // Waits until Reserve, or ReserveAhead with `freed` blocks, would succeed, but not beyond `deadline`, and only while
+  // the retired blocks, or those that a ReserveAhead waits for, can make it succeed. Call it without locks, and outside
+  // of a read epoch.
+  void WaitForRetired(BlockCount count, BlockCount freed, bool privileged,
+                      std::chrono::steady_clock::time_point deadline) EXCLUDES(mutex_);
 
   // Adjusts the used blocks that df shows: blocks that files map, and blocks of leases that no file has. Statistics
   // adds the reserved blocks.
@@ -202,6 +202,7 @@ class SpaceManager {
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
   void ReserveLocked(SpaceReservation* reservation, BlockCount count) REQUIRES(mutex_);
   bool FitsLocked(BlockCount count, BlockCount freed, bool privileged) const REQUIRES(mutex_);
+  uint64_t ReturnToAllocators(const std::vector<DeviceRun>& runs);
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   void RetireLocked(std::vector<DeviceRun> runs) REQUIRES(mutex_);
   // True if there are retired blocks whose readers have left.

@@ -445,6 +445,19 @@ TEST_F(Fsck, WrongFactsAreCorrected) {
   ExpectFoundAndRepaired({Kind::kWrongFact});
 }
 
+TEST_F(Fsck, WrongFactsOfPublicationsAreRemoved) {
+  kv()[keys::Store(kLastVersionFact)] = EncodeFact(kMaximumVersion);
+  kv()[keys::Store(kLastPublicationFact)] = EncodeFact(INT64_MAX);
+  ExpectCleanAndMountable();
+  for (const char* fact : {kLastVersionFact, kLastPublicationFact}) {
+    for (const std::string& wrong : {std::string("garbage"), std::string(), EncodeFact(UINT64_MAX)}) {
+      kv()[keys::Store(fact)] = wrong;
+      ExpectFoundAndRepaired({Kind::kWrongFact});
+      EXPECT_FALSE(kv().contains(keys::Store(fact)));
+    }
+  }
+}
+
 TEST_F(Fsck, BadBlocksAreReportedByPathAndOffset) {
   const ExtentRecord extent = FirstExtent(big_).second;
   prepare_ = [&](FaultDevice& device) {

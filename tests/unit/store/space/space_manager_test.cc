@@ -12,6 +12,7 @@ namespace weightfs {
 namespace {
 
 constexpr BlockCount kDevice{16 * kMiB / kBlockSize};
+constexpr auto kForever = std::chrono::steady_clock::time_point::max();
 
 class SpaceManagerTest : public ::testing::Test {
  protected:
@@ -94,13 +95,34 @@ TEST_F(SpaceManagerTest, AReservationAheadTakesBlocksBeforeTheyAreFree) {
   EXPECT_EQ(space_->ReserveAhead(&other, BlockCount{600}, {}).error().code, ErrorCode::kAgain);
   EXPECT_TRUE(space_->ReserveAhead(&other, BlockCount{100}, BlockCount{2600}));
   auto waiting = StartUntilBlocked([this] {
-    space_->WaitUntilBacked();
+    space_->WaitForRetired(BlockCount{600}, {}, /*privileged=*/false, kForever);
     return true;
   });
   EXPECT_FALSE(HasEnded(waiting));
   space_->Retire(std::move(runs));
   EXPECT_TRUE(waiting.get());
   EXPECT_EQ(space_->ReserveAhead(&other, BlockCount{600}, {}).error().code, ErrorCode::kNoSpace);
+}
+
+TEST_F(SpaceManagerTest, AReservationAheadWaitsForRetiredBlocksToo) {
+  const auto dropped = Allocate(1, 0, BlockCount{100}).value();
+  auto retired = Allocate(2, 0, BlockCount{50}).value();
+  const BlockCount freed = space_->Unpinned(dropped);
+  const uint64_t epoch = space_->EnterRead();
+  space_->Retire(std::move(retired));
+  BlockCount most = kDevice;
+  while (!space_->WouldFit(most, freed, /*privileged=*/false)) most = most - BlockCount{1};
+  SpaceReservation ahead;
+  EXPECT_EQ(space_->ReserveAhead(&ahead, most + BlockCount{1}, freed).error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(space_->ReserveAhead(&ahead, most, freed).error().code, ErrorCode::kAgain) << "a reader holds 50 blocks";
+  auto waiting = StartUntilBlocked([&] {
+    space_->WaitForRetired(most, freed, /*privileged=*/false, kForever);
+    return true;
+  });
+  EXPECT_FALSE(HasEnded(waiting));
+  space_->LeaveRead(epoch);
+  EXPECT_TRUE(waiting.get());
+  EXPECT_TRUE(space_->ReserveAhead(&ahead, most, freed));
 }
 
 TEST_F(SpaceManagerTest, AReservationAheadFailsIfItsBlocksNeverComeFree) {
@@ -115,7 +137,7 @@ TEST_F(SpaceManagerTest, AReservationAheadFailsIfItsBlocksNeverComeFree) {
   });
   EXPECT_FALSE(HasEnded(waiting)) << "the other one may free blocks";
   auto rest = StartUntilBlocked([this] {
-    space_->WaitUntilBacked();
+    space_->WaitForRetired(BlockCount{1}, {}, /*privileged=*/true, kForever);
     return true;
   });
   EXPECT_EQ(space_->WaitUntilBacked(other.get()).error().code, ErrorCode::kIo);
@@ -130,7 +152,7 @@ TEST_F(SpaceManagerTest, AReservationAheadThatIsGivenUpLetsOthersGoOn) {
   SpaceReservation ahead;
   EXPECT_TRUE(space_->ReserveAhead(&ahead, BlockCount{100}, kDevice));
   auto waiting = StartUntilBlocked([this] {
-    space_->WaitUntilBacked();
+    space_->WaitForRetired(BlockCount{1}, {}, /*privileged=*/true, kForever);
     return true;
   });
   EXPECT_FALSE(HasEnded(waiting));
@@ -180,7 +202,7 @@ TEST_F(SpaceManagerTest, AWaitForRetiredBlocksDoesNotCountThePinnedOnes) {
   ASSERT_TRUE(space_->WouldFit(most, {}, /*privileged=*/true));
   ASSERT_FALSE(space_->WouldFit(most + BlockCount{1}, {}, /*privileged=*/true));
   const auto wait = [&](BlockCount blocks) {
-    space_->WaitForRetired(blocks, /*privileged=*/true, std::chrono::steady_clock::time_point::max());
+    space_->WaitForRetired(blocks, {}, /*privileged=*/true, kForever);
   };
   wait(most - BlockCount{50});
   wait(most + BlockCount{1});

@@ -28,7 +28,7 @@ using Json = nlohmann::ordered_json;
 struct Arguments {
   std::string store, size, fill;
   std::vector<std::string> devices;
-  bool force = false, sparse = false, json = false;
+  bool force = false, discard_damaged = false, sparse = false, json = false;
 };
 
 // A value of --fill; nullopt for any other text.
@@ -100,7 +100,8 @@ int Run(const Arguments& arguments) {
     return FailUsage("format", "--size or --device is missing; write e.g. --size 8G");
   }
   options.devices = arguments.devices;
-  options.force = arguments.force;
+  options.force = arguments.force || arguments.discard_damaged;
+  options.discard_damaged = arguments.discard_damaged;
   if (arguments.sparse && !arguments.fill.empty()) {
     return FailUsage("format", "--sparse leaves the pool unfilled, and --fill fills it; omit one of them");
   }
@@ -109,7 +110,7 @@ int Run(const Arguments& arguments) {
   options.root_uid = geteuid();
   options.root_gid = getegid();
   options.cancel = &CatchInterrupts();
-  if (arguments.force) {
+  if (options.force) {
     if (const auto released = WaitUntilReleased(arguments.store); !released.has_value()) return Fail(released.error());
   }
   Result<NewStore> made = ErrorCode::kInvalid;
@@ -141,6 +142,8 @@ void AddFormat(CLI::App& app, int* exit_code) {
       ->type_name("PATH")
       ->allow_extra_args(false);
   command->add_flag("--force", arguments->force, "Overwrite an existing store, and any other content of the devices");
+  command->add_flag("--discard-damaged", arguments->discard_damaged,
+                    "Overwrite also what is left of a damaged store, which 'weightfs recover' could rebuild");
   command
       ->add_option(
           "--fill", arguments->fill,
@@ -158,7 +161,7 @@ void AddFormat(CLI::App& app, int* exit_code) {
   command->footer(
       "Examples:\n"
       "  weightfs format /srv/tensors --size 200G\n"
-      "  weightfs format /srv/tensors --device /dev/nvme1n1 --device /dev/nvme2n1\n"
+      "  weightfs format /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B\n"
       "  weightfs format /srv/tensors --device /dev/vdb --fill data");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
 }

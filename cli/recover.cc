@@ -78,7 +78,7 @@ void AddRecover(CLI::App& app, int* exit_code) {
       "old catalog is kept beside the new one.\n\n"
       "Examples:\n"
       "  weightfs recover /srv/tensors\n"
-      "  weightfs recover /srv/tensors --device /dev/nvme1n1 --device /dev/nvme2n1");
+      "  weightfs recover /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
 }
 

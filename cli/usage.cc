@@ -21,7 +21,7 @@ using Words = std::span<const std::string>;
 
 constexpr std::pair<std::string_view, std::string_view> kExampleValues[] = {
     {"--size", "8G"},
-    {"--device", "/dev/nvme1n1"},
+    {"--device", "/dev/disk/by-id/nvme-A"},
     {"--fill", "data"},
     {"-o", "allow_other,commit=1"},
     {"--rounds", "5"},

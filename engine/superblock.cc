@@ -67,7 +67,9 @@ Error NoValidCopy(const BlockDevice& device, const Survey& survey) {
                                              device.path(), kSuperblockOffsets.size())};
   }
   return {ErrorCode::kCorrupt,
-          fmt::format("{}: not a weightfs device (no superblock found); check the path or format it", device.path())};
+          fmt::format("{}: not a weightfs device, or overwritten by another program (no superblock found); check "
+                      "the path; 'weightfs recover' rebuilds a superblock",
+                      device.path())};
 }
 
 // Rejects versions and features that this program does not support.

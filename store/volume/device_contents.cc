@@ -12,9 +12,12 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "engine/file_device.h"
 #include "engine/superblock.h"
+#include "store/replica/replica_reader.h"
 
 namespace weightfs {
 namespace {
@@ -53,8 +56,28 @@ Result<std::optional<std::string>> DescribeSignature(int descriptor, const std::
   return std::optional<std::string>(std::move(words));
 }
 
+// Nullopt if it is no device of a store.
+Result<std::optional<DeviceContents>> DescribeStoreDevice(const std::string& path, bool has_magic) {
+  ASSIGN_OR_RETURN(const auto device,
+                   FileDevice::Open(path, {.queue_depth = 1, .read_only = true, .direct = false, .exclusive = false}));
+  const auto superblock = ReadSuperblock(*device);
+  if (superblock || superblock.error().code == ErrorCode::kVersion) {
+    return std::optional(DeviceContents{"a device of a weightfs store", true, false});
+  }
+  if (superblock.error().code != ErrorCode::kCorrupt) return superblock.error();
+  BlockDevice* const one[] = {device.get()};
+  ASSIGN_OR_RETURN(const auto root, replica::FindRoot(one, std::nullopt));
+  if (!has_magic && !root) return std::optional<DeviceContents>();
+  return std::optional(DeviceContents{"a device of a weightfs store, with a damaged superblock", true, true});
+}
+
+struct Head {
+  bool has_magic = false;  // of a superblock
+  std::optional<size_t> first_byte;  // that is not zero
+};
+
 // Checks every byte before the data area, which format overwrites.
-Result<std::optional<std::string>> DescribeHead(int descriptor, const std::string& path) {
+Result<Head> ReadHead(int descriptor, const std::string& path) {
   std::vector<unsigned char> head(kDataOffset);
   size_t filled = 0;
   while (filled < head.size()) {
@@ -65,33 +88,38 @@ Result<std::optional<std::string>> DescribeHead(int descriptor, const std::strin
     filled += static_cast<size_t>(got);
   }
   head.resize(filled);
+  Head read;
   for (const uint64_t offset : kSuperblockOffsets) {
     uint64_t magic = 0;
     if (offset + sizeof(magic) > head.size()) break;
     std::memcpy(&magic, head.data() + offset, sizeof(magic));
-    if (magic == kSuperblockMagic) return std::optional<std::string>("a device of a weightfs store");
+    read.has_magic = read.has_magic || magic == kSuperblockMagic;
   }
   const auto found = std::find_if(head.begin(), head.end(), [](unsigned char byte) { return byte != 0; });
-  if (found == head.end()) return std::optional<std::string>();
-  return std::optional<std::string>(fmt::format("data (the byte at {} is not zero)", found - head.begin()));
+  if (found != head.end()) read.first_byte = found - head.begin();
+  return read;
 }
 
 }  // namespace
 
-Result<std::optional<std::string>> DescribeContents(const std::string& path) {
-  const UniqueFd device(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+Result<std::optional<DeviceContents>> DescribeContents(const std::string& path) {
+  const UniqueFd device(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!device) return SystemError(path, "cannot be opened");
   // libblkid fails to probe an empty file.
   char byte = 0;
   const ssize_t got = pread(device.get(), &byte, 1, 0);
   if (got < 0) return SystemError(path, "cannot be read");
-  if (got == 0) return std::optional<std::string>();
-  // Our own magic gives the clearer answer. Otherwise libblkid's answer is preferred, because it also recognizes
-  // signatures further on.
-  ASSIGN_OR_RETURN(auto head, DescribeHead(device.get(), path));
-  if (head.has_value() && head->find("weightfs") != std::string::npos) return head;
+  if (got == 0) return std::optional<DeviceContents>();
+  ASSIGN_OR_RETURN(const Head head, ReadHead(device.get(), path));
+  if (head.first_byte) {
+    ASSIGN_OR_RETURN(auto store, DescribeStoreDevice(path, head.has_magic));
+    if (store) return store;
+  }
+  // It also recognizes signatures behind the head.
   ASSIGN_OR_RETURN(auto signature, DescribeSignature(device.get(), path));
-  return signature.has_value() ? signature : head;
+  if (signature) return std::optional(DeviceContents{std::move(*signature)});
+  if (!head.first_byte) return std::optional<DeviceContents>();
+  return std::optional(DeviceContents{fmt::format("data (the byte at {} is not zero)", *head.first_byte)});
 }
 
 }  // namespace weightfs

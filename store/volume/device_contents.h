@@ -9,9 +9,14 @@
 
 namespace weightfs {
 
-// Describes the content in words: "an ext4 filesystem", "a weightfs device", "data that is not zero at byte 4096".
-// Returns nullopt when libblkid finds no signature and all bytes at superblock locations are zero. Returns kIo with a
+struct DeviceContents {
+  std::string words;  // "a signature of ext4 (filesystem)", "a device of a weightfs store", "data (the byte at 4096 …)"
+  bool of_store = false;  // by a superblock, or by a root of the replica
+  bool damaged = false;   // of a store, but without a valid superblock: RecoverStore may rebuild it
+};
+
+// Describes the content. Returns nullopt when libblkid finds no signature and all bytes at superblock locations are zero. Returns kIo with a
 // full message when the content cannot be read.
-Result<std::optional<std::string>> DescribeContents(const std::string& path);
+Result<std::optional<DeviceContents>> DescribeContents(const std::string& path);
 
 }  // namespace weightfs

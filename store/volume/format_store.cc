@@ -15,6 +15,7 @@
 
 #include "common/guarded_directory.h"
 #include "common/log.h"
+#include "common/shell_quote.h"
 #include "common/size_text.h"
 #include "common/sync_directory.h"
 #include "common/utc_time.h"
@@ -92,6 +93,7 @@ class Formatter {
 
   Result<void> CheckOptions();
   Result<void> PrepareDirectory();
+  Result<void> CheckNotDamaged() const;
   Result<void> CheckEntries();
   Result<void> ReservePool();
   Result<void> ResizePool(off_t size);
@@ -149,6 +151,7 @@ Result<void> Formatter::PrepareDirectory() {
                                                        directory_)};
   }
   const bool had_lock = access(In(kLockName).c_str(), F_OK) == 0;
+  RETURN_IF_ERROR(CheckNotDamaged());
   if (!options_.force) RETURN_IF_ERROR(CheckEntries());
   ASSIGN_OR_RETURN(store_, GuardedDirectory::Open(directory_));
   ASSIGN_OR_RETURN(lock_, StoreLock::Acquire(directory_));
@@ -161,6 +164,15 @@ Result<void> Formatter::PrepareDirectory() {
                  fmt::format("{}: exists and is not the catalog of a store; choose another directory", catalog)};
   }
   return {};
+}
+
+// Its data can be saved, so not even --force destroys it.
+Result<void> Formatter::CheckNotDamaged() const {
+  const auto damage = options_.discard_damaged ? std::nullopt : FindDamage(directory_);
+  if (!damage) return {};
+  return Error{ErrorCode::kExists, fmt::format("{}: holds a damaged store: {}; 'weightfs recover {}' rebuilds it, and "
+                                               "--discard-damaged destroys it",
+                                               directory_, *damage, ShellQuote(directory_))};
 }
 
 Result<void> Formatter::CheckEntries() {
@@ -209,10 +221,13 @@ Result<void> Formatter::ResizePool(off_t size) {
 }
 
 Result<void> Formatter::CheckEmpty(const std::string& path) {
-  if (options_.force) return {};
-  ASSIGN_OR_RETURN(const auto contents, DescribeContents(path));
-  if (!contents.has_value()) return {};
-  return Error{ErrorCode::kExists, fmt::format("{}: already holds {}; --force overwrites it", path, *contents)};
+  const auto contents = DescribeContents(path);
+  if (!contents && !options_.force) return contents.error();
+  const bool damaged = contents && *contents && (*contents)->damaged;
+  if (!contents || !*contents || (damaged ? options_.discard_damaged : options_.force)) return {};
+  std::string advice = fmt::format("{} overwrites it", damaged ? "--discard-damaged" : "--force");
+  if ((*contents)->of_store) advice = "'weightfs recover' rebuilds a store that has lost its directory, and " + advice;
+  return Error{ErrorCode::kExists, fmt::format("{}: already holds {}; {}", path, (*contents)->words, advice)};
 }
 
 Result<void> Formatter::OpenGivenDevices() {

@@ -20,6 +20,7 @@
 #include "meta/rocks_kv_store.h"
 #include "store/replica/mirrored_kv_store.h"
 #include "store/volume/catalog_swap.h"
+#include "store/volume/device_search.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs {
@@ -103,6 +104,7 @@ Result<void> Recovery::OpenDevices() {
   const auto described = ReadStoreDescription(directory_);
   if (described) {
     listed_ = *described;
+    FindMovedDevices(directory_, kDeviceLinks, &*listed_);
   } else if (described.error().code == ErrorCode::kVersion) {
     newer_ = described.error();
   } else if (described.error().code != ErrorCode::kCorrupt && described.error().code != ErrorCode::kNotFound) {

@@ -16,6 +16,8 @@
 #include "common/sync_directory.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
+#include "store/volume/device_contents.h"
+#include "store/volume/device_search.h"
 
 namespace weightfs {
 namespace {
@@ -29,11 +31,26 @@ Error Damaged(const std::string& path, std::string_view what) {
   return {ErrorCode::kCorrupt, fmt::format("{}: damaged: {}; restore it from a copy of the store", path, what)};
 }
 
+bool HasCatalog(const std::string& directory) {
+  return access(fmt::format("{}/{}/CURRENT", directory, kCatalogName).c_str(), F_OK) == 0;
+}
+
+bool HasPool(const std::string& directory) {
+  const auto contents = DescribeContents(directory + "/" + kPoolName);
+  return contents && *contents && (*contents)->of_store;
+}
+
 Result<std::string> ReadDescriptionFile(const std::string& directory, const std::string& path) {
   const auto no_store = [&] {
-    return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); create one with: "
-                                                   "weightfs format {} --size 8G",
-                                                   directory, kDescriptionName, ShellQuote(directory))};
+    const bool pool = HasPool(directory);
+    if (!pool && !HasCatalog(directory)) {
+      return Error{ErrorCode::kNotFound, fmt::format("{}: not a weightfs store (it has no {}); check the path of the "
+                                                     "store",
+                                                     directory, kDescriptionName)};
+    }
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("{}: a weightfs store without its {}; rebuild it with: weightfs recover {}{}", directory,
+                             kDescriptionName, ShellQuote(directory), pool ? "" : " --device PATH")};
   };
   const auto store = GuardedDirectory::Open(directory);
   if (!store.has_value() && store.error().code == ErrorCode::kNotDirectory) return no_store();
@@ -256,6 +273,16 @@ Result<void> ClaimReplica(std::span<BlockDevice* const> devices, std::vector<Sup
 
 }  // namespace
 
+std::optional<std::string> FindDamage(const std::string& directory) {
+  const auto description = ReadStoreDescription(directory);
+  const bool catalog = HasCatalog(directory);
+  if (description) return catalog ? std::nullopt : std::optional(fmt::format("its {} is missing", kCatalogName));
+  if (description.error().code == ErrorCode::kVersion) return std::nullopt;
+  const bool damaged = description.error().code == ErrorCode::kCorrupt;
+  if (!damaged && !catalog && !HasPool(directory)) return std::nullopt;
+  return fmt::format("its {} is {}", kDescriptionName, damaged ? "damaged" : "missing");
+}
+
 bool HoldsStore(const std::string& directory) {
   return access((directory + "/" + kDescriptionName).c_str(), F_OK) == 0;
 }
@@ -353,6 +380,7 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
     ASSIGN_OR_RETURN(parts.lock, StoreLock::Acquire(directory));
     parts.lock.Claim();  // claim now: if this process is killed during the open, the next one waits for the devices
   }
+  const bool moved = FindMovedDevices(directory, options.device_links, &parts.description);
   if (options.lock && !effective.read_only && (options.guard || NeedsGuard(directory, parts.description))) {
     parts.guard = std::make_unique<StoreGuard>(directory);
   }
@@ -360,6 +388,7 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
   RETURN_IF_ERROR(OpenDevices(directory, effective, &parts));
   RETURN_IF_ERROR(OpenCatalog(directory, effective, &parts));
   if (!effective.read_only) {
+    if (moved) RETURN_IF_ERROR(WriteStoreDescription(directory, parts.description));
     RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
     const auto devices = Borrow(parts.devices);
     RETURN_IF_ERROR(ClaimReplica(devices, parts.superblocks));

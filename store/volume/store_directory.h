@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -61,6 +62,7 @@ struct FormatOptions {
   ByteCount size;                    // of the pool file; 0 with `devices`
   std::vector<std::string> devices;  // raw block devices or files; empty: the store's own `pool` file
   bool force = false;                // overwrite existing content
+  bool discard_damaged = false;      // also what is left of a damaged store
   PoolFill fill = PoolFill::kAuto;
   uint32_t root_uid = 0, root_gid = 0;
   ProgressFunction progress;                  // of the filling; may be empty
@@ -73,7 +75,8 @@ struct NewStore {
 };
 
 // Creates a store. Errors have full messages. Returns kExists when the directory, a pool file or a device has content
-// and `force` is not set (libblkid names a signature that it knows), kBusy when the store or a device is in use, even
+// and `force` is not set (libblkid names a signature that it knows), or if they are parts of a damaged store and
+// `discard_damaged` is not set, kBusy when the store or a device is in use, even
 // with `force`. All checks and the space reservation come before any change of existing content. On an error everything
 // that this call created is removed.
 Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& options);
@@ -81,6 +84,9 @@ Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& 
 // Returns kNotFound when `directory` is not a store, kCorrupt when store.json is damaged, kVersion when it is newer
 // than this program.
 Result<StoreDescription> ReadStoreDescription(const std::string& directory);
+// What a store in `directory` lacks and can get back by RecoverStore: "its store.json is missing"; nullopt if there is
+// no store, or nothing is missing.
+std::optional<std::string> FindDamage(const std::string& directory);
 // Parses the text of a store.json; `path` is for messages.
 Result<StoreDescription> ParseDescription(const std::string& path, const std::string& text);
 
@@ -159,6 +165,8 @@ class StoreLock {
 // The time to wait for the devices of a store whose lock is held: zero unless their last user was killed.
 std::chrono::milliseconds DeviceLockWait(const StoreLock& lock);
 
+inline constexpr const char* kDeviceLinks = "/dev/disk/by-id";
+
 struct OpenOptions {
   bool read_only = false;
   unsigned queue_depth = 256;
@@ -168,6 +176,7 @@ struct OpenOptions {
   bool damaged_too = false;
   bool repair = false;  // open a catalog for writing even if it is older than its replica (ReplicaState)
   bool guard = false;   // guard the store even if it is on local filesystems; for tests
+  std::string device_links = kDeviceLinks;  // where moved devices are looked for (FindMovedDevices)
 };
 
 // The parts of an opened store, locked and verified to match, for Store::Open or fsck. The lock is released last.
@@ -182,7 +191,8 @@ struct StoreParts {
   bool was_clean = true;  // every superblock was marked clean before this open
 };
 
-// Opens and verifies a store: takes the lock (kBusy names the holder's process), matches each device's superblock with
+// Opens and verifies a store: takes the lock (kBusy names the holder's process), finds devices that have moved (and
+// corrects their paths in store.json, unless read_only), matches each device's superblock with
 // store.json and the catalog's id (a device of another store, a swapped index, a truncated pool or a newer version
 // fails with one full line and changes nothing; so does a catalog that is older than its replica), and rejects links
 // and files of other users in the directory (GuardedDirectory; kPermission). Unless read_only, marks the superblocks as

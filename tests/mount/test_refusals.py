@@ -144,8 +144,27 @@ def test_advice_quotes_paths(factory, local):
     assert shlex.split(told.splitlines()[-1].partition(": ")[2]) == ["weightfs", "mount", str(directory), "DIR"]
     empty = local / "not a store"
     empty.mkdir()
-    line = refused("fsck", empty, saying="weightfs format", codes=(8,))
-    assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "format", str(empty), "--size", "8G"]
+    refused("fsck", empty, saying="not a weightfs store (it has no store.json); check the path", codes=(8,))
+    (directory / "store.json").unlink()
+    line = refused("fsck", directory, saying="without its store.json", codes=(8,))
+    assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "recover", str(directory)]
+
+
+# Followed literally, the advice of each message keeps the data.
+def test_no_message_about_a_damaged_store_leads_to_its_loss(factory, point):
+    store = filled_store(factory)
+    line = refused("mount", point, store.directory, saying="the store comes first")
+    assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "mount", str(store.directory), str(point)]
+    refused("fsck", point, saying="not a weightfs store", codes=(8,))
+    (store.directory / "store.json").unlink()
+    for words, code in ((["mount", store.directory, point], 1), (["fsck", store.directory], 8),
+                        (["doctor", store.directory], 1),
+                        (["format", store.directory, "--size", "64M"], 1),
+                        (["format", store.directory, "--size", "64M", "--force"], 1)):
+        finished = weightfs(*words, codes=(code,))
+        assert "weightfs recover" in finished.err + finished.out, words
+    weightfs("recover", store.directory)
+    check_usable(factory, store)
 
 
 # Devices and descriptions that do not match.
@@ -166,7 +185,10 @@ def test_swapped_devices(factory, local, point):
     first.rename(local / "third")
     second.rename(first)
     (local / "third").rename(second)
-    mount_is_refused(store, point, "is device 1 of the store, not device 0")
+    with factory.mount(store).path.joinpath("file").open("wb") as stream:
+        stream.write(b"content")
+    assert [device["path"] for device in json.loads((store.directory / "store.json").read_text())["devices"]] \
+        == [str(second), str(first)]
 
 
 def test_a_missing_device(factory, local, point):

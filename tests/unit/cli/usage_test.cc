@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{{"format", "/proc/s", "--size", ""}, "--size: '' is not a size"},
         Refused{{"format", "/proc/s", "--size=8Q"}, "--size: '8Q' is not a size (unknown unit)"},
         Refused{{"format", "/proc/s", "--size", "1G", "--size", "2G"}, "--size is given 2 times; give it once"},
-        Refused{{"format", "/proc/s", "--device"}, "--device needs a value, e.g. --device /dev/nvme1n1"},
+        Refused{{"format", "/proc/s", "--device"}, "--device needs a value, e.g. --device /dev/disk/by-id/nvme-A"},
         Refused{{"format", "/proc/s", "--device", "--sparse"}, "--device needs a value"},
         Refused{{"format", "/proc/s", "--size", "8G", "--fill", "ones"},
                 "--fill: 'ones' is not one of auto, zeros and"},

@@ -17,6 +17,7 @@ namespace weightfs {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::HasSubstr;
 
 class FormatStoreTest : public StoreDirectoryTest {};
@@ -103,6 +104,49 @@ TEST_F(FormatStoreTest, FormatRefusesWhatIsThereUnlessForced) {
   const auto second = Format("s", forced);
   EXPECT_NE(second.id, first.id);
   EXPECT_TRUE(OpenStoreParts(Path("s"), {}).has_value());
+}
+
+// What is left can be rebuilt by `weightfs recover`.
+TEST_F(FormatStoreTest, WhatIsLeftOfADamagedStoreIsNotOverwrittenByForce) {
+  FormatOptions forced = Sized(kSmall);
+  forced.force = true;
+  const auto refuses = [&](std::string_view what) {
+    const auto before = Snapshot("s");
+    const Error refused = FormatError("s", forced);
+    EXPECT_EQ(refused.code, ErrorCode::kExists);
+    EXPECT_THAT(refused.what, AllOf(HasSubstr(what), HasSubstr("weightfs recover"), HasSubstr("--discard-damaged")));
+    EXPECT_EQ(Snapshot("s"), before);
+  };
+  Format("s");
+  fs::remove(Path("s/store.json"));
+  refuses("its store.json is missing");
+  const Error no_store = OpenError("s");
+  EXPECT_THAT(no_store.what, AllOf(HasSubstr("without its store.json"), HasSubstr("weightfs recover")));
+  fs::remove_all(Path("s/meta"));
+  refuses("its store.json is missing");
+  forced.discard_damaged = true;
+  Format("s", forced);
+  forced.discard_damaged = false;
+  fs::remove_all(Path("s/meta"));
+  refuses("its meta is missing");
+  std::ofstream(Path("s/store.json")) << "{";
+  refuses("its store.json is damaged");
+  fs::remove_all(Path("s"));
+  Format("s");
+  for (const uint64_t offset : kSuperblockOffsets) Poke(Path("s/pool"), offset + 8, "damage");
+  refuses("with a damaged superblock");
+}
+
+TEST_F(FormatStoreTest, TheDeviceOfAStoreWithADamagedSuperblockIsNotOverwrittenByForce) {
+  const std::string device = MakeFile("device", kSmall);
+  Format("s", OnDevices({device}));
+  for (const uint64_t offset : kSuperblockOffsets) Poke(device, offset + 8, "damage");
+  FormatOptions forced = OnDevices({device});
+  forced.force = true;
+  EXPECT_THAT(FormatError("t", forced).what,
+              AllOf(HasSubstr("with a damaged superblock"), HasSubstr("'weightfs recover'")));
+  forced.discard_damaged = true;
+  Format("t", forced);
 }
 
 TEST_F(FormatStoreTest, AForcedFormatToASmallerPoolShortensIt) {

@@ -30,6 +30,7 @@ namespace weightfs {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 TEST_F(StoreDirectoryTest, AFormattedStoreOpensWithItsOwnParts) {
@@ -281,17 +282,76 @@ TEST_F(StoreDirectoryTest, TheDeviceOfAnotherStoreIsRefused) {
   EXPECT_EQ(Snapshot("s"), before);
 }
 
-TEST_F(StoreDirectoryTest, SwappedDevicesAreRefused) {
-  const std::string first = MakeFile("first", kSmall), second = MakeFile("second", kSmall);
-  Format("s", OnDevices({first, second}));
-  fs::rename(first, Path("third"));
-  fs::rename(second, first);
-  fs::rename(Path("third"), second);
+// The kernel numbers devices anew at each start of the machine.
+class MovedDevicesTest : public StoreDirectoryTest {
+ protected:
+  MovedDevicesTest() {
+    fs::create_directory(Path("links"));
+    Format("s", OnDevices({first_, second_}));
+  }
+
+  Result<StoreParts> Open(bool read_only = false) {
+    return OpenStoreParts(Path("s"), {.read_only = read_only, .device_links = Path("links")});
+  }
+  std::vector<std::string> ListedPaths() {
+    std::vector<std::string> paths;
+    for (const auto& device : Must(ReadStoreDescription(Path("s"))).devices) paths.push_back(device.path);
+    return paths;
+  }
+
+  const std::string first_ = MakeFile("first", kSmall), second_ = MakeFile("second", kSmall);
+};
+
+TEST_F(MovedDevicesTest, SwappedDevicesAreFoundByTheirSuperblocks) {
+  fs::rename(first_, Path("third"));
+  fs::rename(second_, first_);
+  fs::rename(Path("third"), second_);
+  EXPECT_TRUE(Open(/*read_only=*/true).has_value());
+  EXPECT_THAT(ListedPaths(), ElementsAre(first_, second_)) << "a read-only open changes nothing";
+  EXPECT_TRUE(Open().has_value());
+  EXPECT_THAT(ListedPaths(), ElementsAre(second_, first_));
+  EXPECT_TRUE(Open().has_value());
+}
+
+TEST_F(MovedDevicesTest, ADeviceWithAnotherNameIsFoundAmongTheLinks) {
+  fs::rename(second_, Path("moved"));
+  MakeFile("other", kSmall);
+  fs::create_symlink(Path("other"), Path("links/a"));
+  fs::create_symlink(Path("nowhere"), Path("links/b"));
+  fs::create_symlink(first_, Path("links/c"));
+  fs::create_symlink(Path("moved"), Path("links/d"));
+  fs::create_symlink(Path("moved"), Path("links/e"));  // disks have several names
+  EXPECT_TRUE(Open().has_value());
+  EXPECT_THAT(ListedPaths(), ElementsAre(first_, Path("links/d")));
+}
+
+TEST_F(MovedDevicesTest, ACopyOfADeviceIsNotTakenForIt) {
+  fs::rename(second_, Path("moved"));
+  fs::copy_file(Path("moved"), Path("copy"));
+  fs::create_symlink(Path("moved"), Path("links/a"));
+  fs::create_symlink(Path("copy"), Path("links/b"));
   const auto before = Snapshot("s");
-  const Error refused = OpenError("s");
-  EXPECT_EQ(refused.code, ErrorCode::kCorrupt);
-  EXPECT_THAT(refused.what, HasSubstr("is device 1 of the store, not device 0"));
+  const auto opened = Open();
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code, ErrorCode::kNotFound);
   EXPECT_EQ(Snapshot("s"), before);
+}
+
+TEST_F(MovedDevicesTest, ADeviceAtItsListedPathIsTakenThoughThereIsACopy) {
+  fs::copy_file(second_, Path("copy"));
+  fs::create_symlink(Path("copy"), Path("links/a"));
+  EXPECT_TRUE(Open().has_value());
+  EXPECT_THAT(ListedPaths(), ElementsAre(first_, second_));
+}
+
+TEST_F(MovedDevicesTest, ADeviceOfAnotherStoreIsRefused) {
+  MakeFile("other", kSmall);
+  Format("t", OnDevices({Path("other")}));
+  fs::copy_file(Path("other"), second_, fs::copy_options::overwrite_existing);
+  const auto opened = Open();
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code, ErrorCode::kCorrupt);
+  EXPECT_THAT(opened.error().what, HasSubstr("belongs to the store"));
 }
 
 TEST_F(StoreDirectoryTest, ATruncatedPoolIsRefused) {

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/volume/device_search.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/log.h"
+#include "common/printable.h"
+
+namespace weightfs {
+namespace {
+
+// A device that may belong to the store. Several paths may lead to it.
+struct Candidate {
+  std::string path;
+  dev_t filesystem;
+  uint64_t number;
+  Uuid device{};
+};
+
+// Nullopt if the path leads to no device of the store.
+std::optional<Candidate> Probe(const std::string& path, const Uuid& store) {
+  struct stat status = {};
+  if (stat(path.c_str(), &status) != 0 || (!S_ISBLK(status.st_mode) && !S_ISREG(status.st_mode))) return std::nullopt;
+  const auto device =
+      FileDevice::Open(path, {.queue_depth = 1, .read_only = true, .direct = false, .exclusive = false});
+  if (!device) return std::nullopt;
+  const auto superblock = ReadSuperblock(**device);
+  if (!superblock || superblock->store_id != store) return std::nullopt;
+  const bool block = S_ISBLK(status.st_mode);
+  return Candidate{path, block ? status.st_rdev : status.st_dev, block ? 0 : status.st_ino, superblock->device_id};
+}
+
+// Sorted, so that the same link is found each time.
+std::vector<std::string> PathsIn(const std::string& links) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(links, error), end; !error && entry != end; entry.increment(error)) {
+    paths.push_back(entry->path().string());
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+}  // namespace
+
+bool FindMovedDevices(const std::string& directory, const std::string& links, StoreDescription* description) {
+  using Device = StoreDescription::Device;
+  std::vector<Candidate> candidates;
+  std::vector<Device*> missing;
+  for (Device& device : description->devices) {
+    auto found = Probe(DevicePath(directory, device), description->id);
+    if (device.path.starts_with('/') && (!found || found->device != device.id)) missing.push_back(&device);
+    if (found) candidates.push_back(std::move(*found));
+  }
+  if (missing.empty()) return false;
+  for (const std::string& path : PathsIn(links)) {
+    if (auto found = Probe(path, description->id)) candidates.push_back(std::move(*found));
+  }
+  bool changed = false;
+  for (Device* device : missing) {
+    std::map<std::pair<dev_t, uint64_t>, std::string> found;
+    for (const Candidate& candidate : candidates) {
+      if (candidate.device == device->id) found.try_emplace({candidate.filesystem, candidate.number}, candidate.path);
+    }
+    if (found.size() > 1) {
+      spdlog::error("device {} of the store is not at {}; both {} and {} have its superblock: write the right path "
+                    "into {}/{}",
+                    device->index.value, Printable(device->path), Printable(found.begin()->second),
+                    Printable(found.rbegin()->second), directory, kDescriptionName);
+    }
+    if (found.size() != 1) continue;
+    spdlog::warn("device {} of the store is now {}, not {}", device->index.value, Printable(found.begin()->second),
+                 Printable(device->path));
+    device->path = found.begin()->second;
+    changed = true;
+  }
+  return changed;
+}
+
+}  // namespace weightfs

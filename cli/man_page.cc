@@ -215,8 +215,8 @@ std::string HelperPage(const std::string& date) {
 std::string FormatPage(const std::string& date) {
   constexpr std::pair<std::string_view, std::string_view> kFiles[] = {
       {"store.json",
-       "The description of the store: its id, its format and its devices. Written last by weightfs format; "
-       "a directory without it is no store."},
+       "The description of the store: its id, its format and its devices. weightfs format writes it last; if it "
+       "is lost later, weightfs recover writes it again."},
       {"meta/", "The catalog: a RocksDB with the names, attributes, extents and checksums of all files."},
       {"pool", "The data, unless the store is on devices or files that were given with --device."},
       {"lock", "Held by the process that serves or checks the store."},

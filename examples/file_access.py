@@ -136,3 +136,8 @@ def size_of(path):
     if not os.path.isfile(path):
         raise SystemExit(f"{path}: no such file")
     return os.path.getsize(path)
+
+
+if __name__ == "__main__":
+    raise SystemExit("file_access.py is a part of other examples: "
+                     "run load_tensor.py, store_tensor.py or run_file_access.py")

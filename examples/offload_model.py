@@ -104,3 +104,8 @@ def seconds(function):
     begin = time.perf_counter()
     result = function()
     return result, time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    raise SystemExit("offload_model.py is a part of other examples: "
+                     "run offload_generate.py, offload_train.py or offload_deepspeed.py")

@@ -14,6 +14,9 @@ from weightfs.tools import io, tune
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+# The examples that are parts of others, and one that uses each.
+PARTS = {"file_access.py": "load_tensor.py", "offload_model.py": "offload_train.py"}
+
 TWO_WORKERS = [sys.executable, "-m", "weightfs.tools.io", "--io_size", "64M", "--loops", "100000", "--multi_process",
                "2"]
 
@@ -38,6 +41,15 @@ def test_tune_checks_the_log_directory_before_measuring(local, capfd, monkeypatc
     for folder in (local / "file", local / "file" / "below", "/proc/none"):
         line = first_line_of(tune.main, ["--nvme_dir", str(local), "--log_dir", str(folder)], capfd)
         assert "--log_dir" in line
+
+
+def test_an_example_is_a_program_or_names_those_that_use_it():
+    for path in EXAMPLES.glob("*.py"):
+        begins = path.read_text(encoding="utf-8").startswith("#!")
+        assert begins == os.access(path, os.X_OK) == (path.name not in PARTS), path.name
+    for part, program in PARTS.items():
+        done = subprocess.run([sys.executable, EXAMPLES / part], capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and part in done.stderr and program in done.stderr, done
 
 
 def test_folders_may_be_mapped_one_by_one(local):

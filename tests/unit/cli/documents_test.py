@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The man pages, the completions and --help name the same commands, options and mount options.
+"""The man pages, the completions, docs/COMMANDS.md and --help name the same commands, options and mount options.
 
 Usage: documents_test.py WEIGHTFS DOCUMENTS, where DOCUMENTS is the directory that weightfs-documents wrote."""
 import os
@@ -14,6 +14,7 @@ import unittest
 
 PROGRAM, DOCUMENTS = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 MAN = DOCUMENTS / "man"
+PAGE = (pathlib.Path(__file__).resolve().parents[3] / "docs/COMMANDS.md").read_text(encoding="utf-8")
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 
 
@@ -45,8 +46,13 @@ def arguments_in_help(text):
     return section(text, "Positionals")
 
 
+def mount_help():
+    """The lines of --help about mount options."""
+    return help_of("mount").partition("Options of -o:\n")[2].partition("\n\n")[0]
+
+
 def mount_options_in_help():
-    text = help_of("mount").partition("Options of -o:\n")[2].partition("\n\n")[0]
+    text = mount_help()
     named = {line.split()[0].partition("=")[0] for line in text.splitlines() if re.match(r"  \S", line)}
     of_kernel = re.search(r"of the kernel\s+(.*?)\n  \S", text, re.DOTALL).group(1)
     features = re.search(r"features of without=\s+(.*)", text, re.DOTALL).group(1)
@@ -128,6 +134,11 @@ class Agreement(unittest.TestCase):
                 self.assertEqual(options_in_zsh(command), expected)
                 self.assertEqual(options_in_fish(command), expected)
 
+    def test_the_page_of_the_files_names_the_command_that_restores_them(self):
+        page = plain((MAN / "man5/weightfs.5").read_text(encoding="utf-8"))
+        found = re.search(r"^store\.json\n(.*?)^\.TP", page, re.MULTILINE | re.DOTALL)[1]
+        self.assertIn("weightfs recover", found.replace("\n", " "))
+
     def test_an_option_that_a_page_lacks_is_noticed(self):
         """The comparisons above can fail."""
         without = re.sub(r"\.TP\n\\fB\\-\\-sparse\\fR\n", "", page_of("format"))
@@ -161,6 +172,40 @@ class Agreement(unittest.TestCase):
         fish = (DOCUMENTS / "weightfs.fish").read_text(encoding="utf-8").partition("__weightfs_mount_options\n")[2]
         found = set(re.findall(r"^        (\w+)", fish.partition("\nend")[0], re.MULTILINE))
         self.assertEqual(found, named | kernel)
+
+
+class CommandsPage(unittest.TestCase):
+    def test_it_has_every_command_and_option_and_no_other(self):
+        shown = {}
+        for command, words in re.findall(r"`weightfs (\w+)([^`]*)`", PAGE):
+            shown.setdefault(command, set()).update(OPTION.findall(words))
+        self.assertEqual(list(shown), commands_in_help(help_of()))
+        service = set(OPTION.findall(re.search(r"The commands with a URL also have (.*?)\. ", PAGE, re.DOTALL)[1]))
+        for command, named in shown.items():
+            with self.subTest(command):
+                entries = [set(entry.split(",")) for entry in section(help_of(command), "Options")]
+                self.assertLessEqual(named, set.union(*entries))
+                missing = [entry for entry in entries if not entry & (named | {"--help"})]
+                self.assertEqual(missing, [])
+                self.assertIn(set(section(help_of(command), "Service")), (set(), service))
+
+    def test_mount_options_have_the_values_defaults_and_bounds_of_the_help(self):
+        rows = re.findall(r"^\| (.*) \| (.*) \| (.*)\|$", PAGE.partition("## Mount options")[2], re.MULTILINE)
+        page = {}
+        for names, meaning, default in rows:
+            for name in re.findall(r"`([a-z][^`]*)`", names.replace("\\|", "!").replace("…", "...")):
+                page[name.replace("!", "|")] = (meaning, default.strip(" `"))
+        named, kernel, _ = mount_options_in_help()
+        described = dict(re.findall(r"^  (\S+) +(.*)$", mount_help(), re.MULTILINE))
+        expected = {title: meaning for title, meaning in described.items() if title.partition("=")[0] in named}
+        self.assertLessEqual({title.rstrip("=") for title in page.keys() - expected.keys()}, kernel)
+        for title, text in expected.items():
+            with self.subTest(title):
+                meaning, default = page[title]
+                for value in re.findall(r"\(([\w.]+)[;)]", text):
+                    self.assertEqual(default, value)
+                for bound in re.findall(r"at least \w+", text):
+                    self.assertIn(bound, meaning)
 
 
 class Bash(unittest.TestCase):

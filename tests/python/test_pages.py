@@ -116,7 +116,10 @@ def test_every_block_runs_or_is_listed():
             assert sum(code.startswith(begin) for _, code in found) == 1 and reason, f"{page} has no block {begin!r}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+# torch.distributed.checkpoint is tested from this version on.
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=needs.torch("2.7")) if page == "docs/CHECKPOINTS.md" else page
+    for page in PAGES if blocks(page, "python")])
 def test_the_python_of_a_page(page, work):
     if page == "docs/HDF5.md":
         pytest.importorskip("h5py", reason="needs h5py: scripts/setup installs it")
@@ -164,7 +167,7 @@ def test_a_resumed_run_trains_no_step_twice_and_leaves_none_out(work):
 def test_no_two_pages_use_one_path():
     users = {}
     for page in PAGES:
-        for name in re.findall(rf'"{MOUNT}/([\w.-]+)', "\n".join(blocks(page, "python"))):
+        for name in re.findall(rf"{MOUNT}/([\w.-]+)", "\n".join(code for _, code in all_blocks(page))):
             # README.md shows the beginning of PYTHON.md.
             users.setdefault(name, set()).add(page.replace("README.md", "docs/PYTHON.md"))
     assert {name: sorted(pages) for name, pages in users.items() if len(pages) > 1} == {}

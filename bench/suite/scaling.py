@@ -13,10 +13,11 @@ from suite.verdict import check
 
 AGED_OF_FRESH, AGE_ROUNDS, AGE_STEP, FULL = 0.9, 50, 10, 0.9
 SMALL_FILE, IN_DIRECTORY = 4096, 1000
+THROUGHPUT = "throughput, GB/s"
 
 
-def curve(name, title, x_title, unit, points, limit="", checks=()):
-    return {"id": name, "title": title, "x_title": x_title, "unit": unit,
+def curve(name, title, x_title, y_title, unit, points, limit="", checks=()):
+    return {"id": name, "title": title, "x_title": x_title, "y_title": y_title, "unit": unit,
             "points": [{"x": x, "values": values} for x, values in points], "limit": limit, "checks": list(checks)}
 
 
@@ -89,7 +90,8 @@ def streams(run, reference):
     for _, directory in compared(run):
         for name in names:
             directory.remove(name)
-    return [curve("streams", "Files at once", "files read or written at once", "GB/s", points, best.limit(reference))]
+    return [curve("streams", "Files at once", "files read or written at once", THROUGHPUT, "GB/s", points,
+                  best.limit(reference))]
 
 
 def large(run, reference):
@@ -108,7 +110,7 @@ def large(run, reference):
             best.add(read, times.busy_since())
             points.append((size / GIB, {"weightfs, read": read, "weightfs, write": written}))
             directory.remove("large")
-    return [curve("large", "One large file", "GiB in the file", "GB/s", points, best.limit(reference))]
+    return [curve("large", "One large file", "GiB in the file", THROUGHPUT, "GB/s", points, best.limit(reference))]
 
 
 def aging(run, reference):
@@ -147,8 +149,8 @@ def aging(run, reference):
     fresh, aged = points[0][1]["weightfs, read"], points[-1][1]["weightfs, read"]
     limit = reference and (f"a fresh store reads at {fresh / reference:.2f} of the reference, the aged one at "
                            f"{aged / reference:.2f}") or ""
-    return [curve("aging", "A store that ages", "rounds of deletes and creates, 90 % full", "GB/s", points, limit,
-                  [check("aged to fresh", aged / fresh, at_least=AGED_OF_FRESH)])]
+    return [curve("aging", "A store that ages at 90 %", "rounds of deletes and creates", THROUGHPUT, "GB/s", points,
+                  limit, [check("aged to fresh", aged / fresh, at_least=AGED_OF_FRESH)])]
 
 
 def many_files(run, _):
@@ -170,11 +172,12 @@ def many_files(run, _):
             directory = store.mount_it()
             mounts.append((made, {"weightfs": time.monotonic() - begin}))
     files = "files in the store"
-    return [curve("files-create", "Creating files", files, "files/s", rates,
+    return [curve("files-create", "Creating files", files, "files created per second", "files/s", rates,
                   f"the processors are {busy * 100:.0f} % busy"),
-            curve("files-memory", "The daemon's memory", files, "MiB", memory,
+            curve("files-memory", "The daemon's memory", files, "memory, MiB", "MiB", memory,
                   "before it was unmounted, with what it keeps of names and buffers"),
-            curve("files-mount", "Mounting", files, "s", mounts, "after a clean unmount, until the mount answers")]
+            curve("files-mount", "Mounting", files, "time to mount, s", "s", mounts,
+                  "after a clean unmount, until the mount answers")]
 
 
 CURVES = {"streams": streams, "large": large, "aging": aging, "files": many_files}

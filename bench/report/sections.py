@@ -13,7 +13,8 @@ class Table:
     head: list
     rows: list          # lists of strings, as long as the head
     notes: list = dataclasses.field(default_factory=list)
-    alarms: list = dataclasses.field(default_factory=list)   # what was not measured, or is wrong
+    missing: list = dataclasses.field(default_factory=list)   # what was not measured
+    alarms: list = dataclasses.field(default_factory=list)   # what is wrong
 
 
 def ratio(value):
@@ -48,26 +49,29 @@ def unmeasured(missing):
     return [f"NOT MEASURED: {', '.join(each)}: {reason}" for reason, each in names.items()]
 
 
-def bench(data):
-    def rate(row, way):
-        if way not in row["ways"]:
-            return "-"
-        median = row["ways"][way]["median"]
-        return f"{median / 1e9:.2f} GB/s" if row["unit"] == "GB/s" else f"{median:,.0f} {row['unit']}"
+def rate(row, way):
+    if way not in row["ways"]:
+        return "-"
+    median = row["ways"][way]["median"]
+    return f"{median / 1e9:.2f}" if row["unit"] == "GB/s" else f"{median:,.0f}"
 
-    rows = []
+
+def bench(data):
+    found = {}
     for row in (row for row in data["rows"] if row["ways"]):
         to = {check["against"]: check["value"] for check in row["checks"]}
-        rows.append([row["title"], *(rate(row, way) for way in ("weightfs", "reference", "host")),
-                     ratio(to.pop("reference", None)), ratio(to.pop("host", None)),
-                     ", ".join(f"{against} {ratio(value)}" for against, value in to.items())])
+        found.setdefault(row["unit"], []).append([
+            row["title"], *(rate(row, way) for way in ("weightfs", "reference", "host")),
+            ratio(to.pop("reference", None)), ratio(to.pop("host", None)),
+            ", ".join(f"{against} {ratio(value)}" for against, value in to.items())])
     reasons = {f"{row['id']} ({way})": reason for row in data["rows"] for way, reason in row["not_measured"].items()}
     note = (f"The large file has {size_of(data['size_bytes'])}; medians of {data['rounds']} rounds, in which the "
             f"references varied by {data['noise']['widest']:.0%}." if data["rounds"] > 1 else
             f"The large file has {size_of(data['size_bytes'])}. One round (--quick) shows that the benchmark works; "
             f"for results use --size full on an idle machine.")
-    return [Table("Rates; the reference is the raw disk", ["", "weightfs", "reference", "host", "to reference",
-                                                          "to host", "to others"], rows, [note], unmeasured(reasons))]
+    head = ["", "weightfs", "reference", "host", "to reference", "to host", "to others"]
+    tables = [Table(f"{unit}; the reference is the raw disk", head, rows) for unit, rows in found.items()]
+    return [*tables, Table("", [], [], [note], unmeasured(reasons))]
 
 
 def hdf5(data):
@@ -105,9 +109,9 @@ def checkpoint(data):
 
 
 def loads(data):
-    rows = [[row["loader"], spread(row["seconds"]), ratio(row["gb_per_s"]), ratio(row["ratio"])]
+    rows = [[row["loader"], spread(row["seconds"]), ratio(data["size"] / 1e9 / row["median_s"]), ratio(row["ratio"])]
             for row in data["loads"]]
-    return [Table("Loads", ["", "seconds", "GiB/s", f"over {data['best_peer'] or 'no other loader'}"], rows,
+    return [Table("Loads", ["", "seconds", "GB/s", f"over {data['best_peer'] or 'no other loader'}"], rows,
                   [f"{size_of(data['size'])}. Median (minimum–maximum) of {data['rounds']} alternating rounds; the "
                    f"last column is the median of the ratios to the fastest other loader."],
                   unmeasured(data["not_measured"]))]
@@ -122,8 +126,8 @@ def offload(data, amount, unit, note, equal):
     note += f" Equal to the run in memory: {', '.join(same)}." if same else ""
     return [Table(f"Speed in {unit}", ["", unit, "ratio to in memory"], rows,
                   [note, "Median (minimum–maximum) of alternating rounds; the ratio is a median over the rounds."],
-                  [f"WRONG RESULT: these differ from the run in memory: {text}" for key, text in equal.items()
-                   if not data[key]])]
+                  alarms=[f"WRONG RESULT: these differ from the run in memory: {text}" for key, text in equal.items()
+                          if not data[key]])]
 
 
 def generate(data):
@@ -142,6 +146,60 @@ def train(data):
             f"continued from {data['complete_steps']} complete steps.")
     return offload(data, 1, "steps/s", note, {
         "same_losses": "all losses", "same_weights_after_kill": "the weights of the run that was killed and resumed"})
+
+
+# Summaries: rows of what is measured, weightfs, with what it is compared, that, and the ratio.
+
+def bench_summary(data):
+    for row in data["rows"]:
+        value = next((check["value"] for check in row["checks"] if check["against"] == "host"), None)
+        if row["id"] in ("read-1m", "write-1m", "torch-load", "torch-save") and value is not None:
+            yield [f"{row['title']}, {row['unit']}", rate(row, "weightfs"), "the host's filesystem", rate(row, "host"),
+                   ratio(value)]
+
+
+def hdf5_summary(data):
+    rows = [row for row in data["rows"] if row.get("processes") == 1]
+    for row in rows[-2:]:
+        yield [f"{row['kind']} in requests of {size_of(row['request'])}, GB/s", ratio(row["median"]["weightfs"]),
+               "HDF5's sec2", ratio(row["median"]["sec2"]), ratio(row["weightfs_over"]["sec2"])]
+
+
+def checkpoint_summary(data):
+    base = next(row for row in data["rows"] if row["stall_times_faster"] == 1 and row["directory"] == data["base"])
+    ours = [row for row in data["rows"] if row["way"].startswith("weightfs") and row["directory"] != data["base"]]
+    for key, what in (("stall", "the loop stands still"), ("durable", "until durable")):
+        best = max(ours, key=lambda row: row[f"{key}_times_faster"])
+        yield [f"{what}, {best['way']}, seconds", f"{statistics.median(best[f'{key}_s']):.3f}",
+               f"{base['way']}, on the host", f"{statistics.median(base[f'{key}_s']):.3f}",
+               ratio(best[f"{key}_times_faster"])]
+
+
+def loads_summary(data):
+    rows = {row["loader"]: row for row in data["loads"]}
+    best = max((row for name, row in rows.items() if name.startswith("weightfs")), key=lambda row: row["ratio"] or 0)
+    if data["best_peer"]:
+        yield [f"{best['loader']}, GB/s", *(ratio(data["size"] / 1e9 / best["median_s"]), data["best_peer"],
+               ratio(data["size"] / 1e9 / rows[data["best_peer"]]["median_s"])), ratio(best["ratio"])]
+
+
+def offload_summary(data, amount, unit, peer):
+    medians = [statistics.median(rates(amount, data["seconds"][name])) for name in ("offloaded", peer)]
+    yield [f"offloaded, {unit}", ratio(medians[0]), peer, ratio(medians[1]),
+           ratio(statistics.median(round_ratios(data["seconds"][peer], data["seconds"]["offloaded"])))]
+
+
+SUMMARIES = {"bench": bench_summary, "hdf5": hdf5_summary, "checkpoint": checkpoint_summary, "loads": loads_summary,
+             "generate": lambda data: offload_summary(data, data["tokens"], "tokens/s", "mapped"),
+             "train": lambda data: offload_summary(data, 1, "steps/s", "in memory")}
+
+
+def summary(report):
+    """The most important figures of each part that was measured."""
+    rows = [[entry["title"], *row] for entry in report["parts"] if entry["state"] == "done"
+            for row in SUMMARIES[entry["name"]](entry["data"])]
+    return Table("", ["", "measured", "weightfs", "compared with", "its figure", "times as fast"], rows,
+                 ["The ratios are medians over the rounds."] * bool(rows))
 
 
 TABLES = {"bench": bench, "hdf5": hdf5, "checkpoint": checkpoint, "loads": loads, "generate": generate, "train": train}

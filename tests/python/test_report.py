@@ -15,10 +15,12 @@ import pytest
 
 import matplotlib  # noqa: F401  (skips this file if it is missing)
 
+from harness import figures as drawn_figures
 from harness.filesystems import REPOSITORY, is_mounted, program
 
 sys.path.append(str(REPOSITORY / "bench"))
 
+import drawing  # noqa: E402
 from report import figures, page, sections  # noqa: E402
 from report.parts import PARTS  # noqa: E402
 
@@ -55,17 +57,18 @@ def html_of(report):
 
 
 class Cells(HTMLParser):
-    """The text of all cells of tables."""
+    """The text of all cells of tables, and whether each is aligned as a number."""
 
     def __init__(self, text):
         super().__init__()
-        self.texts, self._inside = [], False
+        self.texts, self.numbers, self._inside = [], [], False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         if tag in ("td", "th"):
             self._inside = True
             self.texts.append("")
+            self.numbers.append(dict(attrs).get("class") == "number")
 
     def handle_endtag(self, tag):
         if tag in ("td", "th"):
@@ -78,7 +81,7 @@ class Cells(HTMLParser):
 
 def test_the_page_has_a_figure_and_tables_for_each_part(recorded):
     text = html_of(recorded)
-    assert re.findall(r'<section id="(\w+)"', text) == [part.name for part in PARTS]
+    assert re.findall(r'<section id="(\w+)"', text) == ["summary", "machine", *(part.name for part in PARTS)]
     for entry in recorded["parts"]:
         part = text[text.index(f'<section id="{entry["name"]}"'):]
         assert entry["title"] in part and "<table>" in part[:part.index("</section>")]
@@ -101,21 +104,63 @@ def test_every_color_has_a_light_and_a_dark_value(recorded):
     used = set(re.findall(r"var\(--([\w-]+)\)", text))
     values = [dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in re.findall(r":root \{(.*?)\}", style,
                                                                                   re.DOTALL)]
-    assert len(values) == 2 and all(used <= block.keys() for block in values)
-    assert figures.COLORS.items() <= values[0].items() and not set(re.findall(r"#[0-9a-f]{6}\b", body))
+    assert len(values) == 2 and values[0].keys() == values[1].keys() and used <= values[0].keys()
+    assert not set(re.findall(r"#[0-9a-f]{6}\b", body))
 
 
 def test_html_and_markdown_have_the_same_cells(recorded):
     rows = [line for line in page.markdown(recorded).splitlines() if line.startswith("|") and "---" not in line]
-    cells = [cell for row in rows[1:] for cell in re.split(r" \| ", row[2:-2])]
+    cells = [cell for row in rows for cell in re.split(r" \| ", row[2:-2])]
     assert [cell.strip() for cell in cells] == Cells(html_of(recorded)).texts
+
+
+def test_columns_of_numbers_are_aligned_at_the_right(recorded):
+    text = html_of(recorded)
+    assert re.search(r"(?<!\w)th\.number, td\.number \{ text-align: right;", text)
+    cells = Cells(text)
+    for cell, number in zip(cells.texts, cells.numbers):
+        if re.fullmatch(r"[0-9.]+( \(.*\))?", cell):
+            assert number or cell == "7.4 min", cell
+    aligned = {cell for cell, number in zip(cells.texts, cells.numbers) if number}
+    assert {"weightfs", "until durable", "0.202 (0.186–0.337)", "7,130", "-"} <= aligned
+    assert not {"measured", "compared with", "torch.save, fsync", "1 MiB"} & aligned
+
+
+def test_the_summary_is_first_and_repeats_figures_of_the_tables(recorded):
+    text = html_of(recorded)
+    assert text.index('<section id="summary"') < text.index('<section id="machine"')
+    rows = sections.summary(recorded).rows
+    assert {row[0] for row in rows} == {part.title for part in PARTS}
+    assert ["Cold loads of safetensors", "weightfs load_file, GB/s", "1.33", "safetensors", "1.00", "1.28"] in rows
+    cells = {cell for entry in recorded["parts"] for table in sections.tables(entry) for row in table.rows
+             for value in row for cell in (value, value.split(" (")[0])}
+    assert {cell for row in rows for cell in (row[2], row[4])} <= cells
+
+
+def test_rates_have_one_unit(recorded):
+    text = html_of(recorded)
+    assert "GB/s" in text and not re.search(r"[KMG]iB/s|MB/s", text)
+
+
+@pytest.mark.parametrize("name", [part.name for part in PARTS])
+def test_the_figures_have_whiskers_and_no_text_overlaps(recorded, name):
+    data = entry_of(recorded, name)["data"]
+    if name == "bench":
+        for row in data["rows"]:
+            for way in row["ways"].values():
+                way["max"] = 1.3 * way["median"]
+    with drawing.styled():
+        figure = figures.FIGURES[name](data)
+    assert drawn_figures.faults(figure) == []
+    for axes in figure.axes:
+        assert len(axes.collections) >= max(len(axes.patches), 1), "a median without whiskers"
 
 
 def test_the_figures_of_a_part_are_those_that_were_recorded(recorded):
     data = entry_of(recorded, "loads")["data"]
     load = data["loads"][0]
     table, = sections.loads(data)
-    assert table.rows[0] == ["weightfs load_file", "0.202 (0.186–0.337)", "1.24", "1.28"]
+    assert table.rows[0] == ["weightfs load_file", "0.202 (0.186–0.337)", "1.33", "1.28"]
     assert load["median_s"] == pytest.approx(0.202, abs=0.001)
     ways = {(row[0], row[1]): row[4:] for row in sections.checkpoint(entry_of(recorded, "checkpoint")["data"])[0].rows}
     assert ways["torch.save, fsync", "host"] == ["1.00", "1.00"] and ("weightfs Manager", "mount") in ways
@@ -126,6 +171,8 @@ def test_a_part_without_results_is_named_at_the_top_and_in_its_place(recorded, s
     entry = entry_of(recorded, "hdf5")
     del entry["data"]
     entry |= {"state": state, "reason": "needs <h5py>"}
+    style = {"missing": "missing", "failed": "alarm"}[state]
+    assert html_of(recorded).count(f'<p class="{style}">HDF5: {headline}') == 2
     for text, reason in ((html_of(recorded), "needs &lt;h5py&gt;"), (page.markdown(recorded), "needs <h5py>")):
         assert text.count(f"HDF5: {headline}: {reason}") == 2
     assert "GB/s over the size" not in html_of(recorded)
@@ -134,8 +181,10 @@ def test_a_part_without_results_is_named_at_the_top_and_in_its_place(recorded, s
 def test_peers_that_are_not_installed_and_wrong_results_are_named(recorded):
     entry_of(recorded, "generate")["data"]["same_tokens"] = False
     entry_of(recorded, "train")["data"]["same_losses"] = False
-    for text in (html_of(recorded), page.markdown(recorded)):
+    html = html_of(recorded)
+    for text in (html, page.markdown(recorded)):
         assert "NOT MEASURED: tensorizer: ModuleNotFoundError" in text
+        assert text is not html or '<p class="missing">NOT MEASURED: tensorizer' in text
         assert "WRONG RESULT: these differ from the run in memory: all tokens" in text
         assert "WRONG RESULT: these differ from the run in memory: all losses" in text
         assert "Equal to the run in memory: all tokens" not in text

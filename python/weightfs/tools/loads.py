@@ -22,7 +22,7 @@ from weightfs._numbers import parse_size
 from weightfs.tools._pages import drop_pages
 from weightfs.tools._program import Parser, run
 
-GB = 1024 ** 3
+GB = 10 ** 9
 _PAGE = 4096
 _LAYERS = 32
 _INSTALL = {"fastsafetensors": "fastsafetensors", "safetensors": "safetensors", "tensorizer": "tensorizer",

@@ -37,7 +37,8 @@ std::string RateCell(const Json& row, const char* way, bool range) {
   if (!row["ways"].contains(way)) return "-";
   const Json& rate = row["ways"][way];
   const std::string unit = row["unit"], median = Rate(unit, rate["median"]);
-  return range ? fmt::format("{} ({}–{})", median, Rate(unit, rate["min"]), Rate(unit, rate["max"])) : median;
+  if (!range || rate["samples"].size() < 2) return median;
+  return fmt::format("{} ({}–{})", median, Rate(unit, rate["min"]), Rate(unit, rate["max"]));
 }
 
 std::string CheckText(const Json& check) {
@@ -118,10 +119,12 @@ void PrintNoise(const Json& outcome) {
   const Json& noise = outcome["noise"];
   const double widest = noise["widest"], steal = noise["steal"], read = noise["read_reference"]["median"],
                write = noise["write_reference"]["median"];
-  Print(stdout, fmt::format("noise: {}; load average {:.1f}; {:.1f} % of the processors' time was stolen\n",
-                            read + write > 0 ? fmt::format("the references varied by {:.0f} % over {} rounds",
-                                                           widest * 100, outcome["rounds"].get<unsigned>())
-                                             : "these rows have no reference",
+  const auto rounds = outcome["rounds"].get<unsigned>();
+  const std::string variation =
+      read + write <= 0 ? "these rows have no reference"
+      : rounds == 1     ? "unknown after one round"
+                        : fmt::format("the references varied by {:.0f} % over {} rounds", widest * 100, rounds);
+  Print(stdout, fmt::format("noise: {}; load average {:.1f}; {:.1f} % of the processors' time was stolen\n", variation,
                             noise["load_average"].get<double>(), steal * 100));
   if (widest > kNoisy) {
     Print(stdout, Paint(Tone::kWarning,
@@ -134,8 +137,10 @@ void PrintNoise(const Json& outcome) {
 void PrintOutcome(const Json& outcome) {
   for (const auto& [name, value] : outcome["facts"].items())
     Print(stdout, fmt::format("{:<18} {}\n", name, value.get<std::string>()));
-  Print(stdout, fmt::format("\nGB/s is 10^9 bytes per second; medians of {} rounds (minimum–maximum).\n\n",
-                            outcome["rounds"].get<unsigned>()));
+  const auto rounds = outcome["rounds"].get<unsigned>();
+  Print(stdout, fmt::format("\nGB/s is 10^9 bytes per second; {}.\n\n",
+                            rounds > 1 ? fmt::format("medians of {} rounds (minimum–maximum)", rounds)
+                                       : "one round, which only shows that the benchmark works"));
   for (const char* unit : {kBytes, "reads/s", kFiles, "writes/s", "syncs/s"}) PrintRows(outcome, unit);
   for (const Json& curve : outcome["curves"]) PrintCurve(curve);
   PrintBeside(outcome);

@@ -169,7 +169,7 @@ class Watch {
     bool done = false;                                  // pushed, or not wanted any more
     Clock::time_point next = Clock::time_point::min();  // when it is tried again
     seconds pause = kLook;                              // before that
-    std::string said;                                   // the error that was reported
+    std::string reported;                               // the error that was reported
   };
 
   // A directory that was published again replaces what was there before.
@@ -181,8 +181,8 @@ class Watch {
   void Look() {
     // Opened for each look, because an open descriptor keeps a mount from being unmounted.
     const auto publications = FindPublications(*arguments_.watched);
-    if (!publications) return Say(publications.error(), &said_);
-    said_.clear();
+    if (!publications) return ReportOnce(publications.error(), &reported_);
+    reported_.clear();
     for (const FoundPublication& found : publications->found) outcomes_[found.published.id].name = found.name;
     for (const FoundPublication& publication : publications->found) {
       Outcome& outcome = outcomes_[publication.published.id];
@@ -196,9 +196,9 @@ class Watch {
       const auto pushed = Push(publications->directory.get(), publication, prunes);
       static_cast<void>(FlushOutput().has_value());
       if (pushed) {
-        outcome = {.name = publication.name, .done = true, .next = Clock::time_point::max(), .said = {}};
+        outcome = {.name = publication.name, .done = true, .next = Clock::time_point::max(), .reported = {}};
       } else if (!interrupted_) {
-        Say(pushed.error(), &outcome.said);
+        ReportOnce(pushed.error(), &outcome.reported);
         outcome.pause = std::min(outcome.pause * kPauseFactor, kLongestPause);
         outcome.next = Clock::now() + outcome.pause;
       }
@@ -237,8 +237,8 @@ class Watch {
   }
 
   // A failure that lasts is reported once.
-  static void Say(const Error& error, std::string* said) {
-    if (std::exchange(*said, error.what) != error.what) Fail(error);
+  static void ReportOnce(const Error& error, std::string* reported) {
+    if (std::exchange(*reported, error.what) != error.what) Fail(error);
   }
 
   const Arguments& arguments_;
@@ -246,7 +246,7 @@ class Watch {
   const std::atomic<bool>& interrupted_;
   std::map<Id, Outcome> outcomes_;
   bool warned_ = false;
-  std::string said_;  // of the watched directory itself
+  std::string reported_;  // of the watched directory itself
 };
 
 int Push(const Arguments& arguments) {

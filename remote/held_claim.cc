@@ -4,24 +4,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <thread>
+#include <utility>
 
 namespace weightfs::remote {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kAttempts = 6;
-constexpr milliseconds kFirstPause{100};
+constexpr int kAttempts = 3;  // after a comparison that differs from the one after it
 constexpr size_t kAbortedAtOnce = 100;
-
-// The service may have carried the request out. An error of a single object has a path.
-bool IsOpen(const Error& error) { return error.code == ErrorCode::kIo && error.path.empty(); }
-
-// The service refuses conditions, or compares ETags in another manner, if the claim turns out to be unchanged.
-bool RefusesCondition(const Error& error) {
-  return error.code == ErrorCode::kExists || error.code == ErrorCode::kNotSupported;
-}
 
 template <typename T, typename F>
 Result<void> InBatches(std::span<const T> all, size_t size, F change) {
@@ -40,57 +33,77 @@ Error HeldClaim::Lost(const std::optional<StoredClaim>& found) const {
                                         removed ? std::string("removed by weightfs prune") : "taken over from " + by)};
 }
 
-Result<void> HeldClaim::Replace(const StoredClaim& former, const Claim& claim) {
-  const std::string text = claim.Encode();
-  s3::PutOptions options{.if_match = former.etag, .once = true};
-  Result<void> done;
-  for (int attempt = 0;; ++attempt) {
-    ASSIGN_OR_RETURN(auto found, Find());
-    if (found && found->text == text) {
-      held_ = std::move(*found);
+Result<void> HeldClaim::Replace(const Claim& claim) {
+  return Become(StoredClaim{.claim = claim, .text = claim.Encode()});
+}
+
+// A change whose answer was lost may have taken effect. A service may refuse conditions, or compare ETags in another
+// manner: if the claim turns out to be unchanged, the change is made without one.
+Result<void> HeldClaim::Become(std::optional<StoredClaim> next) {
+  const std::string key = series_.ClaimKey(version_);
+  std::string if_match = held_ ? held_->etag : "";
+  for (int attempt = 1;; ++attempt) {
+    if (held_ || attempt > 1) {
+      ASSIGN_OR_RETURN(auto found, Find());
+      if (attempt > 1 && found == next) {
+        held_ = std::move(found);
+        return {};
+      }
+      if (found != held_) return Lost(found);
+    }
+    const auto change = [&]() -> Result<std::string> {
+      const s3::PutOptions options{.if_none_match = !held_, .if_match = if_match, .guard = guard()};
+      if (next) return series_.bucket().PutObject(key, next->text, options, interrupted_);
+      RETURN_IF_ERROR(series_.bucket().DeleteObject(key, interrupted_, {.if_match = if_match, .guard = guard()}));
+      return std::string();
+    };
+    auto etag = change();
+    if (etag) {
+      if (next) next->etag = std::move(*etag);
+      held_ = std::move(next);
       return {};
     }
-    if (!found || *found != former) return Lost(found);
-    if (attempt == kAttempts) {
-      return done ? Error{ErrorCode::kIo, series_.url(version_) + ": the service does not replace the claim"}
-                  : done.error();
-    }
-    if (attempt > 0) RETURN_IF_ERROR(Wait(kFirstPause * (1 << attempt)));
-    const auto put = series_.bucket().PutObject(series_.ClaimKey(version_), text, options, interrupted_);
-    done = put ? Result<void>() : put.error();
-    if (!put && RefusesCondition(put.error()) && !options.if_match.empty()) {
-      options.if_match.clear();
-    } else if (!put && !IsOpen(put.error())) {
-      return put.error();
-    }
+    const ErrorCode code = etag.error().code;
+    const bool refused = (code == ErrorCode::kExists || code == ErrorCode::kNotSupported) && !if_match.empty();
+    const bool differs = code == ErrorCode::kBusy || (code == ErrorCode::kExists && !held_);
+    if (!refused && (!differs || attempt == kAttempts)) return etag.error();
+    if (refused) if_match.clear();
   }
 }
 
 Result<void> HeldClaim::Check() const {
   ASSIGN_OR_RETURN(const auto found, Find());
-  return found && *found == held_ ? Result<void>() : Lost(found);
+  return found == held_ ? Result<void>() : Lost(found);
 }
 
-Result<void> HeldClaim::Change(const std::function<Result<void>()>& change) const {
+s3::GuardPtr HeldClaim::guard() const {
+  s3::Guard guard{.key = series_.ClaimKey(version_)};
+  if (held_) guard.body = held_->text;
+  return std::make_shared<const s3::Guard>(std::move(guard));
+}
+
+// A guard may differ because the claim changed on its way.
+Result<void> HeldClaim::Change(const std::function<Result<void>(const s3::GuardPtr& guard)>& change) const {
   for (int attempt = 1;; ++attempt) {
     RETURN_IF_ERROR(Check());
-    const auto done = change();
-    if (done || !IsOpen(done.error()) || attempt == kAttempts) return done;
-    RETURN_IF_ERROR(Wait(kFirstPause * (1 << attempt)));
+    auto done = change(guard());
+    if (done || done.error().code != ErrorCode::kBusy || attempt == kAttempts) return done;
   }
 }
 
 Result<void> HeldClaim::AbortUploads(std::span<const s3::UploadInfo> uploads) const {
   return InBatches(uploads, kAbortedAtOnce, [&](std::span<const s3::UploadInfo> batch) {
-    return Change([&] { return series_.bucket().AbortMultipartUploads(batch, interrupted_); });
+    return Change([&](const s3::GuardPtr& guard) {
+      return series_.bucket().AbortMultipartUploads(batch, interrupted_, guard);
+    });
   });
 }
 
-// An object that the service refuses to delete delays no other one.
-Result<void> HeldClaim::DeleteVersions(std::span<const s3::ObjectVersion> versions) const {
+Result<void> HeldClaim::DeleteObjects(std::span<const s3::ObjectVersion> objects) const {
   Result<void> refused;
-  RETURN_IF_ERROR(InBatches(versions, s3::kMaxDeletedKeys, [&](std::span<const s3::ObjectVersion> batch) {
-    auto done = Change([&] { return series_.bucket().DeleteVersions(batch, interrupted_, {.once = true}); });
+  RETURN_IF_ERROR(InBatches(objects, s3::kMaxDeletedKeys, [&](std::span<const s3::ObjectVersion> batch) {
+    auto done = Change(
+        [&](const s3::GuardPtr& guard) { return series_.bucket().DeleteObjects(batch, interrupted_, guard); });
     if (done || done.error().path.empty()) return done;
     if (refused) refused = std::move(done);
     return Result<void>();
@@ -98,37 +111,13 @@ Result<void> HeldClaim::DeleteVersions(std::span<const s3::ObjectVersion> versio
   return refused;
 }
 
-Result<void> HeldClaim::DeleteObjects(std::span<const std::string> keys) const {
-  std::vector<s3::ObjectVersion> objects;
-  for (const std::string& key : keys) objects.push_back({.key = key});
-  return DeleteVersions(objects);
-}
-
 Result<void> HeldClaim::DeleteManifest(bool* kept) const {
-  return Change([&]() -> Result<void> {
+  return Change([&](const s3::GuardPtr& guard) -> Result<void> {
     ASSIGN_OR_RETURN(const bool marks,
-                     series_.bucket().DeleteObject(series_.ManifestKey(version_), interrupted_, {.once = true}));
+                     series_.bucket().DeleteObject(series_.ManifestKey(version_), interrupted_, {.guard = guard}));
     if (kept != nullptr && marks) *kept = true;
     return {};
   });
-}
-
-Result<void> HeldClaim::Release() {
-  const std::string key = series_.ClaimKey(version_);
-  s3::DeleteOptions options{.if_match = held_.etag, .once = true};
-  for (int attempt = 1;; ++attempt) {
-    ASSIGN_OR_RETURN(const auto found, Find());
-    if (!found && attempt > 1) return {};
-    if (!found || *found != held_) return Lost(found);
-    const auto done = series_.bucket().DeleteObject(key, interrupted_, options);
-    if (done) return {};
-    if (RefusesCondition(done.error()) && !options.if_match.empty()) {
-      options.if_match.clear();
-    } else if (!IsOpen(done.error()) || attempt == kAttempts) {
-      return done.error();
-    }
-    RETURN_IF_ERROR(Wait(kFirstPause * (1 << attempt)));
-  }
 }
 
 Result<void> HeldClaim::Wait(milliseconds time) const {

@@ -95,7 +95,7 @@ class Pruner {
       const bool readable = manifest || !IsUnreadable(manifest.error().code);
       if (!manifest && readable && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
       if (!contents.claim || !readable || (manifest && Covers(contents.claim->claim, *manifest))) {
-        // Of a manifest without a claim nobody knows how it came there.
+        // Nobody knows how a manifest without a claim came there.
         if (contents.claim && report_.kept.size() >= options_.keep) return Remove(version, contents, /*complete=*/true);
         (contents.claim && readable ? report_.kept : report_.damaged).push_back(version);
         return {};
@@ -204,16 +204,19 @@ class Pruner {
     const StoredClaim former = *contents.claim;
     Claim ours = MakeRemovingClaim();
     if (!complete) ours.replaces = former.claim.replaces.empty() ? former.claim.push : former.claim.replaces;
-    RETURN_IF_ERROR(held.Replace(former, ours));
+    held.Hold(former);
+    RETURN_IF_ERROR(held.Replace(ours));
     if (!complete) RETURN_IF_ERROR(Decide(version, former, &held, ours));
     for (int round = 1; round <= kRounds; ++round) {
-      RETURN_IF_ERROR(RemoveFiles(version, contents, &held));
+      RETURN_IF_ERROR(RemoveFiles(version, contents, held));
       ASSIGN_OR_RETURN(contents, Examine(version));
       if (!contents.HasOnly(series_.ClaimKey(version))) continue;
       // A manifest that arrived after the list was made.
-      RETURN_IF_ERROR(RemoveFiles(version, contents, &held));
-      if (options_.all_versions) return RemoveOneByOne(VersionsOf(series_.ClaimKey(version), contents));
-      return held.Release();
+      RETURN_IF_ERROR(RemoveFiles(version, contents, held));
+      RETURN_IF_ERROR(held.Release());
+      if (!options_.all_versions) return {};
+      ASSIGN_OR_RETURN(contents, Examine(version));
+      return RemoveDeleted(version, contents);
     }
     return Error{ErrorCode::kNotEmpty,
                  fmt::format("{}: another program writes there while it is removed; the next prune continues",
@@ -230,51 +233,39 @@ class Pruner {
     if (manifest && Covers(former.claim, *manifest)) {
       Claim back = former.claim;
       if (former.damaged() || back.removing) back = {.push = manifest->push, .source = manifest->source};
-      RETURN_IF_ERROR(held->Replace(StoredClaim(held->held()), back));
+      RETURN_IF_ERROR(held->Replace(back));
       return ErrorCode::kAgain;
     }
     ours.replaces.clear();
-    return held->Replace(StoredClaim(held->held()), ours);
+    return held->Replace(ours);
   }
 
-  // Removes what an earlier prune has left of a version without objects: their old versions. They have ids of their
-  // own, and the claim goes last.
+  // Removes the old versions of objects of a version that has no objects any more, those of the claim last. Ends when a
+  // push makes a claim: without versioning, all content of an object has the id "null", also what that push has made.
   Result<void> RemoveDeleted(uint64_t version, const Contents& contents) {
-    RETURN_IF_ERROR(RemoveFiles(version, contents, nullptr));
-    return RemoveOneByOne(VersionsOf(series_.ClaimKey(version), contents));
+    const HeldClaim none(series_, version, options_.interrupted);
+    RETURN_IF_ERROR(RemoveFiles(version, contents, none));
+    return RemoveOneByOne(VersionsOf(series_.ClaimKey(version), contents), none);
   }
 
   // Removes all but the claim. Of old versions those that were listed, and none that a push has made since: a delete
-  // marker goes after the content that it hides, which would be the current version otherwise. `held`: null if there
-  // are only old versions.
-  Result<void> RemoveFiles(uint64_t version, const Contents& contents, const HeldClaim* held) {
-    const s3::Bucket& bucket = series_.bucket();
+  // marker goes after the content that it hides, which would be the current version otherwise.
+  Result<void> RemoveFiles(uint64_t version, const Contents& contents, const HeldClaim& held) {
     const std::string manifest = series_.ManifestKey(version), claim = series_.ClaimKey(version);
     if (options_.all_versions) {
-      const auto remove = [&] { return RemoveOneByOne(VersionsOf(manifest, contents)); };
-      RETURN_IF_ERROR(held != nullptr ? held->Change(remove) : remove());
+      RETURN_IF_ERROR(RemoveOneByOne(VersionsOf(manifest, contents), held));
     } else {
-      RETURN_IF_ERROR(held->DeleteManifest(&report_.leaves_old_versions));
+      RETURN_IF_ERROR(held.DeleteManifest(&report_.leaves_old_versions));
     }
-    RETURN_IF_ERROR(held != nullptr ? held->AbortUploads(contents.uploads)
-                                    : bucket.AbortMultipartUploads(contents.uploads, options_.interrupted));
-    const auto is_file = [&](const std::string& key) { return key != manifest && key != claim; };
+    RETURN_IF_ERROR(held.AbortUploads(contents.uploads));
+    std::vector<s3::ObjectVersion> files = contents.versions;
     if (!options_.all_versions) {
-      std::vector<std::string> keys;
-      for (const s3::ObjectInfo& object : contents.objects) {
-        if (is_file(object.key)) keys.push_back(object.key);
-      }
-      return held->DeleteObjects(keys);
+      for (const s3::ObjectInfo& object : contents.objects) files.push_back({.key = object.key});
     }
-    std::vector<s3::ObjectVersion> files;
-    std::copy_if(contents.versions.begin(), contents.versions.end(), std::back_inserter(files),
-                 [&](const s3::ObjectVersion& object) { return is_file(object.key); });
+    std::erase_if(files, [&](const s3::ObjectVersion& one) { return one.key == manifest || one.key == claim; });
     const auto markers = MoveMarkersBack(files);
-    const auto remove = [&](std::span<const s3::ObjectVersion> some) {
-      return held != nullptr ? held->DeleteVersions(some) : bucket.DeleteVersions(some, options_.interrupted);
-    };
-    RETURN_IF_ERROR(remove({files.begin(), markers}));
-    return remove({markers, files.end()});
+    RETURN_IF_ERROR(held.DeleteObjects({files.begin(), markers}));
+    return held.DeleteObjects({markers, files.end()});
   }
 
   static std::vector<s3::ObjectVersion> VersionsOf(const std::string& key, const Contents& contents) {
@@ -285,11 +276,11 @@ class Pruner {
   }
 
   // Begins with the oldest version, so that none becomes the current one. A request for several has no order.
-  Result<void> RemoveOneByOne(std::vector<s3::ObjectVersion> versions) const {
+  static Result<void> RemoveOneByOne(std::vector<s3::ObjectVersion> versions, const HeldClaim& held) {
     std::reverse(versions.begin(), versions.end());
     MoveMarkersBack(versions);
     for (const s3::ObjectVersion& object : versions) {
-      RETURN_IF_ERROR(series_.bucket().DeleteVersions({&object, 1}, options_.interrupted));
+      RETURN_IF_ERROR(held.DeleteObjects({&object, 1}));
     }
     return {};
   }

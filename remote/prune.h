@@ -37,7 +37,7 @@ struct PrunedVersion {
 struct PruneReport {
   std::vector<PrunedVersion> removed;  // the greatest first
   std::vector<uint64_t> kept;          // complete, the greatest first
-  // With a manifest that no reader accepts, because it is damaged or has no claim: kept, and not counted.
+  // They have a manifest that no reader accepts, because it is damaged or has no claim. They are kept, and not counted.
   std::vector<uint64_t> damaged;
   std::vector<uint64_t> unfinished;    // without a manifest, and too young to be removed
   bool leaves_old_versions = false;    // the bucket has kept what was deleted, and has freed no space
@@ -45,11 +45,13 @@ struct PruneReport {
   std::vector<Error> errors;           // one for each version that could not be examined or removed; each one full line
 };
 
-// Removes all complete versions but the greatest `keep` that can be read, and abandoned ones. A claim with `removing`
-// replaces that of the push, which ends with kBusy, and after which the version does not exist. Then the manifest is
-// deleted, and the claim last, so that a later call continues what was interrupted, whatever it keeps. Deletes nothing
-// but objects below PREFIX/NAME/<version>/. A version that cannot be removed delays no other one. Errors are one full
-// line, those of s3::Client, of a service that does not answer; versions before the error may have been removed.
+// Removes abandoned versions, and all complete ones except the greatest `keep` that can be read. First it replaces the
+// claim of a version by one with `removing`: from then on the version does not exist, and a push of it ends with kBusy.
+// It deletes the manifest next, and the claim last, so that a later call continues an interrupted one, whatever that
+// call keeps. It deletes only objects below PREFIX/NAME/<version>/, each request after a comparison of the claim. A
+// version that cannot be removed, or that another program takes meanwhile, delays no other one. Fails, with one full
+// line, only with the errors of s3::Client for a service that does not answer, and with kCancelled; the versions before
+// may have been removed by then.
 Result<PruneReport> Prune(const Series& series, const PruneOptions& options);
 
 }  // namespace weightfs::remote

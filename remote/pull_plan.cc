@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kSkippedGap = 256 * kKiB;
 // Most headers of safetensors files are smaller.
 constexpr uint64_t kFirstHead = 256 * kKiB;
-// Of the headers that are read at once, or one that is larger, and of those of all slices.
+// Limits the headers that are read at once (unless one is larger), and those of all slices together.
 constexpr uint64_t kHeadMemory = 128 * kMiB, kMaximumHeads = 1024 * kMiB;
 
 bool Matches(const std::string& pattern, const std::string& path) {

@@ -30,7 +30,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kAttempts = 3;
-constexpr std::chrono::milliseconds kPause{500};  // after a manifest whose answer was lost
 
 int64_t Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -201,12 +200,17 @@ Result<void> Pusher::Send(bool first) {
     next = Clock::now() + options_.claim_check;
     return {};
   };
+  options.guard = claim_->held().guard();
   options.storage_class = options_.storage_class;
   Uploader uploader(series_, manifest().version, tree_, std::move(leftovers), options);
   auto slices = uploader.Run();
   report_.sent_bytes += uploader.sent_bytes();
   abandoned_.merge(uploader.abandoned());
   etags_ = uploader.etags();
+  if (!slices && slices.error().code == ErrorCode::kBusy) {
+    RETURN_IF_ERROR(claim_->held().Check());
+    return Error{ErrorCode::kAgain, slices.error().what};  // the claim changed on its way
+  }
   if (!slices) return slices.error();
   manifest().slices = std::move(*slices);
   return {};
@@ -234,7 +238,8 @@ Result<void> Pusher::SendAndVerify() {
       const ErrorCode code = done.error().code == ErrorCode::kAgain ? ErrorCode::kIo : done.error().code;
       return Error{code, done.error().what, done.error().path};
     }
-    if (!damaged.empty()) RETURN_IF_ERROR(claim_->held().DeleteObjects({&damaged, 1}));
+    const s3::ObjectVersion object{.key = damaged};
+    if (!damaged.empty()) RETURN_IF_ERROR(claim_->held().DeleteObjects({&object, 1}));
   }
 }
 
@@ -330,8 +335,12 @@ Result<void> Pusher::WriteManifest() {
   manifest().created_ns = Now();
   const std::string key = series_.ManifestKey(manifest().version), text = manifest().Encode();
   for (int attempt = 1; attempt <= kAttempts; ++attempt) {
-    RETURN_IF_ERROR(claim_->held().Check());
-    const auto put = series_.bucket().PutObject(key, text, {.if_none_match = true, .once = true}, options_.interrupted);
+    const auto put = claim_->held().Change([&](const s3::GuardPtr& guard) -> Result<void> {
+      const s3::PutOptions options{.if_none_match = true, .guard = guard};
+      RETURN_IF_ERROR(series_.bucket().PutObject(key, text, options, options_.interrupted));
+      return {};
+    });
+    if (!put && put.error().code == ErrorCode::kBusy) RETURN_IF_ERROR(ConfirmClaim());
     const bool is_open = !put && put.error().code == ErrorCode::kIo;
     if (!put && !is_open && put.error().code != ErrorCode::kExists) return put.error();
     // An attempt whose answer was lost may have written it, and so may a second push of the same source.
@@ -339,25 +348,26 @@ Result<void> Pusher::WriteManifest() {
     if (found && found->push == manifest().push) return ConfirmClaim();
     const bool is_gone = !found && found.error().code == ErrorCode::kNotFound;
     if (!found && !is_gone && found.error().code != ErrorCode::kCorrupt) return found.error();
-    if (is_gone && is_open && attempt == kAttempts) return put.error();
-    RETURN_IF_ERROR(is_gone ? claim_->held().Wait(kPause * attempt) : claim_->held().DeleteManifest());
+    if (is_gone && is_open) return put.error();
+    if (!is_gone) RETURN_IF_ERROR(claim_->held().DeleteManifest());
   }
   return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kAttempts)};
 }
 
 // A push that has replaced our claim deletes our manifest, or finds that we were faster. A prune may not look again.
+// The manifest that is there may also be that of a second push of the same source, which has a claim by then.
 Result<void> Pusher::ConfirmClaim() const {
   auto ours = claim_->held().Check();
   if (ours || ours.error().code != ErrorCode::kBusy) return ours;
-  ASSIGN_OR_RETURN(const auto claim, claim_->held().Find());
+  HeldClaim prune(series_, manifest().version, options_.interrupted);
+  ASSIGN_OR_RETURN(auto claim, prune.Find());
   const bool is_removed = !claim || (claim->claim.removing && claim->claim.replaces.empty());
   if (!is_removed) return ours;
+  prune.Hold(std::move(claim));
   const auto found = series_.LoadManifest(manifest().version, options_.interrupted);
-  if (found && found->push == manifest().push) {
-    RETURN_IF_ERROR(series_.bucket().DeleteObject(series_.ManifestKey(manifest().version), options_.interrupted,
-                                                  {.once = true}));
-  }
-  return ours;
+  if (!found || found->push != manifest().push) return ours;
+  const auto deleted = prune.DeleteManifest();
+  return deleted || deleted.error().code == ErrorCode::kBusy ? ours : deleted;
 }
 
 Result<PushReport> Pusher::Run() {

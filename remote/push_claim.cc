@@ -14,9 +14,6 @@
 namespace weightfs::remote {
 namespace {
 
-constexpr int kAttempts = 5;  // to make a claim; none begins before the claim is looked for
-constexpr std::chrono::milliseconds kPause{300};
-
 std::string Origin(const Claim& claim) {
   return fmt::format("from {}, {}", claim.source, FormatUtc(claim.created_ns));
 }
@@ -92,24 +89,15 @@ Result<bool> PushClaim::Make() {
     first.push = RandomId();
     first.removing = true;
   }
-  const std::string text = first.Encode();
-  for (int attempt = 1;; ++attempt) {
-    auto put = series_.bucket().PutObject(key(), text, {.if_none_match = true, .once = true}, options_.interrupted);
-    if (put) {
-      trusts_objects_ = is_new_ = !found;
-      held_.Hold({.claim = first, .text = text, .etag = std::move(*put)});
-      if (is_stale) {
-        RETURN_IF_ERROR(held_.DeleteManifest());
-        RETURN_IF_ERROR(held_.Replace(StoredClaim(held_.held()), ours));
-      }
-      return true;
-    }
-    if (put.error().code == ErrorCode::kExists) return false;
-    if (put.error().code != ErrorCode::kIo || attempt == kAttempts) return put.error();
-    ASSIGN_OR_RETURN(const auto existing, held_.Find());
-    if (existing) return false;
-    RETURN_IF_ERROR(held_.Wait(kPause * attempt));
+  const auto made = held_.Replace(first);
+  if (!made && made.error().code == ErrorCode::kBusy) return false;
+  RETURN_IF_ERROR(made);
+  trusts_objects_ = is_new_ = !found;
+  if (is_stale) {
+    RETURN_IF_ERROR(held_.DeleteManifest());
+    RETURN_IF_ERROR(held_.Replace(ours));
   }
+  return true;
 }
 
 // The objects of one version are all sent with the same options.
@@ -131,9 +119,10 @@ Result<void> PushClaim::CheckStorage(const Claim& claim) const {
 
 // The claim alone keeps two pushes apart, so the service must refuse another one. Once it may be gone, by a prune.
 Result<void> PushClaim::CheckConditions() const {
+  const s3::PutOptions options{.if_none_match = true, .guard = held_.guard()};
   for (int attempt = 1; attempt <= 2; ++attempt) {
-    const auto again =
-        series_.bucket().PutObject(key(), held_.held().text, {.if_none_match = true}, options_.interrupted);
+    const auto again = series_.bucket().PutObject(key(), held_.held()->text, options, options_.interrupted);
+    if (!again && again.error().code == ErrorCode::kBusy) RETURN_IF_ERROR(held_.Check());
     if (!again) return again.error().code == ErrorCode::kExists ? Result<void>() : again.error();
   }
   return Error{ErrorCode::kNotSupported,
@@ -150,7 +139,8 @@ Result<void> PushClaim::TakeOver(const StoredClaim& former) {
   if (ours.replaces.empty() && !own && !IsEarlier(former.claim)) ours.replaces = former.claim.push;
   if (ours.replaces == manifest_.push) ours.replaces.clear();
   trusts_objects_ = is_new_ = false;
-  RETURN_IF_ERROR(held_.Replace(former, ours));
+  held_.Hold(former);
+  RETURN_IF_ERROR(held_.Replace(ours));
   RETURN_IF_ERROR(CheckConditions());
   const auto existing = series_.LoadManifest(manifest_.version, options_.interrupted);
   if (!existing && existing.error().code != ErrorCode::kNotFound && existing.error().code != ErrorCode::kCorrupt) {
@@ -158,11 +148,11 @@ Result<void> PushClaim::TakeOver(const StoredClaim& former) {
   }
   if (existing && existing->push == ours.replaces) {
     // Without this the version is complete, too, and only says who has tried to replace it.
-    if (former.claim.push == ours.replaces) RETURN_IF_ERROR(held_.Replace(StoredClaim(held_.held()), former.claim));
+    if (former.claim.push == ours.replaces) RETURN_IF_ERROR(held_.Replace(former.claim));
     return Error{ErrorCode::kExists, fmt::format("{}: was completed meanwhile, {}", url(), Origin(former.claim))};
   }
   const bool has_others = !own || !ours.replaces.empty();
-  if (!std::exchange(ours.replaces, {}).empty()) RETURN_IF_ERROR(held_.Replace(StoredClaim(held_.held()), ours));
+  if (!std::exchange(ours.replaces, {}).empty()) RETURN_IF_ERROR(held_.Replace(ours));
   RETURN_IF_ERROR(held_.DeleteManifest());
   if (!has_others) return {};
   // A push that goes on compares its claim within this time.
@@ -176,11 +166,11 @@ Result<void> PushClaim::RemoveObjects() const {
   RETURN_IF_ERROR(held_.AbortUploads(uploads));
   ASSIGN_OR_RETURN(const auto listing,
                    series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
-  std::vector<std::string> keys;
+  std::vector<s3::ObjectVersion> others;
   for (const s3::ObjectInfo& object : listing.objects) {
-    if (object.key != key()) keys.push_back(object.key);
+    if (object.key != key()) others.push_back({.key = object.key});
   }
-  return held_.DeleteObjects(keys);
+  return held_.DeleteObjects(others);
 }
 
 }  // namespace weightfs::remote

@@ -32,7 +32,7 @@ class PushClaim {
   // leaves a complete version that lacks objects. kExists: the other push has completed the version meanwhile, and
   // keeps it. kBusy: `former` is not the claim any more.
   Result<void> TakeOver(const StoredClaim& former);
-  // By which the holder changes what others may have written.
+  // The holder changes through it what others may have written.
   const HeldClaim& held() const { return held_; }
   // True if PushOptions::replace_earlier replaces the version with this claim.
   bool IsEarlier(const Claim& claim) const;

@@ -170,7 +170,7 @@ Result<void> Uploader::SendSlice() {
   slices_.push_back(Sha256Of(*body));
   const uint64_t request = BeginRequest();
   NoteId(request,
-         series_.bucket().StartPut(key, std::as_bytes(std::span(*body)), {},
+         series_.bucket().StartPut(key, std::as_bytes(std::span(*body)), {.guard = options_.guard},
                                    [this, request, body, key](const Result<std::string>& result) {
                                      if (result) NoteEtag(key, *result);
                                      EndRequest(request, result);
@@ -198,7 +198,7 @@ Result<void> Uploader::SendWhole(const FileEntry& file, const std::string& key) 
   }
   const uint64_t request = BeginRequest();
   NoteId(request, series_.bucket().StartPut(
-                      key, data, {.storage_class = options_.storage_class},
+                      key, data, {.guard = options_.guard, .storage_class = options_.storage_class},
                       [this, request, buffer, key, size = file.size](const Result<std::string>& result) mutable {
                         if (result) {
                           done_bytes_ += size;
@@ -238,7 +238,8 @@ Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const st
   }
   if (upload->info.upload_id.empty()) {
     ASSIGN_OR_RETURN(upload->info, series_.bucket().CreateMultipartUpload(
-                                       key, {.storage_class = options_.storage_class}, options_.interrupted));
+                                       key, {.guard = options_.guard, .storage_class = options_.storage_class},
+                                       options_.interrupted));
   }
   return upload;
 }
@@ -313,7 +314,8 @@ void Uploader::CompleteUploads() {
 // not complete an upload, will complete another one: for ten minutes, Ceph keeps the lock of a gateway that was killed
 // in the middle.
 Result<void> Uploader::CompleteUpload(const Upload& upload) {
-  const auto completed = series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.interrupted);
+  const auto completed =
+      series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.interrupted, options_.guard);
   if (completed) {
     NoteEtag(upload.info.key, *completed);
     return {};
@@ -321,7 +323,10 @@ Result<void> Uploader::CompleteUpload(const Upload& upload) {
   const ErrorCode code = completed.error().code;
   if (code != ErrorCode::kNotFound && code != ErrorCode::kIo) return completed.error();
   const auto object = series_.bucket().HeadObject(upload.info.key, options_.interrupted);
-  if (object && object->size == upload.size) return {};
+  if (object && object->size == upload.size) {
+    NoteEtag(upload.info.key, object->etag);
+    return {};
+  }
   if (code == ErrorCode::kNotFound || object || object.error().code != ErrorCode::kNotFound) return completed.error();
   {
     MutexLock lock(mutex_);

@@ -51,6 +51,7 @@ class Uploader {
     std::function<void(uint64_t done)> progress;
     s3::Interrupted interrupted;
     std::function<Result<void>()> check = {};  // called now and then; its error ends Run
+    s3::GuardPtr guard = {};         // of the requests that write an object
     std::string storage_class = {};  // of the files; empty: the bucket's
   };
   Uploader(const Series& series, uint64_t version, const LocalTree& tree, Leftovers leftovers, Options options);

@@ -5,6 +5,7 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -43,9 +44,11 @@ Error ResponseError(const Request& request, std::string_view what) {
   return {ErrorCode::kIo, fmt::format("{} {}: {}", request.method, ToString(request.object), what)};
 }
 
-// The error of a deletion. A service that does not answer refuses no object, and would not answer for others either.
+// The error of a deletion. A service that does not answer refuses no object, and would not answer for others either;
+// nor does a guard that has changed.
 Error OfObject(Error error, const std::string& key) {
-  if (error.code != ErrorCode::kIo && error.code != ErrorCode::kCancelled) error.path = key;
+  constexpr std::array kOfAll = {ErrorCode::kIo, ErrorCode::kCancelled, ErrorCode::kBusy};
+  if (std::ranges::find(kOfAll, error.code) == kOfAll.end()) error.path = key;
   return error;
 }
 
@@ -176,7 +179,7 @@ Fields Bucket::NewObjectHeaders(const PutOptions& options) const {
 
 Request Bucket::MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const {
   Request request{.method = "PUT", .object = {name_, key}, .headers = NewObjectHeaders(options), .body = body};
-  request.once = options.once;
+  request.guard = options.guard;
   const bool crc32c = client_.settings().send_crc32c;
   if (crc32c) request.headers.emplace_back(kCrc32cHeader, Crc32cText(body));
   if (!crc32c || !crc32c_confirmed_.load()) AddMd5(&request);
@@ -214,6 +217,7 @@ Result<UploadInfo> Bucket::CreateMultipartUpload(const std::string& key, const P
                   .object = {name_, key},
                   .query = {{"uploads", ""}},
                   .headers = NewObjectHeaders(options),
+                  .guard = options.guard,
                   .xml_root = "InitiateMultipartUploadResult"};
   if (client_.settings().send_crc32c) request.headers.emplace_back("x-amz-checksum-algorithm", std::string(kCrc32c));
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
@@ -292,26 +296,32 @@ Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& 
 }
 
 Result<std::string> Bucket::CompleteMultipartUpload(const UploadInfo& upload, const std::vector<PartInfo>& parts,
-                                                    const Interrupted& interrupted) const {
+                                                    const Interrupted& interrupted, const GuardPtr& guard) const {
   const auto document = CompleteDocument(parts);
   Request request{.method = "POST", .object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}}};
   request.headers = {{"content-type", "application/xml"}};
   request.body = AsBytes(document);
   request.slow_answer = true;
+  request.guard = guard;
   request.xml_root = "CompleteMultipartUploadResult";
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
   return Named(ParseCompletedEtag(response.body), request.object);
 }
 
-Result<void> Bucket::AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted) const {
-  RETURN_IF_ERROR(client_.Send(
-      {.method = "DELETE", .object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}}}, interrupted));
+Result<void> Bucket::AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted,
+                                          const GuardPtr& guard) const {
+  RETURN_IF_ERROR(client_.Send({.method = "DELETE",
+                                .object = {name_, upload.key},
+                                .query = {{"uploadId", upload.upload_id}},
+                                .guard = guard},
+                               interrupted));
   return {};
 }
 
-Result<void> Bucket::AbortMultipartUploads(std::span<const UploadInfo> uploads, const Interrupted& interrupted) const {
+Result<void> Bucket::AbortMultipartUploads(std::span<const UploadInfo> uploads, const Interrupted& interrupted,
+                                           const GuardPtr& guard) const {
   for (const UploadInfo& upload : uploads) {
-    const auto aborted = AbortMultipartUpload(upload, interrupted);
+    const auto aborted = AbortMultipartUpload(upload, interrupted, guard);
     if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
   }
   return {};
@@ -376,53 +386,46 @@ Result<bool> Bucket::DeleteObject(const std::string& key, const Interrupted& int
     return Error{ErrorCode::kInvalid,
                  fmt::format("DELETE s3://{}/: an object without a name cannot be deleted", name_)};
   }
-  Request request{.method = "DELETE", .object = {name_, key}, .once = options.once};
+  Request request{.method = "DELETE", .object = {name_, key}, .guard = options.guard};
   if (!options.if_match.empty()) request.headers.emplace_back("if-match", options.if_match);
   auto response = client_.Send(std::move(request), interrupted);
   if (!response) return OfObject(std::move(response).error(), key);
   return response->header("x-amz-delete-marker") == "true";
 }
 
-Result<void> Bucket::DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted,
-                                   const DeleteOptions& options) const {
-  std::vector<ObjectVersion> objects;
-  for (const auto& key : keys) objects.push_back({.key = key});
-  return DeleteVersions(objects, interrupted, options);
-}
-
-Result<void> Bucket::DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted,
-                                    const DeleteOptions& options) const {
+Result<void> Bucket::DeleteObjects(std::span<const ObjectVersion> objects, const Interrupted& interrupted,
+                                   const GuardPtr& guard) const {
   std::vector<ObjectVersion> batch;
   std::vector<Error> failures;
-  for (const auto& version : versions) {
-    if (!CanBeInXml(version.key)) {
-      Request request{.method = "DELETE", .object = {name_, version.key}, .once = options.once};
-      if (!version.version_id.empty()) request.query.emplace_back("versionId", version.version_id);
+  for (const auto& object : objects) {
+    if (!CanBeInXml(object.key)) {
+      Request request{.method = "DELETE", .object = {name_, object.key}, .guard = guard};
+      if (!object.version_id.empty()) request.query.emplace_back("versionId", object.version_id);
       auto deleted = client_.Send(request, interrupted);
       if (deleted) continue;
-      failures.push_back(OfObject(std::move(deleted).error(), version.key));
+      failures.push_back(OfObject(std::move(deleted).error(), object.key));
       if (failures.back().path.empty()) return failures.back();
       continue;
     }
-    batch.push_back(version);
+    batch.push_back(object);
     if (batch.size() < kMaxDeletedKeys) continue;
-    RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted, options.once));
+    RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted, guard));
     batch.clear();
   }
-  RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted, options.once));
+  RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted, guard));
   if (failures.empty()) return {};
   if (failures.size() > 1) failures[0].what += fmt::format(" ({} objects are not deleted)", failures.size());
   return failures[0];
 }
 
-Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> versions, std::vector<Error>* failures,
-                                 const Interrupted& interrupted, bool once) const {
-  if (versions.empty()) return {};
-  const auto document = DeleteDocument(versions);
+Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> objects, std::vector<Error>* failures,
+                                 const Interrupted& interrupted, const GuardPtr& guard) const {
+  if (objects.empty()) return {};
+  const auto document = DeleteDocument(objects);
   Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
   request.headers = {{"content-type", "application/xml"}};
   request.body = AsBytes(document);
-  request.once = once;
+  request.guard = guard;
   // S3 demands a checksum here, and not every service knows the CRC-32C.
   if (!AddMd5(&request)) request.headers.emplace_back(kCrc32cHeader, Crc32cText(request.body));
   ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));

@@ -35,13 +35,13 @@ struct ObjectInfo {
 struct PutOptions {
   bool if_none_match = false;      // fail with kExists if the object exists
   std::string if_match = {};       // an ETag: fail with kExists if the object has another; empty: any
-  bool once = false;               // as Request::once
+  GuardPtr guard = {};             // Request::guard
   std::string storage_class = {};  // such as STANDARD_IA; empty: the bucket's
 };
 
 struct DeleteOptions {
-  std::string if_match = {};  // as PutOptions::if_match. Of DeleteObject alone
-  bool once = false;          // as Request::once
+  std::string if_match = {};  // as PutOptions::if_match
+  GuardPtr guard = {};        // Request::guard
 };
 
 struct ObjectContent {
@@ -85,7 +85,7 @@ struct UploadedParts {
 // A version of an object in a bucket that keeps them. A delete marker is a version without content.
 struct ObjectVersion {
   std::string key;
-  std::string version_id;
+  std::string version_id = {};
   uint64_t size = 0;
   bool is_marker = false;
   std::chrono::system_clock::time_point modified = {};
@@ -162,11 +162,13 @@ class Bucket {
   // Returns the ETag of the object, which is empty with some services. Parts must be ordered by number. kNotFound:
   // there is no such upload, perhaps because an earlier attempt completed it: HeadObject tells.
   Result<std::string> CompleteMultipartUpload(const UploadInfo& upload, const std::vector<PartInfo>& parts,
-                                              const Interrupted& interrupted = {}) const;
+                                              const Interrupted& interrupted = {}, const GuardPtr& guard = {}) const;
   // kNotFound: there is no such upload any more.
-  Result<void> AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
+  Result<void> AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted = {},
+                                    const GuardPtr& guard = {}) const;
   // Aborts all of them. Those that have ended do not matter.
-  Result<void> AbortMultipartUploads(std::span<const UploadInfo> uploads, const Interrupted& interrupted = {}) const;
+  Result<void> AbortMultipartUploads(std::span<const UploadInfo> uploads, const Interrupted& interrupted = {},
+                                     const GuardPtr& guard = {}) const;
 
   // Returns all pages. Keys may hold any character.
   Result<Listing> ListObjects(const ListOptions& options, const Interrupted& interrupted = {}) const;
@@ -178,21 +180,19 @@ class Bucket {
   // kInvalid: the key is empty. Error::path has the key if the service refuses it.
   Result<bool> DeleteObject(const std::string& key, const Interrupted& interrupted = {},
                             const DeleteOptions& options = {}) const;
-  // Deletes any number of objects, 1,000 in a request. If the service refuses some, all others are deleted; the error
-  // names the first of them, also in Error::path.
-  Result<void> DeleteObjects(std::span<const std::string> keys, const Interrupted& interrupted = {},
-                             const DeleteOptions& options = {}) const;
-  // The same for versions of objects; only their keys and ids matter.
-  Result<void> DeleteVersions(std::span<const ObjectVersion> versions, const Interrupted& interrupted = {},
-                              const DeleteOptions& options = {}) const;
+  // Deletes any number of objects, or of their versions, 1,000 in a request. Only their keys and ids matter; without an
+  // id the object itself is deleted. If the service refuses some, all others are deleted; the error names the first of
+  // them, also in Error::path.
+  Result<void> DeleteObjects(std::span<const ObjectVersion> objects, const Interrupted& interrupted = {},
+                             const GuardPtr& guard = {}) const;
 
  private:
   Request MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const;
   Fields NewObjectHeaders(const PutOptions& options) const;
   void NoteConfirmation(const Response& response) const;
   // Adds to `failures` what the service refuses.
-  Result<void> DeleteBatch(std::span<const ObjectVersion> versions, std::vector<Error>* failures,
-                           const Interrupted& interrupted, bool once) const;
+  Result<void> DeleteBatch(std::span<const ObjectVersion> objects, std::vector<Error>* failures,
+                           const Interrupted& interrupted, const GuardPtr& guard) const;
 
   Client& client_;
   const std::string name_;

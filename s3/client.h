@@ -20,6 +20,13 @@
 
 namespace weightfs::s3 {
 
+// An object of the same bucket that must stay as it is while a request is repeated.
+struct Guard {
+  std::string key;
+  std::optional<std::string> body = {};  // none: there is no such object
+};
+using GuardPtr = std::shared_ptr<const Guard>;
+
 struct Request {
   std::string method = "GET";
   Location object;  // an empty key: the bucket itself
@@ -37,8 +44,9 @@ struct Request {
   // The service may work for minutes before it answers (CompleteMultipartUpload, CopyObject): it may be silent ten
   // times as long as Settings::stall_timeout_s, and an attempt may take an hour.
   bool slow_answer = false;
-  // Not repeated after a failure that leaves open whether it took effect: the caller looks first.
-  bool once = false;
+  // Read and compared immediately before each attempt but the first, whatever the failure was; the caller has compared
+  // it before the first one. If it has changed, the request ends with kBusy. Null: none.
+  GuardPtr guard = {};
   // The response must be an XML document with this root; otherwise the request is retried. Empty: any response. It
   // must stay valid until the callback.
   std::string_view xml_root = {};
@@ -80,8 +88,7 @@ struct ClientStatistics {
 // request therefore always ends: after Settings::attempts attempts at the latest, none of which begins after
 // Settings::give_up_after_s (ten times that for Request::slow_answer), and each of which ends when it stalls.
 //
-// A request of Request::once is repeated only if the service cannot have carried it out: no connection was made, or it
-// answered 429 or 503.
+// The reading of a Request::guard is repeated in the same manner. libcurl repeats no request that has one by itself.
 //
 // A repeated request may meet the effect of its own lost predecessor: a conditional PUT may fail with kExists because
 // its first attempt succeeded, and CompleteMultipartUpload with kNotFound. The caller looks at the object to find out.
@@ -92,6 +99,7 @@ struct ClientStatistics {
 //   kNoSpace    507, QuotaExceeded                         kTooLarge   see Request::body_limit
 //   kCancelled  Cancel, `interrupted`, or the destructor   kInvalid    the request cannot be sent (a line break)
 //   kRange      416: the object is shorter                 kNotSupported  501, or OpenSSL has no SHA-256
+//   kBusy       Request::guard has changed: the attempts before may have taken effect
 //   kIo         everything else
 //
 // Thread-safe. The thread of the client sends and receives; a second one loads credentials.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -159,10 +160,47 @@ void ClientLoop::RequeueDueJobs() {
 
 void ClientLoop::StartReadyJobs() {
   while (!ready_.empty() && active_.size() < settings_.connections) {
-    if (!HaveCredentials() || !StartAttempt(*ready_.front())) return;
+    if (Job& first = *ready_.front(); first.request.guard != nullptr && !first.may_start) {
+      CompareGuard(first);
+    } else if (!HaveCredentials() || !StartAttempt(first)) {
+      return;
+    }
   }
   // A later request must not end with the error of a load for which no request waits any more.
   if (ready_.empty() && loader_ != nullptr) loader_->TakeFailure();
+}
+
+// Another job, which begins before all others, reads the guard.
+void ClientLoop::CompareGuard(Job& job) {
+  ready_.pop_front();
+  job.state = Job::State::kCompared;
+  job.due = Clock::now();
+  const auto id = static_cast<uint64_t>(job.id);
+  const RequestId reading{next_id_.fetch_add(1)};
+  Add({reading, {.object = {job.request.object.bucket, job.request.guard->key}},
+       [this, id](const Result<Response>& found) { EndComparison(id, found); }});
+  std::rotate(ready_.begin(), std::prev(ready_.end()), ready_.end());
+}
+
+// The request may have been cancelled meanwhile.
+void ClientLoop::EndComparison(uint64_t id, const Result<Response>& found) {
+  const auto known = jobs_.find(id);
+  if (known == jobs_.end()) return;
+  Job& job = *known->second;
+  const Guard& guard = *job.request.guard;
+  job.failed += Clock::now() - job.due;
+  const bool is_gone = !found && found.error().code == ErrorCode::kNotFound;
+  if (found ? guard.body == found->body : is_gone && !guard.body) {
+    job.may_start = true;
+    job.state = Job::State::kReady;
+    ready_.push_front(&job);
+  } else if (found || is_gone || found.error().code == ErrorCode::kTooLarge) {
+    Finish(job, Error{ErrorCode::kBusy, fmt::format("{} {}: not repeated, because {} has changed", job.request.method,
+                                                    ToString(job.request.object),
+                                                    ToString({job.request.object.bucket, guard.key}))});
+  } else {
+    Finish(job, found.error());
+  }
 }
 
 // Returns false while credentials are being loaded. If none can be loaded, ends all requests that wait for them.
@@ -209,6 +247,7 @@ bool ClientLoop::StartAttempt(Job& job) {
   job.transfer = std::move(transfer);
   job.state = Job::State::kActive;
   job.begun = Clock::now();
+  job.may_start = false;
   ++job.attempts;
   requests_.fetch_add(1);
   if (job.attempts > 1) retries_.fetch_add(1);
@@ -294,8 +333,7 @@ void ClientLoop::HandleFailure(Job& job, const Attempt& attempt, const Failure& 
   const auto pause = PauseBefore(job, failure);
   // An attempt of a request whose answer is slow may stall for longer than all attempts of another one.
   const bool in_time = job.failed + pause < GiveUpAfter(settings_, job.request);
-  const bool may_repeat = !job.request.once || !failure.may_have_happened;
-  if (waits && may_repeat && job.attempts < limit && in_time) return Retry(job, failure, pause, limit);
+  if (waits && job.attempts < limit && in_time) return Retry(job, failure, pause, limit);
   if (!waits && Repair(job, attempt, failure)) return;  // it is in ready_, and starts again at once
   Finish(job, FinalError(job, failure));
 }
@@ -350,6 +388,7 @@ void ClientLoop::Retry(Job& job, const Failure& failure, Clock::duration pause, 
 void ClientLoop::Detach(Job& job) {
   switch (job.state) {
     case Job::State::kReady: ready_.erase(std::ranges::find(ready_, &job)); break;
+    case Job::State::kCompared: break;
     case Job::State::kDelayed: {
       auto [first, last] = delayed_.equal_range(job.due);
       delayed_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second == &job; }));

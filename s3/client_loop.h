@@ -46,9 +46,10 @@ class ClientLoop {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // A request is in one of these places: ready_ (kReady), delayed_ (kDelayed), or a transfer (kActive).
+  // A request is in one of these places: ready_ (kReady), delayed_ (kDelayed), or a transfer (kActive); or its guard is
+  // read by another job (kCompared).
   struct Job {
-    enum class State : unsigned char { kReady, kDelayed, kActive };
+    enum class State : unsigned char { kReady, kDelayed, kActive, kCompared };
     RequestId id;
     Request request;
     ResponseCallback callback;
@@ -58,6 +59,7 @@ class ClientLoop {
     std::string region = {};       // the same
     unsigned attempts = 0;
     bool clock_corrected = false, credentials_renewed = false;  // each is tried once
+    bool may_start = true;  // since the last comparison of its guard
     unsigned region_changes = 0;
     Clock::time_point started = Clock::now(), begun = {}, due = {};  // the request, its last attempt, its next one
     Clock::duration failed = {};                                      // Settings::give_up_after_s
@@ -82,6 +84,8 @@ class ClientLoop {
   void RequeueDueJobs();
   void StartReadyJobs();
   bool HaveCredentials();
+  void CompareGuard(Job& job);
+  void EndComparison(uint64_t id, const Result<Response>& found);
   bool StartAttempt(Job& job);
   Result<Fields> SignedHeaders(const Job& job, const RequestUrl& url) const;
   void ReapTransfers();

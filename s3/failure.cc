@@ -76,9 +76,6 @@ bool IsRetriedStatus(int status) {
   return status == 408 || status == 429 || (status >= 500 && status <= 504 && status != 501);
 }
 
-// An error within the service, or of a gateway before it.
-bool MayHaveHappened(int status) { return IsRetriedStatus(status) && status != 429 && status != 503; }
-
 std::string_view AdviceOfStatus(int status, const Settings& settings) {
   if (status == 401 || status == 403) {
     return settings.sign ? "check the permissions of this access key" : "the object is not public: give credentials";
@@ -101,17 +98,15 @@ std::optional<std::chrono::milliseconds> RetryAfter(const Attempt& attempt) {
 }
 
 Failure FailureOfCurl(const Attempt& attempt, const Settings& settings) {
-  Failure failure{.remedy = Remedy::kRetry, .may_have_happened = true, .reason = Printable(attempt.curl_error)};
+  Failure failure{.remedy = Remedy::kRetry, .reason = Printable(attempt.curl_error)};
   const auto endpoint = Printable(settings.endpoint.empty() ? "of AWS" : settings.endpoint);
   switch (attempt.result) {
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_RESOLVE_PROXY:
       failure.remedy = Remedy::kRetryBriefly;
-      failure.may_have_happened = false;
       failure.advice = fmt::format("check the endpoint URL ({}) and the network", endpoint);
       break;
     case CURLE_COULDNT_CONNECT:
-      failure.may_have_happened = false;
       failure.advice = fmt::format("check the endpoint URL ({}) and that the service runs", endpoint);
       break;
     case CURLE_OPERATION_TIMEDOUT: failure.advice = "check the network and the service"; break;
@@ -176,7 +171,6 @@ Failure FailureOfStatus(const Request& request, const Attempt& attempt, const Er
   if (!document.empty()) failure.reason += " " + Printable(document.code);
   if (!document.message.empty()) failure.reason += ": " + Printable(document.message.substr(0, kMaxMessage));
   if (IsRetriedStatus(attempt.status)) failure.remedy = Remedy::kRetry;
-  failure.may_have_happened = MayHaveHappened(attempt.status) || attempt.status < 300;
   failure.advice = AdviceOfStatus(attempt.status, settings);
   if (const auto* known = std::ranges::find(kKnownCodes, document.code, &KnownCode::code);
       known != std::end(kKnownCodes)) {
@@ -214,7 +208,7 @@ std::optional<Failure> FindFailure(const Request& request, const Attempt& attemp
   if (attempt.result != CURLE_OK && !has_error) return FailureOfCurl(attempt, settings);
   if (has_error) return FailureOfStatus(request, attempt, ParseErrorDocument(attempt.body), settings);
   if (attempt.status < 200) {
-    return Failure{.remedy = Remedy::kRetryBriefly, .may_have_happened = true, .reason = "the answer is not HTTP"};
+    return Failure{.remedy = Remedy::kRetryBriefly, .reason = "the answer is not HTTP"};
   }
   if (ChangesObjects(request) && attempt.body.find("<Error>") != std::string::npos) {
     const auto document = ParseErrorDocument(attempt.body);
@@ -222,7 +216,6 @@ std::optional<Failure> FindFailure(const Request& request, const Attempt& attemp
   }
   if (request.xml_root.empty() || IsDocument(attempt.body, request.xml_root)) return std::nullopt;
   return Failure{.remedy = Remedy::kRetryBriefly,
-                 .may_have_happened = true,
                  .reason = fmt::format("the response is not a complete {} document", request.xml_root),
                  .advice = "check whether the endpoint URL is that of an S3 service"};
 }

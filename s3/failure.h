@@ -23,7 +23,6 @@ struct Failure {
   };
   Remedy remedy = Remedy::kNone;
   ErrorCode code = ErrorCode::kIo;
-  bool may_have_happened = false;  // the service may have carried the request out
   std::string reason;                                         // "HTTP 404 NoSuchBucket: ...": one line
   std::string advice = {};                                    // the next step of the user; may be empty
   std::string region = {};                                    // for kChangeRegion

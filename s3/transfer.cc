@@ -50,6 +50,7 @@ Transfer::~Transfer() { Abandon(); }
 bool Transfer::Prepare(const Request& request, const std::string& url, const Fields& headers) {
   request_ = &request;
   sent_ = stored_ = 0;
+  is_sent_ = false;
   attempt_ = {};
   error_[0] = '\0';
   headers_.reset();
@@ -77,8 +78,10 @@ void Transfer::SetCommonOptions() {
   sockets_.Watch(handle);
   curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kUploadBuffer);
   curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBuffer);
-  // libcurl repeats a request by itself if a kept connection ends before the first byte of the answer.
-  curl_easy_setopt(handle, CURLOPT_FRESH_CONNECT, request_->once ? 1L : 0L);
+  if (request_->guard != nullptr) {
+    curl_easy_setopt(handle, CURLOPT_PREREQFUNCTION, &Transfer::OnRequest);
+    curl_easy_setopt(handle, CURLOPT_PREREQDATA, this);
+  }
   curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, static_cast<long>(settings_.connect_timeout_s));
   if (!settings_.ca_bundle.empty()) curl_easy_setopt(handle, CURLOPT_CAINFO, settings_.ca_bundle.c_str());
 
@@ -126,6 +129,7 @@ void Transfer::ResumeIfGranted() {
 Attempt Transfer::Finish(CURLcode result) {
   attempt_.result = result;
   if (result != CURLE_OK) attempt_.curl_error = error_[0] != '\0' ? error_ : curl_easy_strerror(result);
+  if (result == CURLE_ABORTED_BY_CALLBACK) attempt_.curl_error = "the connection ended before the answer";
   if (result == CURLE_OK && IsSuccess(attempt_.status) && request_->into && stored_ != request_->into->size()) {
     attempt_.wrong_length = true;
   }
@@ -139,6 +143,11 @@ void Transfer::Abandon() {
   sender_ = {};
   paused_ = false;
   request_ = nullptr;
+}
+
+// libcurl repeats a request by itself if a kept connection ends before the first byte of the answer.
+int Transfer::OnRequest(void* self, char*, char*, int, int) {
+  return std::exchange(static_cast<Transfer*>(self)->is_sent_, true) ? CURL_PREREQFUNC_ABORT : CURL_PREREQFUNC_OK;
 }
 
 size_t Transfer::OnRead(char* target, size_t size, size_t count, void* self) {

@@ -60,6 +60,7 @@ class Transfer {
   void Abandon();
 
  private:
+  static int OnRequest(void* self, char*, char*, int, int);
   static size_t OnRead(char* target, size_t size, size_t count, void* self);
   static int OnSeek(void* self, curl_off_t offset, int origin);
   static size_t OnHeader(char* bytes, size_t size, size_t count, void* self);
@@ -79,6 +80,7 @@ class Transfer {
   size_t sent_ = 0;    // of the body
   size_t stored_ = 0;  // in Request::into
   bool paused_ = false;
+  bool is_sent_ = false;  // with Request::guard: the attempt has begun
   Attempt attempt_;
 };
 

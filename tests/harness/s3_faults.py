@@ -33,8 +33,12 @@ class Fault:
     times: int | None  # how often it happens at most
     method: str
     key: str           # a regular expression, found anywhere in the key
+    after: "Fault | None" = None   # only requests that come after it has happened count
     seen: int = 0
     healed: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def has_begun(self):
+        return self.after is None or self.after.seen >= self.after.at
 
     def meets(self, method, key):
         if self.times == 0 or (self.method and self.method != method) or not re.search(self.key, key):

@@ -51,13 +51,13 @@ class Upload:
 class Objects:
     """Buckets by name. Every function is atomic. With `radosgw`, checksums but Content-MD5 are unknown, and Complete
     ignores conditions and has an empty ETag. Buckets in `locked` have Object Lock: they demand checksums. Those in
-    `versioned` keep all versions of their objects."""
+    `versioned` keep all versions of their objects, and those of them in `suspended` do so no longer."""
 
     def __init__(self, radosgw=False, quota=None):
         self.radosgw, self.quota = radosgw, quota
         self.mutex = threading.RLock()
         self.buckets = {}
-        self.locked, self.versioned = set(), set()
+        self.locked, self.versioned, self.suspended = set(), set(), set()
         self.history = {}   # (bucket, key) → [(version id, Object, or None for a delete marker)], the oldest first
         self.ignores_conditions = False   # of writes: If-None-Match and If-Match
         self.misreads_etags = False       # of writes: no ETag matches
@@ -127,7 +127,9 @@ class Objects:
             self.bucket(bucket)[key] = made
         if bucket in self.versioned:
             versions = self.history.setdefault((bucket, key), [("null", current)] if current else [])
-            versions.append((f"version-{self.next_version}", made))
+            name = "null" if bucket in self.suspended else f"version-{self.next_version}"
+            versions[:] = [entry for entry in versions if entry[0] != name]
+            versions.append((name, made))
             self.next_version += 1
 
     def delete(self, bucket, key, version=None, headers=None):

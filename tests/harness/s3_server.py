@@ -90,13 +90,13 @@ class S3Server:
     def now(self):
         return datetime.datetime.now(datetime.timezone.utc) + self.clock_error
 
-    def fail(self, at, kind, method="", key="", every=False, times=None, **arguments):
-        """The request with this number from now on, among those with this method and key, fails in this manner. Returns
-        the fault, for heal()."""
+    def fail(self, at, kind, method="", key="", every=False, times=None, after=None, **arguments):
+        """The request with this number from now on, or from another fault on, among those with this method and key,
+        fails in this manner. Returns the fault, for heal()."""
         if kind not in FAULTS:
             raise ValueError(f"{kind} is none of {', '.join(FAULTS)}")
         with self.mutex:
-            self.faults.append(Fault(kind, arguments, at, every, times, method, key))
+            self.faults.append(Fault(kind, arguments, at, every, times, method, key, after))
             return self.faults[-1]
 
     def heal(self, fault=None):
@@ -110,7 +110,7 @@ class S3Server:
         with self.mutex:
             record = Record(next(self.numbers), method, bucket, key, query, headers, size)
             self.requests.append(record)
-            met = [fault for fault in self.faults if fault.meets(method, key)]
+            met = [fault for fault in list(filter(Fault.has_begun, self.faults)) if fault.meets(method, key)]
             if met:
                 record.fault = met[0].kind
             self.changed.notify_all()

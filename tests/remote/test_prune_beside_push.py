@@ -58,6 +58,25 @@ def test_a_manifest_that_arrives_while_its_version_is_removed(server, start, oth
     assert not left(server, 1)
 
 
+def test_a_version_that_was_made_again_by_a_second_push_of_the_source(server, start, other, tree, target):
+    """The first one finds that its version was removed, and its manifest is there; the second one replaces that."""
+    begin_push(server, tree)
+    arrives = server.fail(1, "hold", method="PUT", key="manifest$")
+    pushing = start(server, "push", tree, URL, "--version", "1")
+    wait_for(server, arrives)
+    weightfs(other, *PRUNE)
+    found = server.fail(2, "slow", method="GET", key="manifest$", rate=1e9)   # fails nothing
+    look = server.fail(1, "hold", method="GET", key="claim$", after=found)
+    server.heal(arrives)
+    wait_for(server, look)
+    push(other, tree)
+    server.heal()
+    assert "during this push, so this push has ended" in process.finish(pushing, codes=(1,)).err
+    assert complete(server) == [1]
+    pull(server, target)
+    assert not differences(comparable(tree), comparable(target))
+
+
 def test_a_push_that_completes_at_the_last_moment_keeps_its_version(server, start, other, tree, target):
     begin_push(server, tree)
     for method in ("PUT", "DELETE", "POST"):

@@ -150,5 +150,5 @@ def test_the_requests_of_a_push_and_of_a_prune(server, local, keep):
         write(server, kept, version)
     push(server, tree, "--version", 9, "--claim-check-ms", 600_000, *(["--keep", keep] if keep else []))
     pushed = {"PUT": files * (1 + parts + 1) + 1 + 2 + 1, "LIST": 3, "GET": 5}
-    pruned = {"PUT": 1, "LIST": 1 + 2 * (keep + 1) + 2, "GET": 2 * (keep + 1) + 7} if keep else {}
+    pruned = {"PUT": 1, "LIST": 1 + 2 * (keep + 1) + 2, "GET": 2 * (keep + 1) + 6} if keep else {}
     assert kinds(server.requests) == {name: pushed[name] + pruned.get(name, 0) for name in pushed}

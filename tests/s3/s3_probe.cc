@@ -255,7 +255,9 @@ class Probe {
     return json::object();
   }
   Result<json> DeleteMany() {
-    RETURN_IF_ERROR(bucket_.DeleteObjects(arguments_.keys));
+    std::vector<ObjectVersion> objects;
+    for (const std::string& key : arguments_.keys) objects.push_back({.key = key});
+    RETURN_IF_ERROR(bucket_.DeleteObjects(objects));
     return json::object();
   }
   Result<json> Send() {

@@ -28,7 +28,8 @@ class Text {
     // OpenMetrics declares the family without its suffix.
     Declare(open_ ? std::string(name) : fmt::format("{}_total", name), "counter", help);
   }
-  void Gauge(std::string_view name, std::string_view help, uint64_t value) {
+  template <typename Number>
+  void Gauge(std::string_view name, std::string_view help, Number value) {
     Declare(name, "gauge", help);
     Add("{} {}\n", name, value);
   }
@@ -76,7 +77,9 @@ void AddRequests(const std::array<RequestTotals, kRequestKinds>& requests, Text*
     text->Add("weightfs_request_bytes_total{{kind=\"{}\"}} {}\n", kind_of(index), requests[index].bytes);
   }
   constexpr std::string_view kDuration = "weightfs_request_duration_seconds";
-  text->Declare(kDuration, "histogram", "Time from the arrival of a request to its answer, by kind.");
+  text->Declare(kDuration, "histogram",
+                "Time in the mount's process, from the arrival of a request there to its answer, by kind. The wait "
+                "in the kernel comes before it.");
   for (size_t i = 0; i < kRequestKinds; ++i) {
     const RequestTotals& kind = requests[i];
     uint64_t below = 0;
@@ -92,6 +95,34 @@ void AddRequests(const std::array<RequestTotals, kRequestKinds>& requests, Text*
   }
 }
 
+double Seconds(int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
+
+void AddScrub(const ScrubReport& scrub, Text* text) {
+  const ScrubState& state = scrub.state;
+  text->Gauge("weightfs_scrub_period_seconds", "Time between two scrubs (option scrub=); 0: this mount starts none.",
+              static_cast<double>(scrub.period.count()) / 1e3);
+  text->Gauge("weightfs_scrub_last_completion_timestamp_seconds", "End of the last complete scrub; 0: there is none.",
+              Seconds(state.last_completed_ns));
+  text->Gauge("weightfs_scrub_running", "1: a scrub is in progress, or was interrupted.", state.running() ? 1 : 0);
+  text->Gauge("weightfs_scrub_checked_bytes", "Bytes that the scrub in progress has checked.",
+              state.running() ? state.checked_bytes : 0);
+  text->Gauge("weightfs_scrub_total_bytes", "Bytes that the scrub in progress will check, estimated.",
+              state.running() ? state.total_bytes : 0);
+  const auto add = [&](std::string_view name, std::string_view help, auto value_of) {
+    text->Declare(name, "gauge", help);
+    text->Add("{}{{scrub=\"last\"}} {}\n", name, value_of(state.last_found));
+    text->Add("{}{{scrub=\"running\"}} {}\n", name, value_of(state.found));
+  };
+  add("weightfs_scrub_damaged_blocks", "Damaged blocks of files that the scrub has found.",
+      [](const ScrubFindings& found) { return found.blocks; });
+  add("weightfs_scrub_damaged_files", "Files with damaged blocks.",
+      [](const ScrubFindings& found) { return found.files; });
+  add("weightfs_scrub_catalog_damaged", "1: the catalog is damaged.",
+      [](const ScrubFindings& found) { return found.catalog ? 1 : 0; });
+  add("weightfs_scrub_replica_damaged", "1: the replica of the catalog was damaged.",
+      [](const ScrubFindings& found) { return found.replica ? 1 : 0; });
+}
+
 }  // namespace
 
 std::string MetricsText(const MetricsSource& source, MetricsFormat format) {
@@ -101,7 +132,8 @@ std::string MetricsText(const MetricsSource& source, MetricsFormat format) {
   text.Add("weightfs_mount_info{{version=\"{}\",store=\"{}\"}} 1\n", WEIGHTFS_VERSION, LabelValue(source.store));
   text.Counter("weightfs_read_bytes", "Bytes read by programs, leases included.", stats.read_bytes);
   text.Counter("weightfs_written_bytes", "Bytes written by programs, leases included.", stats.written_bytes);
-  text.Counter("weightfs_device_read_bytes", "Bytes read from the devices, leases included.", stats.device_read_bytes);
+  text.Counter("weightfs_device_read_bytes", "Bytes read from the devices, leases and scrubs included.",
+               stats.device_read_bytes);
   text.Counter("weightfs_device_written_bytes", "Bytes of data written to the devices, leases included.",
                stats.device_written_bytes);
   text.Counter("weightfs_leased_read_bytes", "Bytes of the blocks of leases for reading.", stats.leased_read_bytes);
@@ -113,6 +145,11 @@ std::string MetricsText(const MetricsSource& source, MetricsFormat format) {
   text.Gauge("weightfs_capacity_bytes", "Bytes of the devices for data.", stats.total_bytes);
   text.Gauge("weightfs_free_bytes", "Bytes that are free.", stats.free_bytes);
   text.Gauge("weightfs_available_bytes", "Bytes that programs may still allocate.", stats.available_bytes);
+  if (source.catalog_free) {
+    text.Gauge("weightfs_catalog_free_bytes",
+               "Bytes by which the catalog may grow on its filesystem; without them changes fail with ENOSPC.",
+               *source.catalog_free);
+  }
   text.Gauge("weightfs_dirty_bytes", "Memory with data that no device has yet.", stats.dirty_bytes);
   text.Gauge("weightfs_buffer_bytes", "Memory for data of files.", stats.buffer_capacity);
   text.Gauge("weightfs_buffer_used_bytes", "The part of it in use.", stats.buffer_in_use);
@@ -126,10 +163,20 @@ std::string MetricsText(const MetricsSource& source, MetricsFormat format) {
   text.Gauge("weightfs_replica_bytes", "Bytes of the catalog's replica on the devices.", stats.replica_bytes);
   text.Gauge("weightfs_replica_current", "1: the replica has every durable change, at most a second later.",
              stats.replica_current);
+  text.Gauge("weightfs_replica_age_seconds",
+             "Time since the replica had every durable change, or since the mount; 0: it has all.",
+             Seconds(source.replica_age.count()));
   text.Gauge("weightfs_read_only", "1: the mount accepts no changes.", stats.read_only);
+  AddScrub(source.scrub, &text);
   AddRequests(source.requests, &text);
+  if (source.kernel_requests) {
+    text.Gauge("weightfs_kernel_requests", "Requests that wait in the kernel or are in progress, as the kernel counts.",
+               *source.kernel_requests);
+  }
   text.BeginCounter("process_cpu_seconds", "Processor time of the mount's process.");
   text.Add("process_cpu_seconds_total {}\n", source.processor_seconds);
+  text.Declare("process_start_time_seconds", "gauge", "Start of the mount's process, in seconds since the epoch.");
+  text.Add("process_start_time_seconds {:.2f}\n", source.start_seconds);
   text.Gauge("process_resident_memory_bytes", "Resident memory of the mount's process.", source.resident_bytes);
   return text.Finish();
 }

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "fs/request_metrics.h"
 #include "lease/ioctl.h"
+#include "store/scrub/scrub_state.h"
 
 namespace weightfs {
 
@@ -19,9 +22,14 @@ enum class MetricsFormat : unsigned char { kPrometheus, kOpenMetrics };
 struct MetricsSource {
   weightfs_stats stats{};
   std::array<RequestTotals, kRequestKinds> requests{};
-  std::string store;             // its directory
-  double processor_seconds = 0;  // of the mount's process
-  uint64_t resident_bytes = 0;   // likewise
+  ScrubReport scrub;
+  std::optional<uint64_t> catalog_free;     // Store::CatalogFreeSpace
+  std::chrono::nanoseconds replica_age{0};  // Store::ReplicaAge
+  std::optional<uint64_t> kernel_requests;  // queued and in progress, as the kernel counts them; nullopt: unknown
+  std::string store;                        // its directory
+  // Of the mount's process. The start is in seconds since the epoch.
+  double processor_seconds = 0, start_seconds = 0;
+  uint64_t resident_bytes = 0;
 };
 
 std::string MetricsText(const MetricsSource& source, MetricsFormat format);

@@ -8,10 +8,14 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <fstream>
+#include <optional>
+#include <sstream>
 #include <utility>
 
 #include "common/log.h"
+#include "common/processes.h"
 #include "fs/filesystem.h"
 #include "fs/metrics_server.h"
 #include "fs/mount_stats.h"
@@ -56,11 +60,44 @@ Result<void> Mount::Run() {
   return served;
 }
 
+namespace {
+
+// In seconds since the epoch; field 22 of /proc/self/stat counts clock ticks since the boot.
+double StartOfProcess() {
+  const std::string text = ReadProcFile("self/stat").value_or("");
+  std::istringstream fields(text.substr(text.rfind(')') + 1));
+  std::string skipped;
+  for (int field = 3; field < 22; ++field) fields >> skipped;
+  double ticks = 0;
+  fields >> ticks;
+  const auto seconds = [](clockid_t clock) {
+    timespec time{};
+    clock_gettime(clock, &time);
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+  };
+  return seconds(CLOCK_REALTIME) - seconds(CLOCK_BOOTTIME) + ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+// nullopt where nobody has mounted fusectl. `device` is "MAJOR:MINOR".
+std::optional<uint64_t> KernelRequests(const std::string& device) {
+  std::ifstream file("/sys/fs/fuse/connections/" + device.substr(device.find(':') + 1) + "/waiting");
+  uint64_t count = 0;
+  return file >> count ? std::optional(count) : std::nullopt;
+}
+
+}  // namespace
+
 MetricsSource Mount::Measure() const {
   MetricsSource source;
   source.stats = StatsOf(*filesystem_);
   source.requests = filesystem_->metrics().Totals();
+  source.scrub = filesystem_->store().Scrub();
+  source.catalog_free = filesystem_->store().CatalogFreeSpace();
+  source.replica_age = filesystem_->store().ReplicaAge();
+  source.kernel_requests = KernelRequests(session_->device());
   source.store = options_.store_directory;
+  static const double start = StartOfProcess();  // a clock that is set must not change it
+  source.start_seconds = start;
   struct rusage usage {};
   getrusage(RUSAGE_SELF, &usage);
   for (const timeval& time : {usage.ru_utime, usage.ru_stime}) {

@@ -495,9 +495,15 @@ Scrubber& Store::scrubber() { return *p_->scrubber; }
 SpaceStatistics Store::Space() const {
   SpaceStatistics statistics = p_->space->Statistics();
   statistics.inodes = p_->names->inode_count();
-  const auto catalog = p_->catalog->FreeSpace();
+  const auto catalog = CatalogFreeSpace();
   statistics.free_inodes = catalog ? *catalog / kBytesOfInode : statistics.available.value;
   return statistics;
+}
+
+std::optional<uint64_t> Store::CatalogFreeSpace() const { return p_->catalog->FreeSpace(); }
+
+std::chrono::nanoseconds Store::ReplicaAge() const {
+  return p_->replica ? p_->replica->age() : std::chrono::nanoseconds(0);
 }
 
 StoreStatistics Store::statistics() const {
@@ -506,7 +512,8 @@ StoreStatistics Store::statistics() const {
   statistics.leased_written_bytes = leased_.device_written_bytes;
   statistics.read_bytes = p_->reader->counters().read_bytes + leased_.read_bytes;
   statistics.written_bytes = p_->files->written_bytes() + leased_.written_bytes;
-  statistics.device_read_bytes = p_->reader->counters().device_bytes + statistics.leased_read_bytes;
+  statistics.device_read_bytes =
+      p_->reader->counters().device_bytes + statistics.leased_read_bytes + p_->scrubber->device_bytes();
   statistics.device_written_bytes = p_->write_back->written_bytes() + statistics.leased_written_bytes;
   statistics.commits = p_->committer->commits();
   statistics.flushes = p_->committer->flushes();

@@ -49,7 +49,7 @@ class Scrubber;
 // Counters since Open, and gauges. Units are bytes unless the name says otherwise.
 struct StoreStatistics {
   uint64_t read_bytes = 0, written_bytes = 0;                // requested by callers and by lease holders
-  uint64_t device_read_bytes = 0, device_written_bytes = 0;  // whole blocks, leases included
+  uint64_t device_read_bytes = 0, device_written_bytes = 0;  // whole blocks, leases and scrubs included
   uint64_t leased_read_bytes = 0, leased_written_bytes = 0;  // whole blocks of read leases; of committed writes
   uint64_t commits = 0, flushes = 0, checksum_errors = 0;
   uint64_t buffer_capacity = 0, buffer_in_use = 0, dirty_bytes = 0;  // dirty: in staging buffers, without adopted ones
@@ -184,6 +184,9 @@ class Store {
   void WaitForCloses(std::function<void()> wait);
 
   SpaceStatistics Space() const;
+  // Bytes by which the catalog may grow on its filesystem; nullopt: it does not change.
+  std::optional<uint64_t> CatalogFreeSpace() const;
+  std::chrono::nanoseconds ReplicaAge() const;  // ReplicaWriter::age; 0 without a writer
   StoreStatistics statistics() const;
   // The scrub in progress, and the last complete one, also if this mount starts none.
   ScrubReport Scrub() const;

@@ -103,6 +103,7 @@ void ReplicaWriter::NoteDurable(uint64_t sequence) {
   if (sequence <= durable_) return;
   const bool first = !pending_.empty() && pending_.front().sequence > durable_ && pending_.front().sequence <= sequence;
   durable_ = sequence;
+  if (first && std::exchange(complete_, false)) complete_until_ = Clock::now();
   sync_due_ = Clock::now() + options_.commit_interval;  // of what was appended since
   if (first) wake_.notify_one();
 }
@@ -115,7 +116,7 @@ bool ReplicaWriter::MustSyncLocked(Clock::time_point now) const {
 // Small changes are gathered, so that each fsync of a program does not cost a write here.
 bool ReplicaWriter::HasDueEntriesLocked(Clock::time_point now) const {
   if (MustSyncLocked(now)) return true;
-  if (pending_.empty() || pending_.front().sequence > durable_) return false;
+  if (!HasDurableLocked()) return false;
   return stopping_ || pending_bytes_ >= kWriteNow || now >= write_due_;
 }
 
@@ -141,10 +142,18 @@ ReplicaStatistics ReplicaWriter::statistics() const {
   return statistics_;
 }
 
+std::chrono::nanoseconds ReplicaWriter::age() const {
+  MutexLock lock(mutex_);
+  return complete_ ? Clock::duration(0) : std::max(Clock::now() - complete_until_, Clock::duration(1));
+}
+
 void ReplicaWriter::UpdateStatistics() {
   MutexLock lock(mutex_);
   statistics_.bytes = ToBytes(blocks_).value;
   statistics_.current = log_in_root_;
+  const bool written = log_in_root_ && !unflushed_ && !flush_failed_;
+  if (written) complete_until_ = std::max(complete_until_, taken_at_);
+  complete_ = written && !HasDurableLocked();
 }
 
 void ReplicaWriter::Run() {
@@ -182,7 +191,9 @@ bool ReplicaWriter::TakeChunk(Chunk* chunk) {
     chunk->bytes += pending_.front().entry;
     pending_.pop_front();
   }
-  write_due_ = Clock::now() + kFlushInterval / 2;  // of what is left
+  const auto now = Clock::now();
+  if (!HasDurableLocked()) taken_at_ = now;
+  write_due_ = now + kFlushInterval / 2;  // of what is left
   return !chunk->starts.empty();
 }
 
@@ -198,7 +209,7 @@ bool ReplicaWriter::WaitForWork() {
     auto due = Clock::time_point::max();
     if (unflushed_) due = flush_due_;
     if (!sync_failed_ && appended_ > durable_) due = std::min(due, sync_due_);
-    if (!pending_.empty() && pending_.front().sequence <= durable_) due = std::min(due, write_due_);
+    if (HasDurableLocked()) due = std::min(due, write_due_);
     if (NeedsCheckpoint()) due = std::min(due, retry_at_);
     if (due <= now) return true;
     if (due == Clock::time_point::max()) {

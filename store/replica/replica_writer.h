@@ -54,6 +54,8 @@ class ReplicaWriter final : public EntrySink {
   // thread. The caller flushes the devices afterwards.
   void Stop() EXCLUDES(mutex_);
   ReplicaStatistics statistics() const EXCLUDES(mutex_);
+  // Since the replica had every durable batch, or since the mount; 0: it has all.
+  std::chrono::nanoseconds age() const EXCLUDES(mutex_);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -102,6 +104,7 @@ class ReplicaWriter final : public EntrySink {
   void Refill();
   StreamWriter NewStream();
   void UpdateStatistics() EXCLUDES(mutex_);
+  bool HasDurableLocked() const REQUIRES(mutex_) { return !pending_.empty() && pending_.front().sequence <= durable_; }
 
   MirroredKvStore& catalog_;
   DeviceSet& devices_;
@@ -128,6 +131,7 @@ class ReplicaWriter final : public EntrySink {
   std::vector<Segment> held_;            // released meanwhile; a root on some device may refer to them
   Clock::duration retry_;  // until the next try; doubled by each failure
   Clock::time_point flush_due_, retry_at_;
+  Clock::time_point taken_at_ = Clock::now();  // when every entry that was durable had been taken from the queue
   bool reported_behind_ = false;
 
   mutable Mutex mutex_;
@@ -143,6 +147,8 @@ class ReplicaWriter final : public EntrySink {
   bool overflowed_ GUARDED_BY(mutex_) = false;  // entries were dropped because there were too many
   bool stopping_ GUARDED_BY(mutex_) = false;
   ReplicaStatistics statistics_ GUARDED_BY(mutex_);
+  bool complete_ GUARDED_BY(mutex_) = false;          // the replica has every durable batch
+  Clock::time_point complete_until_ GUARDED_BY(mutex_) = Clock::now();  // the last time when it had them
   std::thread thread_;
 };
 

@@ -209,7 +209,10 @@ bool Scrubber::CheckCatalog() {
 bool Scrubber::CheckReplica() {
   if (parts_.replica_of) {
     const auto checked = replica::CheckReplica(parts_.device_list, parts_.replica_of, parts_.replica_expected,
-                                               [this](ByteCount size) { return Pace(size); });
+                                               [this](ByteCount size) {
+                                                 device_bytes_ += size.value;
+                                                 return Pace(size);
+                                               });
     if (stopping()) return false;
     if (!checked) spdlog::warn("scrub: the replica of the catalog cannot be checked: {}", ToString(checked.error()));
     if (checked && checked->damage) {
@@ -248,6 +251,7 @@ bool Scrubber::CheckData() {
     Finish();
     return false;
   }
+  device_bytes_ += step->read.value;
   if (step->record) ReportCatalog(fmt::format("{} is damaged", *step->record));
   for (const DamagedRun& run : step->damaged) ReportRun(run);
   if (step->end) {

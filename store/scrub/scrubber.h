@@ -3,6 +3,7 @@
 // the catalog, and the data of all files.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -48,6 +49,7 @@ class Scrubber {
   void Stop() EXCLUDES(mutex_);
 
   ScrubReport report() const EXCLUDES(mutex_);
+  uint64_t device_bytes() const { return device_bytes_; }  // read from the devices by this object
 
   // Takes the next step of the scrub in progress; begins one if there is none. Returns false when the scrub is complete
   // or stopped. Without a thread of our own only (ScrubOptions::own_thread), and from one thread.
@@ -86,6 +88,8 @@ class Scrubber {
   uint64_t reported_ = 0;     // lines logged by this scrub
   uint64_t found_paths_ = 0;  // searched for by this scrub
   bool save_failed_ = false;
+
+  std::atomic<uint64_t> device_bytes_{0};
 
   mutable Mutex mutex_;
   std::condition_variable wake_;

@@ -129,6 +129,33 @@ TEST(MetricsText, HistogramsAreCumulativeAndEndWithAll) {
   EXPECT_EQ(text.find("# EOF"), std::string::npos);
 }
 
+TEST(MetricsText, HasTheScrubsTheCatalogAndTheReplica) {
+  MetricsSource source;
+  source.scrub.period = std::chrono::hours(1);
+  source.scrub.state.phase = ScrubPhase::kData;
+  source.scrub.state.last_completed_ns = 1'700'000'000'500'000'000;
+  source.scrub.state.checked_bytes = 10;
+  source.scrub.state.total_bytes = 20;
+  source.scrub.state.found.blocks = 3;
+  source.scrub.state.last_found.catalog = true;
+  source.replica_age = std::chrono::milliseconds(1500);
+  source.start_seconds = 1'700'000'000.25;
+  const std::string without = MetricsText(source, MetricsFormat::kPrometheus);
+  EXPECT_EQ(without.find("weightfs_catalog_free_bytes"), std::string::npos) << "unknown";
+  EXPECT_EQ(without.find("weightfs_kernel_requests"), std::string::npos) << "unknown";
+  source.catalog_free = 0;
+  source.kernel_requests = 4;
+  const std::string text = MetricsText(source, MetricsFormat::kPrometheus);
+  for (const char* line :
+       {"weightfs_scrub_period_seconds 3600", "weightfs_scrub_last_completion_timestamp_seconds 1700000000.5",
+        "weightfs_scrub_running 1", "weightfs_scrub_checked_bytes 10", "weightfs_scrub_total_bytes 20",
+        "weightfs_scrub_damaged_blocks{scrub=\"running\"} 3", "weightfs_scrub_damaged_blocks{scrub=\"last\"} 0",
+        "weightfs_scrub_catalog_damaged{scrub=\"last\"} 1", "weightfs_catalog_free_bytes 0",
+        "weightfs_replica_age_seconds 1.5", "weightfs_kernel_requests 4", "process_start_time_seconds 1700000000.25"}) {
+    EXPECT_NE(text.find(std::string("\n") + line + "\n"), std::string::npos) << line;
+  }
+}
+
 TEST(MetricsText, CountersDoNotWrapAround) {
   MetricsSource source;
   RequestTotals& reads = source.requests[static_cast<size_t>(RequestKind::kRead)];

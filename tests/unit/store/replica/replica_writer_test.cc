@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -261,6 +262,27 @@ TEST_F(ReplicaWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
   device_.Fail(false);
   device_.WaitForRoots(written + 9);  // two of each, when they succeed: the roots before, and the next
   Put(kRecords, 10);
+  Stop();
+  ExpectRestored();
+}
+
+TEST_F(ReplicaWriterTest, ItHasAnAgeWhileItLacksDurableChanges) {
+  device_.Fail(true);
+  Start();
+  Put(0, 10);
+  device_.WaitForRoots(2);
+  EXPECT_FALSE(writer_->statistics().current);
+  const auto age = writer_->age();
+  EXPECT_GT(age.count(), 0);
+  EXPECT_GE(writer_->age(), age);
+  device_.Fail(false);
+  while (writer_->age().count() > 0) std::this_thread::yield();
+  EXPECT_TRUE(writer_->statistics().current);
+  // The writes of a current replica are gathered for a moment.
+  uint64_t next = 10;
+  do Put(next++, 1);
+  while (writer_->age().count() == 0);
+  while (writer_->age().count() > 0) std::this_thread::yield();
   Stop();
   ExpectRestored();
 }

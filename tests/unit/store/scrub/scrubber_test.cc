@@ -62,6 +62,7 @@ TEST(Scrub, FindsNothingInAnIntactStore) {
   EXPECT_GT(report.state.last_completed_ns, 0);
   EXPECT_GE(report.next_ns, report.state.last_started_ns);
   EXPECT_EQ(store->statistics().resident_inodes, 21U) << "the scrub loaded inodes";
+  EXPECT_GE(store->statistics().device_read_bytes, 19'000'000U);
 }
 
 TEST(Scrub, CountsEachDamagedBlockOnce) {

@@ -6,12 +6,14 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "cli/commands.h"
 #include "cli/gpu_check.h"
 #include "cli/machine_checks.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
+#include "common/printable.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -19,7 +21,7 @@ namespace {
 
 struct Arguments {
   std::string store;
-  bool json = false;
+  bool json = false, all = false;
 };
 
 Tone ToneOf(Check::State state) {
@@ -30,20 +32,46 @@ Tone ToneOf(Check::State state) {
   }
 }
 
-void PrintTable(const std::vector<Check>& checks) {
+bool Recommends(const Check& check) {
+  return !check.next.empty() && (check.state == Check::State::kWouldHelp || check.state == Check::State::kMissing);
+}
+
+// One line: the state of the store, or of the machine if no store is named.
+std::string Verdict(const std::string& store, const std::vector<Check>& checks) {
+  std::vector<std::string> missing;
+  std::string found;
+  bool good = true;
+  for (const Check& check : checks) {
+    if (check.state == Check::State::kMissing) missing.push_back(check.name);
+    if (check.name != kStoreCheck) continue;  // there is at most one
+    found = ": " + check.found;
+    good = check.state == Check::State::kUsed;
+  }
+  const std::string subject = store.empty() ? "this machine" : Printable(store);
+  if (!missing.empty()) {
+    return Paint(Tone::kWarning,
+                 fmt::format("{}: no mount is possible ({}){}", subject, fmt::join(missing, ", "), found));
+  }
+  const auto steps = std::count_if(checks.begin(), checks.end(), Recommends);
+  return Paint(good ? Tone::kGood : Tone::kWarning,
+               fmt::format("{}: {}{}{}", subject, good ? "ok" : "needs attention", found,
+                           steps == 0 ? "" : fmt::format("; next steps below: {}", steps)));
+}
+
+void PrintTable(const Arguments& arguments, const std::vector<Check>& checks) {
+  Print(stdout, Verdict(arguments.store, checks) + "\n\n");
   Table table({{"what"}, {"state"}, {"found"}});
   for (const Check& check : checks) {
+    if (check.name == kStoreCheck) continue;
     table.Add({check.name, Paint(ToneOf(check.state), StateName(check.state)), check.found});
   }
   Print(stdout, table.ToString());
   bool titled = false;
   for (const Check& check : checks) {
-    if (check.next.empty() || check.state == Check::State::kUsed || check.state == Check::State::kNotUsed) continue;
-    if (!titled) Print(stdout, fmt::format("\n{}\n", Paint(Tone::kBold, "Next steps")));
-    titled = true;
+    if (!Recommends(check)) continue;
+    if (!std::exchange(titled, true)) Print(stdout, fmt::format("\n{}\n", Paint(Tone::kBold, "Next steps")));
     Print(stdout, fmt::format("  {}: {}\n", check.name, check.next));
   }
-  if (!titled) Print(stdout, "\nNothing to do: every feature that weightfs can use is available.\n");
 }
 
 void PrintJson(const std::vector<Check>& checks) {
@@ -56,11 +84,12 @@ void PrintJson(const std::vector<Check>& checks) {
 }
 
 int Run(const Arguments& arguments) {
-  std::vector<Check> checks = CheckMachine();
+  std::vector<Check> checks;
   const auto add = [&checks](std::vector<Check> more) {
     std::move(more.begin(), more.end(), std::back_inserter(checks));
   };
-  add(CheckFuseFeatures());
+  add(CheckMachine());
+  add(CheckFuseFeatures(arguments.all || arguments.json));
   add(CheckGpus());
   if (!arguments.store.empty()) {
     if (const auto checked = CheckIsNoMount(arguments.store, /*will_lock=*/false); !checked.has_value()) {
@@ -68,11 +97,12 @@ int Run(const Arguments& arguments) {
     }
     const auto description = ReadStoreDescription(arguments.store);
     if (!description.has_value()) return Fail(description.error());
+    checks.insert(checks.begin(), CheckStore(arguments.store));
     for (const auto& device : description->devices) {
       add(CheckDevice(fmt::format("device {}", device.index.value), DevicePath(arguments.store, device)));
     }
   }
-  arguments.json ? PrintJson(checks) : PrintTable(checks);
+  arguments.json ? PrintJson(checks) : PrintTable(arguments, checks);
   const bool able = std::none_of(checks.begin(), checks.end(),
                                  [](const Check& check) { return check.state == Check::State::kMissing; });
   return able ? kSuccess : kFailure;
@@ -84,10 +114,12 @@ void AddDoctor(CLI::App& app, int* exit_code) {
   auto* command =
       app.add_subcommand("doctor", "Check this machine: available features, features in use, recommended changes");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Also check the devices of this store")->type_name("");
+  command->add_option("STORE", arguments->store, "Also check this store and its devices")->type_name("");
+  command->add_flag("--all", arguments->all, "One line for each feature of FUSE");
   command->add_flag("--json", arguments->json, "Print JSON");
   command->footer(
-      "Exits with 1 if a feature is missing that every mount needs.\n\n"
+      "The first line says whether all is well. Exits with 1 if the store cannot be opened, or if a feature is\n"
+      "missing that every mount needs.\n\n"
       "Examples:\n"
       "  weightfs doctor\n"
       "  weightfs doctor /srv/tensors");

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,14 +20,13 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/scrub_report.h"
-#include "cli/store_wait.h"
+#include "cli/store_look.h"
 #include "common/printable.h"
 #include "common/processes.h"
 #include "common/shell_quote.h"
 #include "common/size_text.h"
 #include "common/unique_fd.h"
 #include "lease/ioctl.h"
-#include "store/store.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -39,18 +37,6 @@ using Json = nlohmann::ordered_json;
 struct Arguments {
   std::string path;
   bool json = false;
-};
-
-struct Space {
-  uint64_t total = 0, free = 0, available = 0;
-};
-
-// The report on a store. `clean_unmount` has a value for a store that is not mounted.
-struct StoreLook {
-  std::optional<Space> space;
-  std::optional<bool> clean_unmount;
-  bool behind = false;  // the catalog is older than its replica
-  std::optional<ScrubReport> scrubs;
 };
 
 std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
@@ -72,65 +58,12 @@ std::string SpaceLine(const Space& space) {
                      Bytes(space.available));
 }
 
-Result<Space> SpaceOfMount(const std::string& directory) {
-  struct statvfs status = {};
-  if (statvfs(directory.c_str(), &status) != 0) {
-    return Error{ErrorCode::kIo, fmt::format("{}: {}", directory, std::strerror(errno))};
-  }
-  return Space{uint64_t{status.f_blocks} * status.f_frsize, uint64_t{status.f_bfree} * status.f_frsize,
-               uint64_t{status.f_bavail} * status.f_frsize};
-}
-
-// A store nobody serves: the same figures that a mount would give.
-Result<StoreLook> LookAtStore(const std::string& directory) {
-  OpenOptions look;
-  look.lock = false;
-  look.queue_depth = 32;
-  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, look));
-  const bool was_clean = parts.was_clean;
-  StoreOptions options;
-  options.read_only = true;
-  options.device_sizes = DeviceSizes(parts.superblocks);
-  options.replica = ReplicaOptions(parts);
-  const bool behind = parts.replica.CatalogIsBehind();
-  ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
-  const SpaceStatistics space = store->Space();
-  const ScrubReport scrubs = store->Scrub();
-  RETURN_IF_ERROR(store->Close());
-  return StoreLook{Space{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value},
-                   was_clean, behind, scrubs};
-}
-
-Result<StoreLook> LookAtMount(const std::string& directory) {
-  ASSIGN_OR_RETURN(const Space space, SpaceOfMount(directory));
-  return StoreLook{space, std::nullopt};
-}
-
-bool IsServed(const StoreHolder& holder) { return holder.held && holder.state == StoreHolder::State::kServing; }
-
-// Only the holder has the figures of a store that it changes; as root a daemon can be reached through another
-// namespace.
-Result<StoreLook> LookAtHidden(const Keepers& keepers) {
-  for (const NamespaceMounts& elsewhere : keepers.elsewhere) {
-    const std::string root = fmt::format("/proc/{}/root", elsewhere.processes.front());
-    const auto look = LookAtMount(root + elsewhere.mounts.front().directory);
-    if (look.has_value()) return look;
-  }
-  return StoreLook{};
-}
-
 std::string NotMounted(const Result<StoreLook>& look) {
   if (look.has_value() && look->behind) {
     return "no; its catalog is older than the replica on the devices: run weightfs fsck";
   }
   const bool unclean = look.has_value() && look->clean_unmount == false;
   return unclean ? "no, and was not unmounted cleanly: the next mount recovers its last commit" : "no";
-}
-
-// A mount that a killed daemon has left.
-bool IsDead(const MountEntry& mount) {
-  struct statvfs status = {};
-  return statvfs(mount.directory.c_str(), &status) != 0 && errno == ENOTCONN;
 }
 
 std::string MountedOn(const std::optional<MountEntry>& mount, const StoreHolder& holder, const Keepers& keepers,
@@ -150,28 +83,17 @@ std::string MountedOn(const std::optional<MountEntry>& mount, const StoreHolder&
 int ShowStore(const Arguments& arguments) {
   const auto description = ReadStoreDescription(arguments.path);
   if (!description.has_value()) return Fail(description.error());
-  // A daemon that was killed may still be ending; the code below reports every other holder of the store.
-  StoreHolder holder = ReadStoreHolder(arguments.path);
-  if (holder.process > 0 && IsEnding(holder.process)) {
-    static_cast<void>(WaitUntilReleased(arguments.path));
-    holder = ReadStoreHolder(arguments.path);
-  }
-  auto mount = FindMountOfStore(arguments.path, holder);
-  std::string dead;
-  if (mount.has_value() && IsDead(*mount)) {
-    dead = fmt::format("\n         the mount on {} is stale: weightfs umount {}", mount->directory,
-                       ShellQuote(mount->directory));
-    mount.reset();
-  }
-  const Keepers keepers = !mount.has_value() && IsServed(holder) ? FindKeepers(holder.device) : Keepers();
-  const auto look = mount.has_value() ? LookAtMount(mount->directory)
-                    : holder.held     ? LookAtHidden(keepers)
-                                      : LookAtStore(arguments.path);
+  const StoreView view = ViewStore(arguments.path);
+  const auto& [holder, mount, stale, keepers, look] = view;
+  const std::string dead =
+      stale.empty() ? ""
+                    : fmt::format("\n         the mount on {} is stale: weightfs umount {}", Printable(stale),
+                                  Printable(ShellQuote(stale)));
   const bool counted = look.has_value() && look->space.has_value();
   if (arguments.json) {
     Json json = Json::parse(ToJson(*description));
     json["mounted_on"] = mount.has_value() ? Json(mount->directory) : Json();
-    if (!mount.has_value() && IsServed(holder)) {
+    if (!mount.has_value() && view.served()) {
       json["served_by"] = holder.process > 0 ? Json(holder.process) : Json();
     }
     if (look.has_value()) json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
@@ -183,7 +105,7 @@ int ShowStore(const Arguments& arguments) {
     Print(stdout,
           fmt::format("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", Printable(arguments.path),
                       ToString(description->id), description->format, Printable(description->created),
-                      Printable(MountedOn(mount, holder, keepers, look) + dead)));
+                      Printable(MountedOn(mount, holder, keepers, look)) + dead));
     if (counted) Print(stdout, fmt::format("space    {}\n", SpaceLine(*look->space)));
     if (look.has_value() && look->scrubs.has_value()) Print(stdout, ScrubLines(*look->scrubs));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});

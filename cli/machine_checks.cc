@@ -6,19 +6,25 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/sysmacros.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <optional>
+#include <span>
 
 #include "cli/output.h"
+#include "cli/scrub_report.h"
+#include "cli/store_look.h"
+#include "common/printable.h"
 #include "common/size_text.h"
 #include "common/unique_fd.h"
 #include "fs/kernel_features.h"
@@ -167,6 +173,23 @@ std::string FeatureAdvice(const std::string& name) {
   return "a newer kernel";
 }
 
+// The first check is that of the protocol, the last one that of the request size.
+Check FoldFeatures(std::span<const Check> checks) {
+  const auto features = checks.subspan(1, checks.size() - 2);
+  const auto used = std::count_if(features.begin(), features.end(),
+                                  [](const Check& feature) { return feature.state == State::kUsed; });
+  Check sum{"FUSE",
+            fmt::format("protocol {}, requests of {}, {} of {} features in use (--all lists them)",
+                        checks.front().found, checks.back().found, used, features.size()),
+            State::kUsed, ""};
+  for (const Check& feature : features) {
+    if (feature.state != State::kWouldHelp) continue;
+    sum.state = State::kWouldHelp;
+    sum.next += fmt::format("{}{} needs {}", sum.next.empty() ? "" : ", ", feature.name.substr(5), feature.next);
+  }
+  return sum;
+}
+
 }  // namespace
 
 std::string StateName(State state) {
@@ -196,7 +219,7 @@ std::vector<Check> CheckMachine() {
           CheckDescriptors()};
 }
 
-std::vector<Check> CheckFuseFeatures() {
+std::vector<Check> CheckFuseFeatures(bool each) {
   const auto lines = ProbeKernelFeatures({});
   if (!lines.has_value()) {
     return {{"FUSE", Line(lines.error()), State::kMissing, "the other FUSE checks need a mount"}};
@@ -216,7 +239,59 @@ std::vector<Check> CheckFuseFeatures() {
     }
     checks.push_back(std::move(check));
   }
-  return checks;
+  return each ? checks : std::vector<Check>{FoldFeatures(checks)};
+}
+
+Check CheckStore(const std::string& directory) {
+  constexpr uint64_t kMuchUsed = 90;             // percent
+  constexpr uint64_t kLittleSpace = 512 * kMiB;  // of the catalog's filesystem: twice its largest reserve
+  constexpr int64_t kLong = 31 * 86400 * int64_t{1'000'000'000};  // between scrubs, in nanoseconds
+  const StoreView view = ViewStore(directory);
+  if (!view.look.has_value()) {
+    return {kStoreCheck, Line(view.look.error()), State::kMissing, ""};
+  }
+  const StoreLook& look = *view.look;
+  Check check{kStoreCheck, "", State::kUsed, ""};
+  const auto add = [](std::string* list, const std::string& text) { *list += (list->empty() ? "" : ", ") + text; };
+  // `next`: empty if all is well.
+  const auto find = [&](const std::string& found, const std::string& next) {
+    add(&check.found, found);
+    if (next.empty()) return;
+    add(&check.next, next);
+    check.state = State::kWouldHelp;
+  };
+  if (look.space && look.space->total > 0) {
+    const uint64_t percent = 100 - look.space->available * 100 / look.space->total;
+    find(fmt::format("{} % of {} used", percent, FormatSize(ByteCount{look.space->total})),
+         percent >= kMuchUsed ? "delete files or use larger devices" : "");
+  }
+  if (view.mount) {
+    find("mounted on " + Printable(view.mount->directory), "");
+  } else if (view.holder.held) {
+    find("in use by " + DescribeProcess(view.holder.process), "");
+  } else if (look.behind) {
+    find("its catalog is older than the replica on the devices", "run weightfs fsck");
+  } else if (look.clean_unmount == false) {
+    find("not unmounted cleanly", "mount it: the mount recovers its last commit");
+  } else {
+    find("unmounted cleanly", "");
+  }
+  if (look.scrubs) {
+    const ScrubState& scrub = look.scrubs->state;
+    const int64_t age = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count() -
+                        scrub.last_completed_ns;
+    const bool never = scrub.last_completed_ns == 0;  // a store may be new
+    find(never ? "never scrubbed" : fmt::format("scrubbed {} ago", DurationText(age)),
+         !never && age > kLong ? "mount it with -o scrub=7" : "");
+    if (!scrub.found.clean() || !scrub.last_found.clean()) find("damage was found", "weightfs info shows it");
+  }
+  struct statvfs catalog = {};
+  if (statvfs((directory + "/" + kCatalogName).c_str(), &catalog) == 0) {
+    const uint64_t free = uint64_t{catalog.f_bavail} * catalog.f_frsize;
+    find(fmt::format("{} free for its catalog", FormatSize(ByteCount{free})),
+         free < kLittleSpace ? "free space on the filesystem of the catalog" : "");
+  }
+  return check;
 }
 
 std::vector<Check> CheckDevice(const std::string& name, const std::string& path) {

@@ -7,6 +7,8 @@
 
 namespace weightfs::cli {
 
+inline constexpr const char* kStoreCheck = "store";  // the name of CheckStore
+
 struct Check {
   enum class State : unsigned char {
     kUsed,       // present and used by weightfs
@@ -24,8 +26,11 @@ std::string StateName(Check::State state);
 // Kernel, FUSE, libraries, limits, memory.
 std::vector<Check> CheckMachine();
 
-// The features of FUSE, one check each. Mounts a temporary directory briefly to find them.
-std::vector<Check> CheckFuseFeatures();
+// The features of FUSE, one check each or one for all. Mounts a temporary directory briefly to find them.
+std::vector<Check> CheckFuseFeatures(bool each);
+
+// Fill, mount, scrubs, and the space of the catalog. kMissing: the store cannot be opened.
+Check CheckStore(const std::string& directory);
 
 // The device or filesystem of `path`: direct I/O, its alignment, the disk's queue.
 std::vector<Check> CheckDevice(const std::string& name, const std::string& path);

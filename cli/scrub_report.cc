@@ -36,15 +36,6 @@ std::string Days(std::chrono::milliseconds period) {
   return fmt::format("{:g}", std::chrono::duration<double, std::ratio<86400>>(period).count());
 }
 
-// A duration in the largest unit of which it has two.
-std::string Duration(int64_t time_ns) {
-  const int64_t seconds = time_ns / kSecond;
-  if (seconds < 120) return fmt::format("{} s", seconds);
-  if (seconds < 2 * 3600) return fmt::format("{} min", seconds / 60);
-  if (seconds < 2 * 86400) return fmt::format("{} h", seconds / 3600);
-  return fmt::format("{} days", seconds / 86400);
-}
-
 Json FindingsJson(const ScrubFindings& found) {
   Json json = {{"damaged_blocks", found.blocks},
                {"damaged_files", found.files},
@@ -86,12 +77,20 @@ std::string Progress(const ScrubReport& report) {
   std::string text = fmt::format("running since {}: {} of about {}", FormatUtc(state.started_ns),
                                  FormatSize(ByteCount{state.checked_bytes}), FormatSize(ByteCount{state.total_bytes}));
   if (report.remaining_ns > 0) {
-    text += fmt::format(", {} per second, {} left", FormatSize(report.rate), Duration(report.remaining_ns));
+    text += fmt::format(", {} per second, {} left", FormatSize(report.rate), DurationText(report.remaining_ns));
   }
   return text;
 }
 
 }  // namespace
+
+std::string DurationText(int64_t time_ns) {
+  const int64_t seconds = time_ns / kSecond;
+  if (seconds < 120) return fmt::format("{} s", seconds);
+  if (seconds < 2 * 3600) return fmt::format("{} min", seconds / 60);
+  if (seconds < 2 * 86400) return fmt::format("{} h", seconds / 3600);
+  return fmt::format("{} days", seconds / 86400);
+}
 
 std::optional<ScrubReport> AskForScrubs(int descriptor) {
   weightfs_scrub answer{};

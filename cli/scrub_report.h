@@ -10,6 +10,9 @@
 
 namespace weightfs::cli {
 
+// A duration in the largest unit of which it has two: "3 days".
+std::string DurationText(int64_t time_ns);
+
 // Asks the mount of an open file or directory. nullopt if it is of an older version.
 std::optional<ScrubReport> AskForScrubs(int descriptor);
 

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
+#include "cli/scrub_report.h"
 #include "cli/watch.h"
 #include "common/printable.h"
 #include "common/size_text.h"
@@ -27,12 +28,16 @@ struct Sample {
   std::chrono::steady_clock::time_point time;
   weightfs_stats stats{};
   weightfs_metrics requests{};
+  std::optional<ScrubReport> scrub;  // nullopt: the mount is of an older version
+
+  bool scrubs() const { return scrub && scrub->period.count() > 0 && scrub->state.running(); }
+  int64_t last_scrub() const { return scrub ? scrub->state.last_completed_ns : 0; }
 };
 
 // The requests of one kind in an interval. Rates are per second, times in seconds.
 struct KindRates {
   double requests = 0, errors = 0, bytes = 0;
-  double mean = 0, median = 0, p99 = 0;  // latency; 0: no request
+  double mean = 0, median = 0, p99 = 0;  // latency in the mount's process; 0: no request
 };
 
 // The difference of two samples.
@@ -42,7 +47,8 @@ struct Rates {
   double leased_read = 0, leased_written = 0, device_read = 0, device_written = 0;
   double commits = 0, flushes = 0, requests = 0;
   uint64_t checksum_errors = 0;
-  std::optional<double> from_memory;  // the share of the bytes read through the mount that needed no device
+  // The share of the bytes read through the mount that needed no device; nullopt also while a scrub reads the devices.
+  std::optional<double> from_memory;
   KindRates kinds[kRequestKinds];
 };
 
@@ -94,7 +100,8 @@ Rates RatesOf(const Sample& before, const Sample& after) {
     kind.p99 = Quantile(from, to, 0.99);
   }
   const double through_mount = rates.kinds[static_cast<size_t>(RequestKind::kRead)].bytes;
-  if (through_mount > 0) {
+  const bool scrubbed = before.scrubs() || after.scrubs() || before.last_scrub() != after.last_scrub();
+  if (through_mount > 0 && !scrubbed) {
     rates.from_memory = std::max(0.0, 1 - std::max(0.0, rates.device_read - rates.leased_read) / through_mount);
   }
   return rates;
@@ -106,8 +113,7 @@ std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
 std::string ScreenText(const WatchArguments& arguments, const std::string& store, const Rates& rates, const Sample& now,
                        size_t rows) {
   const weightfs_stats& stats = now.stats;
-  std::string text = Paint(Tone::kBold, Printable(fmt::format("{}  {}", arguments.path, store))) +
-                     fmt::format("  in the last {:.1f} s\n\n", rates.seconds);
+  std::string text = Heading(Printable(fmt::format("{}  {}", arguments.path, store)), rates.seconds);
   Table data({{"data"}, {"programs", true}, {"of that by leases", true}, {"devices", true}});
   data.Add({"read", RateText(rates.read), RateText(rates.leased_read), RateText(rates.device_read)});
   data.Add({"written", RateText(rates.written), RateText(rates.leased_written), RateText(rates.device_written)});
@@ -115,10 +121,10 @@ std::string ScreenText(const WatchArguments& arguments, const std::string& store
   Table requests({{"requests"},
                   {"per second", true},
                   {"data", true},
-                  {"p50", true},
-                  {"p99", true},
+                  {"daemon p50", true},
+                  {"daemon p99", true},
                   {"mean", true},
-                  {"errors per second", true}});
+                  {"errors/s", true}});
   constexpr size_t kOtherLines = 19;
   const bool all_kinds = rows == 0 || rows >= kOtherLines + kRequestKinds;
   for (size_t i = 0; i < kRequestKinds; ++i) {
@@ -137,6 +143,10 @@ std::string ScreenText(const WatchArguments& arguments, const std::string& store
   rest.Add({"leases", fmt::format("{}", stats.leases),
             fmt::format("{} pinned, {} granted", Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes))});
   rest.Add({"commits", CountText(rates.commits), fmt::format("per second, {} flushes", CountText(rates.flushes))});
+  if (now.scrubs()) {
+    const ScrubState& scrub = now.scrub->state;
+    rest.Add({"scrub", Bytes(scrub.checked_bytes), fmt::format("of about {}", Bytes(scrub.total_bytes))});
+  }
   rest.Add({"free", Bytes(stats.free_bytes), fmt::format("of {}", Bytes(stats.total_bytes))});
   text += rest.ToString(/*titles=*/false);
   if (stats.checksum_errors > 0) {
@@ -147,6 +157,37 @@ std::string ScreenText(const WatchArguments& arguments, const std::string& store
   return text;
 }
 
+// A line for a log or another program, as iostat's: every column has the width of its title, every number one unit.
+// `number` counts the lines; the titles come before every twentieth.
+std::string LogLine(const Rates& rates, const Sample& now, uint64_t number) {
+  constexpr double kMega = 1e6, kGiga = 1e9;
+  constexpr size_t kLeastWidth = 8, kTitlesEvery = 20;
+  const auto p99 = [&](RequestKind kind) { return rates.kinds[static_cast<size_t>(kind)].p99 * 1e3; };
+  struct Field {
+    std::string_view title;
+    double value;
+    int decimals = 2;
+  };
+  const Field fields[] = {{"read_MB/s", rates.read / kMega},
+                          {"write_MB/s", rates.written / kMega},
+                          {"devrd_MB/s", rates.device_read / kMega},
+                          {"devwr_MB/s", rates.device_written / kMega},
+                          {"req/s", rates.requests, 0},
+                          {"rd_p99_ms", p99(RequestKind::kRead), 3},
+                          {"wr_p99_ms", p99(RequestKind::kWrite), 3},
+                          {"sync_p99_ms", p99(RequestKind::kSync), 3},
+                          {"dirty_MB", static_cast<double>(now.stats.dirty_bytes) / kMega},
+                          {"free_GB", static_cast<double>(now.stats.free_bytes) / kGiga},
+                          {"cksum_err", static_cast<double>(now.stats.checksum_errors), 0}};
+  std::string titles = fmt::format("{:<20}", "time"), line = NowText();
+  for (const Field& field : fields) {
+    const size_t width = std::max(field.title.size(), kLeastWidth);
+    titles += fmt::format(" {:>{}}", field.title, width);
+    line += fmt::format(" {:>{}.{}f}", field.value, width, field.decimals);
+  }
+  return (number % kTitlesEvery == 0 ? titles + "\n" : "") + line + "\n";
+}
+
 Json KindJson(const KindRates& kind) {
   return {{"per_s", kind.requests}, {"errors_per_s", kind.errors}, {"bytes_per_s", kind.bytes},
           {"mean_s", kind.mean},    {"p50_s", kind.median},        {"p99_s", kind.p99}};
@@ -154,8 +195,7 @@ Json KindJson(const KindRates& kind) {
 
 std::string JsonLine(const Rates& rates, const Sample& now) {
   const weightfs_stats& stats = now.stats;
-  const auto time = std::chrono::system_clock::now().time_since_epoch();
-  Json json = {{"time", std::chrono::duration<double>(time).count()},
+  Json json = {{"time", NowSeconds()},
                {"interval_s", rates.seconds},
                {"read_bytes_per_s", rates.read},
                {"written_bytes_per_s", rates.written},
@@ -186,6 +226,7 @@ std::string JsonLine(const Rates& rates, const Sample& now) {
 Result<Sample> Take(const WatchArguments& arguments) {
   ASSIGN_OR_RETURN(const UniqueFd file, OpenOnMount(arguments.path));
   Sample sample;
+  sample.scrub = AskForScrubs(file.get());
   RETURN_IF_ERROR(AskMount(arguments, file.get(), WEIGHTFS_IOC_STATS, &sample.stats));
   RETURN_IF_ERROR(AskMount(arguments, file.get(), WEIGHTFS_IOC_METRICS, &sample.requests));
   sample.time = std::chrono::steady_clock::now();
@@ -204,13 +245,17 @@ int Run(const WatchArguments& arguments) {
   auto before = Take(arguments);
   if (!before.has_value()) return Fail(before.error());
   const auto mount = FindMountAbove(arguments.path);
-  return Watch(arguments, [&](size_t rows) -> Result<std::string> {
+  uint64_t lines = 0;
+  return Watch(arguments, [&](const WatchView& view) -> Result<std::string> {
     ASSIGN_OR_RETURN(Sample now, Take(arguments));
-    if (CountsBeganAgain(*before, now)) *before = Sample{.time = before->time, .stats = {}, .requests = {}};
+    if (CountsBeganAgain(*before, now)) {
+      *before = Sample{.time = before->time, .stats = {}, .requests = {}, .scrub = {}};
+    }
     const Rates rates = RatesOf(*before, now);
-    std::string text = arguments.json
-                           ? JsonLine(rates, now)
-                           : ScreenText(arguments, mount.has_value() ? mount->source : std::string(), rates, now, rows);
+    std::string text =
+        arguments.json ? JsonLine(rates, now)
+        : view.redrawn ? ScreenText(arguments, mount.has_value() ? mount->source : std::string(), rates, now, view.rows)
+                       : LogLine(rates, now, lines++);
     *before = now;
     return text;
   });
@@ -219,15 +264,18 @@ int Run(const WatchArguments& arguments) {
 }  // namespace
 
 void AddStats(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("stats", "Show what a mount does: throughput, requests, latencies, memory");
+  auto* command = app.add_subcommand("stats", "Show what a mount does: throughput, requests, latencies of the daemon, memory");
   auto arguments = AddWatchArguments(*command, 86400);
+  command->add_flag("--lines", arguments->lines,
+                    "Print one line for each interval, with its time; the default where the output is no terminal");
   command->footer(
-      "A latency is the time from the arrival of a request in the mount's process to its answer. Reads that the "
-      "kernel\n"
-      "answers from its page cache reach no process and are not counted. The keys of --json end with their unit:\n"
+      "Latencies (p50, p99, mean) are those of the daemon, the mount's process: from the arrival of a request there\n"
+      "to its answer. Programs also see its wait in the kernel. Reads that the kernel answers from its page cache\n"
+      "reach no process and are not counted. The keys of --json end with their unit:\n"
       "bytes, _s is seconds, per_s is per second; docs/MONITORING.md explains them.\n\n"
       "Examples:\n"
       "  weightfs stats /mnt/tensors\n"
+      "  weightfs stats /mnt/tensors --interval 60 >> stats.log\n"
       "  weightfs stats /mnt/tensors --interval 10 --json >> stats.jsonl");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
 }

@@ -6,7 +6,6 @@
 #include <sys/sysmacros.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -91,6 +90,7 @@ std::string ProcessName(const weightfs_top_entry& entry) {
 std::vector<Row> RowsOf(std::span<const weightfs_top_entry> entries, double seconds) {
   std::vector<Row> rows;
   for (const weightfs_top_entry& entry : entries) {
+    if (entry.requests == 0) continue;
     const auto rate = [seconds](uint64_t count) { return static_cast<double>(count) / seconds; };
     Row row{.id = entry.id, .name = ProcessName(entry)};
     row.read = rate(entry.read_bytes);
@@ -107,27 +107,64 @@ std::vector<Row> RowsOf(std::span<const weightfs_top_entry> entries, double seco
   return rows;
 }
 
-// The name is the last column, where a narrow terminal may cut it.
-std::string TableOf(const char* title, const std::vector<Row>& rows, size_t most, bool with_id) {
-  std::vector<Table::Column> columns = {{"read", true},
-                                        {"written", true},
-                                        {"leased read", true},
-                                        {"leased write", true},
-                                        {"requests/s", true},
-                                        {"in progress", true},
-                                        {title}};
-  if (with_id) columns.insert(columns.begin(), {"PID", true});
-  Table table(columns);
-  for (const Row& row : std::span(rows).first(std::min(rows.size(), most))) {
-    std::vector<std::string> cells = {RateText(row.read),
-                                      RateText(row.written),
-                                      RateText(row.leased_read),
-                                      RateText(row.leased_written),
-                                      CountText(row.requests),
-                                      row.busy < 0.005 ? "-" : fmt::format("{:.2f}", row.busy),
-                                      row.name};
-    const bool numbered = row.id != 0 && row.id != WEIGHTFS_TOP_OTHERS;
-    if (with_id) cells.insert(cells.begin(), numbered ? fmt::format("{}", row.id) : "");
+// A name that is too long loses its beginning, because the ends of paths tell files apart.
+std::string Shortened(const std::string& name, size_t columns) {
+  if (TextWidth(name) <= columns) return name;
+  size_t begin = name.size();
+  for (size_t kept = 1; kept < columns; ++kept) {
+    do --begin;
+    while ((static_cast<unsigned char>(name[begin]) & 0xC0) == 0x80);
+  }
+  return "…" + name.substr(begin);
+}
+
+std::vector<std::string> CellsOf(const Row& row, bool process) {
+  const bool numbered = process && row.id != 0 && row.id != WEIGHTFS_TOP_OTHERS;
+  return {row.name,
+          numbered ? fmt::format("{}", row.id) : "",
+          RateText(row.read),
+          RateText(row.written),
+          RateText(row.leased_read),
+          RateText(row.leased_written),
+          CountText(row.requests),
+          row.busy < 0.005 ? "-" : fmt::format("{:.2f}", row.busy)};
+}
+
+// One table, so that the columns of processes and files are aligned. Empty columns are left out.
+std::string TablesOf(std::span<const Row> processes, std::span<const Row> files, size_t columns) {
+  using Cells = std::vector<std::string>;
+  constexpr size_t kLeastName = 16;
+  const Cells titles = {"process", "PID", "read", "written", "leased rd", "leased wr", "req/s", "busy"};
+  const size_t middle = processes.size() + 1;  // the line of the titles of the files
+  std::vector<Cells> lines;
+  for (const Row& row : processes) lines.push_back(CellsOf(row, /*process=*/true));
+  lines.emplace_back(titles.size());
+  lines.push_back(titles);
+  lines.back()[0] = "file";
+  lines.back()[1].clear();
+  for (const Row& row : files) lines.push_back(CellsOf(row, /*process=*/false));
+  std::vector<size_t> shown = {0};
+  size_t others = 0;  // the width of the other columns
+  for (size_t column = 1; column < titles.size(); ++column) {
+    size_t width = 0;
+    for (size_t line = 0; line < lines.size(); ++line) {
+      if (line != middle && lines[line][column] != "-") width = std::max(width, TextWidth(lines[line][column]));
+    }
+    if (width == 0) continue;
+    shown.push_back(column);
+    others += 2 + std::max(width, titles[column].size());
+  }
+  const size_t most = columns == 0 ? std::string::npos : std::max(kLeastName, columns - std::min(columns, others));
+  std::vector<Table::Column> heads;
+  for (const size_t column : shown) heads.push_back({titles[column], column != 0});
+  Table table(std::move(heads));
+  for (size_t line = 0; line < lines.size(); ++line) {
+    Cells cells;
+    for (const size_t column : shown) {
+      const std::string& cell = lines[line][column];
+      cells.push_back(column == 0 ? Shortened(cell, most) : cell);
+      if (line == middle) cells.back() = Paint(Tone::kBold, cells.back());
+    }
     table.Add(std::move(cells));
   }
   return table.ToString();
@@ -154,43 +191,68 @@ struct Look {
   weightfs_top top{};
 };
 
-Result<Look> Ask(const WatchArguments& arguments, uint64_t since) {
-  ASSIGN_OR_RETURN(const UniqueFd file, OpenOnMount(arguments.path));
+// Of one program. The mount does not count its requests. But the kernel closes its descriptors, soon after each look:
+// `closes_` are those that were not counted yet.
+class Looker {
+ public:
+  explicit Looker(const WatchArguments& arguments) : arguments_(arguments) {}
+  Result<Look> Ask();
+
+ private:
+  const WatchArguments& arguments_;
+  uint64_t since_ = 0, closes_ = 0;
+};
+
+Result<Look> Looker::Ask() {
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenOnMount(arguments_.path));
   struct stat status {};
-  if (fstat(file.get(), &status) != 0) return SystemError(arguments.path, "cannot be examined");
+  if (fstat(file.get(), &status) != 0) return SystemError(arguments_.path, "cannot be examined");
   Look look{.device = status.st_dev};
   look.top.version = WEIGHTFS_IOC_VERSION;
-  look.top.since = since;
-  RETURN_IF_ERROR(AskMount(arguments, file.get(), WEIGHTFS_IOC_TOP, &look.top));
+  look.top.since = since_;
+  RETURN_IF_ERROR(AskMount(arguments_, file.get(), WEIGHTFS_IOC_TOP, &look.top));
+  since_ = look.top.next;
+  uint64_t dropped = 0;
+  const auto drop_closes = [&](std::span<weightfs_top_entry> entries, uint64_t id) {
+    for (weightfs_top_entry& entry : entries) {
+      if (entry.id == id) entry.requests -= dropped = std::min<uint64_t>(entry.requests, closes_);
+    }
+  };
+  drop_closes({look.top.process, look.top.processes}, 0);
+  drop_closes({look.top.file, look.top.files}, status.st_ino);
+  closes_ += 1 - dropped;
   return look;
 }
 
 std::string TopText(const WatchArguments& arguments, double seconds, const std::vector<Row>& processes,
-                    const std::vector<Row>& files, size_t screen_rows) {
+                    const std::vector<Row>& files, const WatchView& view) {
   constexpr size_t kMost = 15, kOtherLines = 5;
   // The tables share the rows of a small terminal.
-  const size_t free = screen_rows > kOtherLines ? screen_rows - kOtherLines : 2;
+  const size_t free = view.rows > kOtherLines ? view.rows - kOtherLines : 2;
   const size_t most_processes =
-      screen_rows == 0 ? kMost : std::min(kMost, std::max(free / 2, free - std::min(free, files.size())));
+      view.rows == 0 ? kMost : std::min(kMost, std::max(free / 2, free - std::min(free, files.size())));
   const size_t most_files =
-      screen_rows == 0 ? kMost : std::min(kMost, free - std::min({free, processes.size(), most_processes}));
-  return Paint(Tone::kBold, Printable(arguments.path)) + fmt::format("  in the last {:.1f} s\n\n", seconds) +
-         TableOf("process", processes, most_processes, true) + "\n" + TableOf("file", files, most_files, false);
+      view.rows == 0 ? kMost : std::min(kMost, free - std::min({free, processes.size(), most_processes}));
+  const auto first = [](const std::vector<Row>& rows, size_t most) {
+    return std::span(rows).first(std::min(rows.size(), most));
+  };
+  return Heading(Printable(arguments.path), seconds) +
+         TablesOf(first(processes, most_processes), first(files, most_files), view.columns) +
+         (view.redrawn ? "" : "\n");
 }
 
 int Run(const WatchArguments& arguments) {
-  const auto first = Ask(arguments, 0);
+  Looker looker(arguments);
+  const auto first = looker.Ask();
   if (!first.has_value()) return Fail(first.error());
   const auto mount = FindMountAbove(arguments.path);
   FileNames names;
   constexpr uint64_t kRootInode = 1;
   if (mount.has_value() && mount->root == "/") names.Add(kRootInode, mount->directory);
   const std::string below = mount.has_value() ? Printable(mount->directory) + "/" : "";
-  uint64_t since = first->top.next;
-  return Watch(arguments, [&](size_t screen_rows) -> Result<std::string> {
-    ASSIGN_OR_RETURN(const Look look, Ask(arguments, since));
+  return Watch(arguments, [&](const WatchView& view) -> Result<std::string> {
+    ASSIGN_OR_RETURN(const Look look, looker.Ask());
     const weightfs_top& top = look.top;
-    since = top.next;
     const double seconds = std::max(1e-9, static_cast<double>(top.watched_ns) / 1e9);
     const auto processes = RowsOf({top.process, top.processes}, seconds);
     auto files = RowsOf({top.file, top.files}, seconds);
@@ -199,9 +261,8 @@ int Run(const WatchArguments& arguments) {
       row.name = names.Of(row.id);
       if (!arguments.json && !below.empty() && row.name.starts_with(below)) row.name.erase(0, below.size());
     }
-    if (!arguments.json) return TopText(arguments, seconds, processes, files, screen_rows);
-    const auto time = std::chrono::system_clock::now().time_since_epoch();
-    const Json json = {{"time", std::chrono::duration<double>(time).count()},
+    if (!arguments.json) return TopText(arguments, seconds, processes, files, view);
+    const Json json = {{"time", NowSeconds()},
                        {"interval_s", seconds},
                        {"processes", JsonOf(processes, "pid")},
                        {"files", JsonOf(files, "inode")}};
@@ -218,7 +279,8 @@ void AddTop(CLI::App& app, int* exit_code) {
       "For root (user 0 with CAP_DAC_OVERRIDE) and the user who runs the mount. Data of leases counts when a lease\n"
       "for reading begins and when a written one is committed; save_many and load_many count for their directory.\n"
       "Files are named by the processes that have them open or mapped; a file that was closed before the look is\n"
-      "shown by its inode. (kernel) closes files, and writes what programs changed through mappings.\n\n"
+      "shown by its inode. (kernel) closes files, and writes what programs changed through mappings. 'busy' is the\n"
+      "mean number of requests in progress. Requests of top itself are not counted.\n\n"
       "Examples:\n"
       "  weightfs top /mnt/tensors\n"
       "  weightfs top /mnt/tensors --count 1 --json");

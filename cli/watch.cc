@@ -20,6 +20,7 @@
 
 #include "cli/interrupt.h"
 #include "cli/output.h"
+#include "common/utc_time.h"
 #include "lease/on_mount.h"
 
 namespace weightfs::cli {
@@ -27,7 +28,8 @@ namespace {
 
 bool DrawsAgain(const WatchArguments& arguments) {
   const char* terminal = std::getenv("TERM");
-  return !arguments.json && isatty(STDOUT_FILENO) == 1 && terminal != nullptr && std::string_view(terminal) != "dumb";
+  return !arguments.json && !arguments.lines && isatty(STDOUT_FILENO) == 1 && terminal != nullptr &&
+         std::string_view(terminal) != "dumb";
 }
 
 // Reads single keys from the terminal, without showing them, during the lifetime of this object. Does nothing if
@@ -71,7 +73,10 @@ winsize TerminalSize() {
 class Screen {
  public:
   // One row stays free for the cursor.
-  size_t rows() const { return TerminalSize().ws_row > 1 ? TerminalSize().ws_row - 1U : 0U; }
+  static WatchView View() {
+    const winsize size = TerminalSize();
+    return {true, size.ws_row > 1 ? size.ws_row - 1U : 0U, size.ws_col};
+  }
   void Show(std::string text) {
     text_ = std::move(text);
     Draw();
@@ -89,7 +94,7 @@ class Screen {
     const winsize now = TerminalSize();
     const bool other = now.ws_row != drawn_.ws_row || now.ws_col != drawn_.ws_col || !drawn_once_;
     Print(stdout, other ? "\x1b[2J\x1b[H" : "\x1b[H");
-    Print(stdout, FitScreen(text_, now.ws_col, rows()));
+    Print(stdout, FitScreen(text_, now.ws_col, View().rows));
     Print(stdout, "\x1b[J");
     drawn_ = now;
     drawn_once_ = true;
@@ -131,7 +136,7 @@ Result<UniqueFd> OpenOnMount(const std::string& path) {
                fmt::format("{}: not in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts", path)};
 }
 
-int Watch(const WatchArguments& arguments, const std::function<Result<std::string>(size_t rows)>& show) {
+int Watch(const WatchArguments& arguments, const std::function<Result<std::string>(const WatchView& view)>& show) {
   constexpr std::chrono::milliseconds kStep{50};
   using Clock = std::chrono::steady_clock;
   const std::atomic<bool>& interrupted = CatchInterrupts();
@@ -148,7 +153,7 @@ int Watch(const WatchArguments& arguments, const std::function<Result<std::strin
     }
     // After a suspension one look is enough for all that was missed.
     next = std::max(next, Clock::now() - kStep);
-    auto text = show(draws ? screen.rows() : 0);
+    auto text = show(draws ? Screen::View() : WatchView());
     if (!text.has_value()) {
       if (!OpenOnMount(arguments.path).has_value()) {
         return Fail(Error{text.error().code, arguments.path + ": the mount has ended"});
@@ -158,7 +163,7 @@ int Watch(const WatchArguments& arguments, const std::function<Result<std::strin
     if (draws) {
       screen.Show(*std::move(text));
     } else {
-      Print(stdout, arguments.json ? *text : *text + "\n");
+      Print(stdout, *text);
     }
     if (const auto flushed = FlushOutput(); !flushed.has_value()) return EndOutput(flushed.error());
   }
@@ -186,6 +191,16 @@ std::string FitScreen(std::string_view text, size_t columns, size_t rows) {
     out += "\x1b[K\n";
   }
   return out;
+}
+
+double NowSeconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string NowText() { return FormatUtc(static_cast<int64_t>(NowSeconds() * 1e9)); }
+
+std::string Heading(std::string_view title, double seconds) {
+  return Paint(Tone::kBold, title) + fmt::format("  {}, in the last {:.1f} s\n\n", NowText(), seconds);
 }
 
 std::string RateText(double bytes_per_second) {

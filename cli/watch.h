@@ -22,6 +22,13 @@ struct WatchArguments {
   double interval = 1;  // seconds
   uint64_t count = 0;   // 0: until interrupted
   bool json = false;
+  bool lines = false;  // never drawn again
+};
+
+// Where a text will be shown.
+struct WatchView {
+  bool redrawn = false;           // on a terminal, in the place of the text before
+  size_t rows = 0, columns = 0;  // of the terminal; 0: unlimited
 };
 
 // Adds DIR, --interval (at most `longest` seconds), --count and --json.
@@ -42,17 +49,22 @@ Result<void> AskMount(const WatchArguments& arguments, int descriptor, unsigned 
   return Error{ErrorCode{errno}, arguments.path + ": " + std::strerror(errno)};
 }
 
-// Calls `show` at the end of each interval, with the rows of the terminal that it may fill; 0: as many as it likes.
-// A text for people replaces the one before on a terminal; otherwise, and with --json, it is printed behind it. Returns
-// the exit code; an interrupt, or 'q' on a terminal, ends it with success. An error of a path that was on a mount
-// before says that the mount has ended.
-int Watch(const WatchArguments& arguments, const std::function<Result<std::string>(size_t rows)>& show);
+// Calls `show` at the end of each interval. A text for people replaces the one before on a terminal; otherwise it is
+// printed behind it. Returns the exit code; an interrupt, or 'q' on a terminal, ends it with success. An error of a path
+// that was on a mount before says that the mount has ended.
+int Watch(const WatchArguments& arguments, const std::function<Result<std::string>(const WatchView&)>& show);
 
 // The part of `text` that a terminal shows: at most `rows` lines, each of at most `columns` columns, with the codes
 // that erase what was there before. 0 columns or rows: unlimited.
 std::string FitScreen(std::string_view text, size_t columns, size_t rows);
 
-// "1.23 GB/s", "850 µs", "12.3k": at most eight columns. Bytes are powers of ten, as drives and fio show them.
+// Since the epoch.
+double NowSeconds();
+std::string NowText();  // UTC
+// "TITLE  2026-11-23T22:13:04Z, in the last 1.0 s" and an empty line.
+std::string Heading(std::string_view title, double seconds);
+
+// "1.23 GB/s", "850 µs", "12.3k": at most nine columns. Bytes are powers of ten, as drives and fio show them.
 std::string RateText(double bytes_per_second);
 std::string TimeText(double seconds);
 std::string CountText(double count);

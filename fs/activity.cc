@@ -42,7 +42,7 @@ void Activity::Add(const RequestOrigin& origin, uint64_t bytes, bool leased) {
       std::max<int64_t>(std::chrono::nanoseconds(RequestOrigin::Clock::now() - origin.begin).count(), 0));
   const ThreadOwner owner = owners_.Of(origin.process);  // before the lock, because it may read /proc
   MutexLock lock(mutex_);
-  if (intervals_.empty()) return;
+  if (intervals_.empty() || viewers_.contains(owner.process)) return;
   weightfs_top_entry& process = Find(intervals_.back().processes, owner.process);
   if (process.id == owner.process) std::copy(owner.name.begin(), owner.name.end(), process.name);
   for (weightfs_top_entry* entry : {&process, &Find(intervals_.back().files, origin.inode)}) {
@@ -78,11 +78,14 @@ void Activity::DropOld(Clock::time_point now) {
   }
 }
 
-weightfs_top Activity::Look(uint64_t since) {
+weightfs_top Activity::Look(uint64_t since, int32_t viewer) {
   weightfs_top out{};
   out.version = WEIGHTFS_IOC_VERSION;
+  const uint64_t process = owners_.Of(viewer).process;
   MutexLock lock(mutex_);
   const auto now = Clock::now();
+  std::erase_if(viewers_, [now](const auto& known) { return known.second < now; });
+  if (process != 0) viewers_[process] = now + kWatch;
   if (watched_until_.load() < now) intervals_.clear();
   Table processes, files;
   auto begin = now;

@@ -15,7 +15,8 @@
 
 namespace weightfs {
 
-// Counts while somebody looks. Costs one look at an atomic while nobody does. Thread-safe.
+// Counts while somebody looks, but not the requests of those who look. Costs one look at an atomic while nobody does.
+// Thread-safe.
 class Activity {
  public:
   using Clock = std::chrono::steady_clock;
@@ -27,8 +28,8 @@ class Activity {
     if (origin.begin < watched_until_.load(std::memory_order_relaxed)) Add(origin, bytes, true);
   }
   // Returns the busiest entries since the look whose answer had `next` == `since`; none for 0. Watches for some seconds
-  // from now on. Several programs may look, each with its own numbers.
-  weightfs_top Look(uint64_t since) EXCLUDES(mutex_);
+  // from now on. Several programs may look, each with its own numbers. `viewer` is a thread of the one that looks.
+  weightfs_top Look(uint64_t since, int32_t viewer = 0) EXCLUDES(mutex_);
 
  private:
   using Table = std::map<uint64_t, weightfs_top_entry>;
@@ -50,6 +51,7 @@ class Activity {
   ThreadOwners owners_;
   Mutex mutex_;
   uint64_t last_number_ GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, Clock::time_point> viewers_ GUARDED_BY(mutex_);  // processes that look, and until when
   std::deque<Interval> intervals_ GUARDED_BY(mutex_);  // the oldest first; the last one has not ended
 };
 

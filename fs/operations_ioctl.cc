@@ -127,7 +127,7 @@ void Top(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     reply.Errno(EINVAL);
     return;
   }
-  const weightfs_top out = filesystem.activity().Look(asked.since);
+  const weightfs_top out = filesystem.activity().Look(asked.since, reply.caller().pid);
   reply.Ioctl(&out, sizeof(out));
 }
 

@@ -68,7 +68,7 @@ struct weightfs_stats {
   __u32 version;
   __u32 read_only;
   __u64 read_bytes, written_bytes;
-  __u64 device_read_bytes, device_written_bytes; /* including leases */
+  __u64 device_read_bytes, device_written_bytes; /* including leases, and what scrubs read */
   __u64 commits, flushes, checksum_errors;
   __u64 buffer_capacity, buffer_in_use, dirty_bytes;
   __u64 resident_inodes;
@@ -91,7 +91,7 @@ struct weightfs_stats {
 #define WEIGHTFS_METRICS_STEPS 4 /* buckets from a latency to twice that */
 
 struct weightfs_kind_metrics {
-  __u64 count, errors, bytes, nanoseconds; /* since the mount; the time from the arrival of a request to its answer */
+  __u64 count, errors, bytes, nanoseconds; /* since the mount; the time in the mount's process: from arrival to answer */
   __u32 buckets[WEIGHTFS_METRICS_BUCKETS]; /* of latencies: number i counts those above bound(i - 1) and up to bound(i),
                                               where bound(i) is 2^(i / WEIGHTFS_METRICS_STEPS) microseconds; the last
                                               has no bound. They wrap around */
@@ -118,8 +118,8 @@ struct weightfs_top_entry {
 };
 
 /* For any file or directory of the mount; for root with CAP_DAC_OVERRIDE and the user who runs the mount (EPERM). What
- * processes and files have done since an earlier call; the busiest ones. The mount counts for ten seconds after each
- * call. */
+ * processes and files have done since an earlier call, without the callers; the busiest ones. The mount counts for ten
+ * seconds after each call. */
 struct weightfs_top {
   __u32 version;          /* in */
   __u32 processes, files; /* out: number of entries */

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import needs
 from harness.filesystems import program, weightfs
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -328,6 +329,51 @@ def test_a_screen_fits_the_terminal_and_q_ends_it(work, command):
         assert terminal.press(b"q") == 0
 
 
+def test_stats_prints_lines_where_its_output_is_no_terminal(work):
+    lines = weightfs("stats", work, "--count", "22", "--interval", "0.1").out.splitlines()
+    titles = lines[0].split()
+    assert len(lines) == 24 and titles[:3] == ["time", "read_MB/s", "write_MB/s"]
+    assert [number for number, line in enumerate(lines) if line == lines[0]] == [0, 21], "again after 20 lines"
+    assert len({len(line) for line in lines}) == 1, "aligned"
+    for line in lines[1:21]:
+        values = line.split()
+        assert len(values) == len(titles) and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", values[0])
+        assert all(float(value) >= 0 for value in values[1:])
+    with Terminal(160, 24, "stats", work, "--lines", "--count", "1", "--interval", "0.1") as terminal:
+        shown = b""
+        while shown.count(b"\n") < 2:
+            shown += os.read(terminal.master, 65536)
+        assert shown.split()[0] == b"time"
+
+
+def test_top_shows_names_on_a_small_terminal_and_not_itself(work):
+    path = work / ("directory-" * 6) / "shard-00012.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(os.urandom(32 * MIB))
+    load = Load(path, "read")
+    with Terminal(80, 24, "top", work, "--interval", "0.5") as terminal:
+        lines = []
+        while not any("shard-00012" in line for line in lines):
+            lines = terminal.screen()[0]
+        terminal.press(b"q")
+    load.end()
+    lines = [line.rstrip() for line in lines]
+    assert all(len(line) <= 80 for line in lines)
+    processes, files = (next(line for line in lines if line.startswith(title)) for title in ("process", "file"))
+    assert processes.replace("process", "file   ").replace("PID", "   ") == files, "the columns are aligned"
+    assert "leased" not in processes and "written" not in processes, "there is nothing in them"
+    process = next(line for line in lines if str(load.process.pid) in line)
+    file = next(line for line in lines if "shard-00012" in line)
+    assert process.startswith("python") and re.match(r"\S*-/shard-00012\.safetensors ", file)
+    assert process.index("MB/s" if "MB/s" in process else "GB/s") == file.index("MB/s" if "MB/s" in file else "GB/s")
+
+
+def test_top_finds_nothing_on_an_idle_mount(factory):
+    mount = factory.mount(factory.store("128M"))
+    for look in looks("top", mount.path, 4, 0.3)[1:]:
+        assert [row["name"] for row in look["processes"]] == [] and look["files"] == []
+
+
 def test_ctrl_c_ends_a_watch_and_leaves_the_terminal_as_it_was(work):
     with Terminal(80, 24, "stats", work, "--interval", "0.2") as terminal:
         terminal.screen()
@@ -380,6 +426,10 @@ def test_metrics_are_served_and_linted(factory):
     assert after["weightfs_written_bytes_total"] - before["weightfs_written_bytes_total"] == 5 * MIB
     assert after['weightfs_request_duration_seconds_count{kind="create"}'] == 1
     assert after['weightfs_request_duration_seconds_bucket{kind="create",le="+Inf"}'] == 1
+    assert 0 <= after["weightfs_replica_age_seconds"] < 3600 and after["weightfs_catalog_free_bytes"] > 0
+    assert after["process_start_time_seconds"] == before["process_start_time_seconds"]
+    started = os.stat(f"/proc/{mount.pid}").st_ctime
+    assert abs(after["process_start_time_seconds"] - started) < 3600
     assert f'store="{mount.store.directory}"' in text
     opened, kind = scrape(port, "application/openmetrics-text")
     assert opened.endswith("# EOF\n") and kind.startswith("application/openmetrics-text; version=1.0.0")
@@ -407,6 +457,46 @@ def test_metrics_of_a_store_with_any_name_are_linted(factory, local, point, name
         os.rename(renamed, store)
     lint = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True)
     assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
+
+
+def test_metrics_of_scrubs(factory):
+    port = free_port()
+    mount = factory.mount(factory.store("128M"), f"metrics=127.0.0.1:{port}")
+    with open(mount.path / "file", "wb") as file:
+        file.write(os.urandom(5 * MIB))
+        file.flush()
+        os.fsync(file.fileno())
+    found = samples(scrape(port)[0])
+    assert found["weightfs_scrub_period_seconds"] == found["weightfs_scrub_last_completion_timestamp_seconds"] == 0
+    assert found["weightfs_device_read_bytes_total"] < 5 * MIB
+    mount.umount()
+    mount.mount(options=f"metrics=127.0.0.1:{port},scrub=0.5")
+    while not (found := samples(scrape(port)[0]))["weightfs_scrub_last_completion_timestamp_seconds"]:
+        time.sleep(0.1)
+    assert found["weightfs_scrub_period_seconds"] == 43200 and found["weightfs_scrub_running"] == 0
+    assert found["weightfs_device_read_bytes_total"] >= 5 * MIB, "nobody else has read"
+    assert found['weightfs_scrub_damaged_blocks{scrub="last"}'] == 0
+
+
+@needs.root
+def test_metrics_show_the_requests_in_the_kernel_where_fusectl_is_mounted(factory, point):
+    port = free_port()
+    script = "mount -t fusectl none /sys/fs/fuse/connections && exec \"$@\""
+    mount = subprocess.Popen(["unshare", "-m", "sh", "-c", script, "sh", program(), "mount", "-f",
+                              factory.store("128M").directory, point, "-o", f"metrics=127.0.0.1:{port}"],
+                             stderr=subprocess.PIPE, text=True)
+    try:
+        while True:
+            try:
+                text = scrape(port)[0]
+                break
+            except OSError:
+                assert mount.poll() is None, mount.stderr.read()
+                time.sleep(0.1)
+    finally:
+        mount.terminate()
+        mount.communicate(timeout=60)
+    assert samples(text)["weightfs_kernel_requests"] == 0
 
 
 def exchange(port, request, half_closed=False):
@@ -519,11 +609,63 @@ def test_stats_needs_a_mount(local):
     assert failed.code == 1 and "not in a mount of weightfs" in failed.err
 
 
-def test_the_dashboard_shows_metrics_that_exist(factory):
+SOURCES = Path(__file__).parents[2]
+
+
+def names_in(expression):
+    return set(re.findall(r"\b(?:weightfs|process)_[a-z_]+", expression))
+
+
+@pytest.fixture(name="served")
+def served_fixture(factory):
+    """The names of all metrics of a mount."""
     port = free_port()
     factory.mount(factory.store("128M"), f"metrics=127.0.0.1:{port}")
-    served = set(re.findall(r"^([a-z_]+)[ {]", scrape(port)[0], re.M))
-    dashboard = json.loads((Path(__file__).parents[2] / "examples/grafana_dashboard.json").read_text())
-    shown = {name for panel in dashboard["panels"] for target in panel["targets"]
-             for name in re.findall(r"\b(?:weightfs|process)_[a-z_]+", target["expr"])}
-    assert len(shown) > 15 and shown <= served
+    return set(re.findall(r"^([a-z_]+)[ {]", scrape(port)[0], re.M)) | {"weightfs_kernel_requests"}
+
+
+def unit_of(expression):
+    if "histogram_quantile" in expression or "_age_seconds" in expression:
+        return "s"
+    if "timestamp_seconds" in expression or "start_time_seconds" in expression:
+        return "dateTimeFromNow"
+    names = names_in(expression.partition(" and ")[0])
+    kinds = {"bytes" if "_bytes" in name else "requests" if "_request_" in name else "count" for name in names}
+    assert len(kinds) == 1, expression
+    rates = {"bytes": "Bps", "requests": "reqps", "count": "ops"}
+    kind = kinds.pop()
+    if "cpu_seconds" in expression or "increase" in expression:
+        return "short"
+    return rates[kind] if "rate(" in expression else "bytes" if kind == "bytes" else "short"
+
+
+def test_the_dashboard_shows_metrics_that_exist_and_one_unit_an_axis(served):
+    dashboard = json.loads((SOURCES / "examples/grafana_dashboard.json").read_text())
+    shown = set()
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            shown |= names_in(target["expr"])
+            assert unit_of(target["expr"]) == panel["fieldConfig"]["defaults"]["unit"], (panel["title"], target)
+        assert "atency" not in panel["title"] or "daemon" in panel["title"]
+    assert len(shown) > 25 and shown <= served
+    assert {"weightfs_read_only", "weightfs_replica_age_seconds"} <= shown
+
+
+def test_the_alarms_have_metrics_that_exist_and_are_documented(served):
+    path = SOURCES / "examples/alerts.yml"
+    rules = path.read_text()
+    assert names_in(rules) <= served
+    alarms = re.findall(r"- alert: (\w+)", rules)
+    documented = re.findall(r"^\| `(Weightfs\w+)` \|", (SOURCES / "docs/MONITORING.md").read_text(), re.M)
+    assert alarms == documented and len(alarms) > 5
+    if shutil.which("promtool"):
+        subprocess.run(["promtool", "check", "rules", path], check=True, capture_output=True)
+
+
+def test_every_metric_is_documented(served):
+    """Names with an ellipsis stand for all that begin or end so."""
+    page = (SOURCES / "docs/MONITORING.md").read_text()
+    families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in served}
+    patterns = [re.escape(name).replace("…", "[a-z_]+") for name in re.findall(r"`([a-z_…]+)`", page)]
+    missing = {name for name in families if not any(re.fullmatch(pattern, name) for pattern in patterns)}
+    assert missing == set()

@@ -86,6 +86,18 @@ TEST(Activity, ItsMemoryIsBounded) {
   EXPECT_EQ(found.process[0].written_bytes, 8999U + 5 * 1001U);
 }
 
+TEST(Activity, ALookDoesNotCountTheRequestsOfTheOneWhoLooks) {
+  Activity activity;
+  const uint64_t since = activity.Look(0, kNobody).next;
+  activity.Record(At(RequestKind::kOpen, 1, kNobody), 0);
+  activity.Record(At(RequestKind::kRead, 5, kNobody + 1), 10);
+  const weightfs_top found = activity.Look(since, kNobody);
+  ASSERT_EQ(found.processes, 1U);
+  EXPECT_EQ(found.process[0].id, uint64_t{kNobody} + 1);
+  ASSERT_EQ(found.files, 1U);
+  EXPECT_EQ(found.file[0].id, 5U);
+}
+
 TEST(Activity, ThreadsCountForTheirProcess) {
   Activity activity;
   const uint64_t since = activity.Look(0).next;

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "client/operation.h"
 #include "python/src/gil.h"
 
 namespace weightfs::client {
@@ -25,11 +26,15 @@ class Closable {
   Closable& operator=(const Closable&) = delete;
 
   // The GIL is released, because the destructor of a handle waits for the kernel and its callbacks need the GIL.
-  void Close() {
+  // Returns true if no operation uses its memory any more. False if that is unknown: another thread may be in a call,
+  // which keeps the handle until it returns, and in a callback a reader does not wait.
+  bool Close() {
     auto handle = std::exchange(handle_, nullptr);
-    if (handle == nullptr) return;
+    if (handle == nullptr) return false;
+    const bool ends = handle.use_count() == 1 && !Operation::CallbackScope::active();
     const ReleaseGil nogil;
     handle.reset();
+    return ends;
   }
 
   // Called after Close: waits until no other thread is in a call. Not for a forked child, which does not have these

@@ -6,13 +6,66 @@ import builtins
 import concurrent.futures
 import contextlib
 import errno
+import logging
 import math
+import os
+import sys
 import threading
-import weakref
 from concurrent.futures import _base
 
 from weightfs import _native, _process
 from weightfs._process import check_process
+
+log = logging.getLogger("weightfs")
+_unasked: "set[Notice]" = set()   # cancellations whose futures live, and were not asked for their outcome
+os.register_at_fork(after_in_child=_unasked.clear)
+
+
+class Notice:
+    """Reports once that close() or the exit of the interpreter has canceled an operation: to the program that asks for
+    the outcome, otherwise to the log, when the future has been dropped or at exit. Any thread, signal handler or
+    finalizer may use it."""
+
+    __slots__ = ("_due", "_dropped", "_message")
+
+    def __init__(self):
+        self._due = [True]   # the caller that removes the element reports
+        self._dropped, self._message = False, None
+
+    def settle(self):
+        """The program has learned the outcome, or has canceled the operation itself."""
+        self._due.clear()
+        _unasked.discard(self)
+
+    def drop(self, operation):
+        """Called when the future is dropped."""
+        self._dropped = True
+        self.examine(operation)
+
+    def examine(self, operation):
+        """Called when the operation is found done, too: these two happen in any order, and the second one logs."""
+        if not self._due or not operation.cancelled():
+            return
+        self._message = operation.error().strerror
+        _unasked.add(self)
+        if self._dropped:
+            self.log()
+        elif not self._due:
+            _unasked.discard(self)
+
+    def log(self):
+        _unasked.discard(self)
+        try:
+            self._due.pop()
+        except IndexError:
+            return
+        log.warning("canceled by close() or at exit, and the outcome was never asked for: %s", self._message)
+
+
+def log_unasked():
+    """Called at exit, when every operation has ended."""
+    for notice in list(_unasked):
+        notice.log()
 
 
 class TimeoutError(*dict.fromkeys((concurrent.futures.TimeoutError, builtins.TimeoutError))):  # noqa: A001
@@ -34,6 +87,10 @@ class Future(concurrent.futures.Future):
     wait() or result() that finds the operation done, on the stream that is current in that call; if it has callbacks or
     is waited for by other functions, before these see it done.
 
+    A read or write that close() or the exit of the interpreter has canceled is logged as a warning when its future is
+    dropped, and at the latest at exit, unless the program has asked for the outcome: by result(), exception(), await,
+    or a cancelled() that returned True.
+
     Callbacks run on an I/O thread, or on one that finds the operation done. They must be quick, may start operations,
     and must not wait for one."""
 
@@ -45,10 +102,15 @@ class Future(concurrent.futures.Future):
         self._process, self._operation, self._memory, self._let_go = _process.pid, operation, memory, let_go
         self._stop = stop if operation is None else operation.cancel
         self._nbytes = None if memory is None else memory.nbytes
-        if memory is not None:
-            memory.future = weakref.ref(self)
+        self._notice = None if memory is None else memory.notice
         self._reports, self._asked = operation is None, False
         super().__init__()
+
+    def __del__(self):
+        notice = getattr(self, "_notice", None)
+        # In a forked child the operation belongs to the parent. At interpreter exit, its outcome has been logged.
+        if notice is not None and self._process == _process.pid and not sys.is_finalizing():
+            notice.drop(self._operation)
 
     @property
     def nbytes(self):
@@ -76,16 +138,20 @@ class Future(concurrent.futures.Future):
         return not self.done()
 
     def cancelled(self):
-        return self.done() and super().cancelled()
+        if not self.done() or not super().cancelled():
+            return False
+        self._settle_notice()
+        return True
 
     def cancel(self):
         """Asks the operation to end: what is in the kernel still completes. Returns False if it cannot be canceled, or
         is done with another outcome."""
         if self.done():
             return self.cancelled()
-        if self._memory is not None:
-            self._memory.future = None
-        return self._stop is not None and self._stop()
+        if self._stop is None or not self._stop():
+            return False
+        self._settle_notice()
+        return True
 
     def wait(self, timeout=None):
         """Waits until the operation is done, with any outcome. Returns False if `timeout` seconds pass first."""
@@ -110,6 +176,7 @@ class Future(concurrent.futures.Future):
         if not self.wait(timeout):
             raise TimeoutError(f"not done after {timeout} s")
         self._asked = True
+        self._settle_notice()
         return super().exception()
 
     def result(self, timeout=None):
@@ -125,7 +192,7 @@ class Future(concurrent.futures.Future):
             return "<weightfs.Future of another process>"
         if not self.done():
             state = "running"
-        elif self.cancelled():
+        elif super().cancelled():
             state = "cancelled"
         else:
             state = "failed" if super().exception() else "finished"
@@ -152,7 +219,12 @@ class Future(concurrent.futures.Future):
     def _get_snapshot(self):
         """From Python 3.14 on, asyncio takes the outcome by this method of the base class."""
         self._asked = True
+        self._settle_notice()
         return super()._get_snapshot()
+
+    def _settle_notice(self):
+        if self._notice is not None:
+            self._notice.settle()
 
     def _settle(self):
         """Takes the outcome of a native operation that is done. Several threads and signal handlers may be here at

@@ -351,10 +351,17 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
         log.error("%s", error.strerror or error)
 
     def _report_all(self, errors):
+        for error in errors:
+            if error.errno != errno.ECANCELED:
+                self._last_error = error
+        self._log_all(errors)
+
+    @staticmethod
+    def _log_all(errors):
         cancelled = [error for error in errors if error.errno == errno.ECANCELED]
         for error in errors:
             if error not in cancelled:
-                self._report(error)
+                log.error("%s", error.strerror or error)
         if cancelled:
             log.warning("%d operations were canceled: the handle was closed before wait()", len(cancelled))
 

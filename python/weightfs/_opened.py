@@ -9,6 +9,7 @@ import sys
 import weakref
 
 from weightfs import _process
+from weightfs._future import log_unasked
 from weightfs._pending import Pending
 from weightfs._process import check_process
 
@@ -36,6 +37,7 @@ def _close_all():
             opened._opened.join()
     for pending in list(_left):
         pending.wait()
+    log_unasked()
 
 
 def _keep_memory(pending):
@@ -62,13 +64,15 @@ class Opened:
     def close(self):
         """Waits for the transfers in the kernel, cancels everything else and frees all resources, including leases.
         Later calls raise ValueError."""
-        ours = _process.pid == self._process   # in a forked child, the operations and their locks belong to the parent
-        unseen = self._pending.unseen() if ours else ()
-        self._opened.close()
-        if ours:
-            _keep_memory(self._pending)
-            cancelled = [entry.operation.error() for entry in unseen if entry.operation.cancelled()]
-            self._report_all(self._pending.collect()[0] + cancelled)   # nothing will wait for them
+        ended = self._opened.close()
+        if _process.pid == self._process:   # in a forked child, the operations and their locks belong to the parent
+            if ended:
+                self._pending.forget_unknown()
+            self._pending.report = self._log_all
+            try:
+                self._report_all(self._pending.collect()[0])   # nothing will wait for them
+            finally:
+                _keep_memory(self._pending)
 
     def __del__(self):
         # At interpreter exit, the locks of an object that is still open cannot be trusted.
@@ -94,3 +98,7 @@ class Opened:
 
     def _report_all(self, errors):
         """Called by close() with the errors of operations that wait() has not reported and no future reports."""
+
+    @staticmethod
+    def _log_all(errors):
+        """The same, of operations that end after a close() in a callback."""

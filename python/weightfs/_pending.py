@@ -6,28 +6,25 @@ import contextlib
 import itertools
 import threading
 
-from weightfs._future import with_label
+from weightfs._future import Notice, with_label
 
 
 class Entry:
-    """One operation; `operation` is None until it has started. wait() compares the memory with `validation`. `own`: the
-    operation's future reports its errors."""
+    """One operation; `operation` is None until it has started. wait() compares the memory with `validation`. `notice`:
+    that of the operation's future, which reports its errors; None if the operation has no future."""
 
-    __slots__ = ("number", "operation", "memory", "validation", "own")
+    __slots__ = ("number", "operation", "memory", "validation", "notice")
 
-    def __init__(self, number, memory, validation, own):
-        self.number, self.operation, self.memory, self.validation, self.own = number, None, memory, validation, own
+    def __init__(self, number, memory, validation):
+        self.number, self.operation, self.memory, self.validation = number, None, memory, validation
+        self.notice = memory.notice
 
     def done(self):
         return self.operation is not None and self.operation.done()
 
-    def is_unseen(self):
-        future = self.memory.future
-        return self.own and future is not None and future() is None and not self.done()
-
     def error(self):
         """The error that wait() reports for this operation."""
-        return None if self.own else with_label(self.operation.error(), self.memory)
+        return None if self.notice is not None else with_label(self.operation.error(), self.memory)
 
 
 class Pending:
@@ -41,14 +38,16 @@ class Pending:
         self._lock = threading.RLock()
         self._entries = collections.deque()
         self._failures = collections.deque()   # (number, OSError)
+        self.report = None   # after the close, takes a list of the errors that are found too late for collect()
         self._numbers = itertools.count(1)
 
     def start(self, memory, validation, own, begin):
         """Calls begin(), which returns the operation. The memory is registered before that, so that an exception in a
         signal handler cannot separate the two."""
         self.forget_done()
+        memory.notice = Notice() if own else None
         with self._lock:
-            entry = Entry(next(self._numbers), memory, validation, own)
+            entry = Entry(next(self._numbers), memory, validation)
             self._entries.append(entry)
         try:
             entry.operation = begin()
@@ -58,7 +57,7 @@ class Pending:
         except (TypeError, ValueError):
             self._take(entry)
             raise
-        # After any other exception, such as MemoryError, it may have begun: the memory stays with the handle.
+        # After any other exception, such as MemoryError, it may have begun: the memory stays until the handle ends.
         return entry.operation
 
     def collect(self):
@@ -81,26 +80,31 @@ class Pending:
                     failures.append(self._failures.popleft())
         for entry in done:
             error = entry.error()
+            if entry.notice is not None:
+                entry.notice.examine(entry.operation)
             if error is not None:
                 failures.append((entry.number, error))
             elif entry.validation is not None:
                 validations.append((entry.memory, *entry.validation))
         return [error for _, error in sorted(failures, key=lambda failure: failure[0])], validations
 
-    def unseen(self):
-        """The operations under way whose futures the program has dropped."""
-        with self._lock:
-            return [entry for entry in list(self._entries) if entry.is_unseen()]
-
     def under_way(self):
-        """Whether an operation may still use its memory."""
-        return not all(entry.done() for entry in list(self._entries))
+        """Forgets the operations that are done. Returns whether another one may still use its memory."""
+        left = [entry for entry in list(self._entries) if not self._forget(entry)]
+        return not all(entry.done() for entry in left)
 
     def wait(self):
-        """Waits for the operations under way."""
+        """Waits for the operations under way, and forgets them."""
         for entry in list(self._entries):
             if entry.operation is not None:
                 entry.operation.wait(None)
+                self._forget(entry)
+
+    def forget_unknown(self):
+        """Called when nothing uses any memory any more: releases that of operations whose start raised an exception."""
+        for entry in list(self._entries):
+            if entry.operation is None:
+                self._take(entry)
 
     def forget_done(self):
         """Releases the memory of operations that are done and need no validation."""
@@ -120,8 +124,13 @@ class Pending:
         if error is None and entry.operation.error() is None:
             if entry.validation is not None or entry.memory.finish is not None:
                 return False
-        if self._take(entry) and error is not None:
-            self._failures.append((entry.number, error))
+        if self._take(entry):
+            if error is not None and self.report is not None:
+                self.report([error])
+            elif error is not None:
+                self._failures.append((entry.number, error))
+            if entry.notice is not None:
+                entry.notice.examine(entry.operation)
         return True
 
     def _take(self, entry):

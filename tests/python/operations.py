@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 
 # For child programs that import this module.
 HERE_ON_PATH = f"import sys\nsys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})\n"
@@ -25,6 +26,17 @@ class StandingWrite:
 
     def go(self):
         self._goes.set()
+
+
+def until_closed(handle):
+    """A progress callback that returns once the handle is being closed. The write that reports to it is then canceled,
+    with all other work of the handle's thread."""
+    native = handle._opened
+
+    def stand(*_):
+        while not native.closed():
+            time.sleep(0.001)
+    return stand
 
 
 @contextlib.contextmanager

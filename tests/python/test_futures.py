@@ -4,6 +4,7 @@
 import asyncio
 import concurrent.futures
 import pickle
+import subprocess
 import sys
 import threading
 import types
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import weightfs
-from operations import StandingWrite
+from operations import HERE_ON_PATH, StandingWrite, until_closed
 from tensors import content, random_tensor
 from weightfs import _memory
 from weightfs._pending import Pending
@@ -305,19 +306,103 @@ def test_the_memory_lives_as_long_as_its_operation(local):
     assert (local / "other").read_bytes() == content(random_tensor(16 << 20, seed=2))
 
 
-def test_a_write_that_nobody_can_ask_for_is_logged_when_the_close_cancels_it(local, caplog):
+NEVER_ASKED = "canceled by close() or at exit, and the outcome was never asked for: write of "
+
+
+def logged(caplog):
+    """The names of the files whose canceled writes were logged."""
+    messages = [record.getMessage() for record in caplog.records if "cancel" in record.getMessage()]
+    assert all(message.startswith(NEVER_ASKED) and message.endswith(" was cancelled") for message in messages)
+    return [message.split("/")[-1].split()[0] for message in messages]
+
+
+def test_a_cancellation_by_close_is_logged_once_if_nobody_asks_for_the_outcome(local, caplog):
     handle = slow_handle()
-    standing = StandingWrite(handle, random_tensor(1 << 20), local / "first")
-    handle.write_async(random_tensor(32 << 20), local / "dropped")
-    kept = handle.write_async(random_tensor(32 << 20), local / "kept")
-    asked = handle.write_async(random_tensor(32 << 20), local / "asked")
-    assert asked.cancel()
-    del asked
-    standing.go()
+    handle.write_async(random_tensor(32 << 20), local / "dropped", progress=until_closed(handle))
+    kept = [handle.write_async(random_tensor(32 << 20), local / name) for name in ("kept", "got", "failed", "told")]
+    cancelled = handle.write_async(random_tensor(32 << 20), local / "cancelled")
+    assert cancelled.cancel()
+    del cancelled
     handle.close()
-    assert kept.cancelled()
-    assert [record.getMessage() for record in caplog.records if "canceled" in record.getMessage()] == [
-        "1 operations were canceled: the handle was closed before wait()"]
+    assert logged(caplog) == ["dropped"]
+    with pytest.raises(concurrent.futures.CancelledError):
+        kept[1].result()
+    with pytest.raises(concurrent.futures.CancelledError):
+        kept[2].exception()
+    assert kept[3].cancelled()
+    assert kept[0].done() and repr(kept[0]) == "<weightfs.Future cancelled, 0 of 33554432 bytes>"
+    kept.clear()
+    assert logged(caplog) == ["dropped", "kept"]
+    handle.close()
+    del handle
+    assert logged(caplog) == ["dropped", "kept"]
+
+
+def test_a_cancellation_by_the_last_reference_of_a_handle_is_logged(local, caplog):
+    handle = slow_handle()
+    future = handle.write_async(random_tensor(32 << 20), local / "file", progress=until_closed(handle))
+    del handle
+    assert logged(caplog) == []
+    del future
+    assert logged(caplog) == ["file"]
+
+
+def test_an_awaited_cancellation_is_not_logged(local, caplog):
+    async def work():
+        handle = slow_handle()
+        future = handle.write_async(random_tensor(32 << 20), local / "file", progress=until_closed(handle))
+        waits = asyncio.wrap_future(future)
+        handle.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+
+    asyncio.run(work())
+    assert logged(caplog) == []
+
+
+AT_EXIT = HERE_ON_PATH + """
+import os, weightfs
+from operations import until_closed
+handle = weightfs.aio_handle(4096, 1, True)
+future = handle.write_async(bytearray(32 << 20), "one", progress=until_closed(handle))
+other = handle.write_async(bytearray(32 << 20), "two")
+"""
+
+
+@pytest.mark.parametrize(("rest", "lines"), [
+    ("", 2),
+    ("handle.close()", 2),
+    ("del handle; del future", 2),
+    ("other.cancel(); handle.close()", 1),
+    ("handle.close(); other.exception() if not other.cancelled() else None", 1),
+    # A child has the futures of its parent, which alone logs them.
+    ("handle.close()\nif os.fork() == 0: del future, other; raise SystemExit\nos.wait()", 2),
+    ("if os.fork() == 0: del handle, future, other; raise SystemExit\nos.wait()", 2),
+], ids=["open", "closed", "dropped", "cancelled", "asked", "forked", "forked before the close"])
+def test_a_cancellation_at_exit_is_logged_once(tmp_path, rest, lines):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", AT_EXIT + rest], cwd=tmp_path, timeout=100,
+                          capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    logged = done.stderr.splitlines()
+    assert len(logged) == lines and all(line.startswith(NEVER_ASKED) for line in logged), done.stderr
+
+
+def test_what_a_close_in_a_callback_cancels_is_logged_at_exit(tmp_path):
+    done = subprocess.run([sys.executable, "-c", """
+import threading, weightfs
+handle, goes, closed = weightfs.aio_handle(4096, 1, True), threading.Event(), threading.Event()
+def close(*_):
+    goes.wait()
+    handle.close()
+    closed.set()
+future = handle.write_async(bytearray(1 << 20), "one", progress=close)
+assert handle.async_pwrite(bytearray(1 << 20), "two") == 0
+goes.set()
+closed.wait()
+"""], cwd=tmp_path, timeout=100, capture_output=True, text=True, check=True)
+    by_wait, by_future = sorted(done.stderr.splitlines())
+    assert by_wait == "1 operations were canceled: the handle was closed before wait()"
+    assert by_future.startswith(NEVER_ASKED)
 
 
 def test_an_atomic_write_shows_the_old_file_or_the_new_one(folder, handle):

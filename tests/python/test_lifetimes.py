@@ -4,13 +4,16 @@
 import copy
 import gc
 import pickle
+import threading
 import weakref
 
 import numpy
 import pytest
 import torch
 
+import weightfs
 from tensors import content, random_tensor
+from weightfs import _opened
 
 
 def test_a_tensor_may_take_other_memory_while_an_operation_is_under_way(child, folder):
@@ -71,7 +74,7 @@ class Operation:
     def wait(self, timeout): print("waits for", self.name)
 
 class Memory:
-    finish = future = None
+    finish = None
 
 def leave(name):
     opened, memory, operation = Opened(Native()), Memory(), Operation()
@@ -96,6 +99,59 @@ os.wait()
 
 def test_an_operation_that_a_close_leaves_keeps_its_memory_and_delays_the_exit(child):
     assert child("import os, sys\n" + LEFT) == "released\nwaits for the second\n"
+
+
+class LosesOperations:
+    """A native handle whose writes begin, but raise MemoryError instead of returning the operation."""
+
+    def __init__(self, native):
+        self._native = native
+
+    def __getattr__(self, name):
+        return getattr(self._native, name)
+
+    def start_write(self, *arguments):
+        self._native.start_write(*arguments)
+        raise MemoryError
+
+
+def test_memory_of_an_operation_that_was_lost_when_it_began_is_released_by_the_close(folder):
+    handle = weightfs.aio_handle()
+    handle._opened = LosesOperations(handle._opened)
+    array, alive = watched(8 << 20)
+    with pytest.raises(MemoryError):
+        handle.async_pwrite(array, folder / "file")
+    del array
+    gc.collect()
+    assert alive() is not None   # the write may be under way
+    handle.close()
+    gc.collect()
+    assert alive() is None
+    assert handle._pending not in _opened._left
+
+
+def test_memory_of_a_lost_operation_stays_while_another_thread_uses_the_handle(local):
+    handle = weightfs.aio_handle(4096, 1, True)
+    handle._opened = LosesOperations(handle._opened)
+    inside, goes = threading.Event(), threading.Event()
+
+    def stand(*_):
+        inside.set()
+        goes.wait(100)
+
+    other = threading.Thread(target=handle.write_from, args=(random_tensor(1 << 20), local / "other"),
+                             kwargs={"progress": stand})
+    other.start()
+    inside.wait(100)
+    array, alive = watched(8 << 20)
+    with pytest.raises(MemoryError):
+        handle.async_pwrite(array, local / "file")
+    del array
+    handle.close()
+    gc.collect()
+    assert alive() is not None
+    goes.set()
+    other.join()
 
 
 def test_completed_operations_are_released_after_an_unreported_failure(handle, folder):

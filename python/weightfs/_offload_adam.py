@@ -66,7 +66,6 @@ class Training:
             return names or []
         self._before = [member for member in self.group.members if member.name in names]
         self.state = store.entry(name, self.state_layout.nbytes, _state_layout(self._before).nbytes)
-        self.state.generation = None
         return [one for one in self.names if one in names]
 
     def _saved_names(self, directory, file, saved):
@@ -95,6 +94,7 @@ class Training:
         if self._before is None:
             return
         layout, path, at = _state_layout(self._before), self.state.file(self.state.committed), 0
+        self.state.generation = None   # nothing is read from the file in the present form
         with cache.acquired([self.group.entry, self.state], learn=False):
             cache.changed(self.state)
             self.fill_new(cache)
@@ -106,6 +106,7 @@ class Training:
                         cache.reads.read_into(view, path, offset)
                 at += count
         cache.start_write(self.state)
+        self._before = None
 
     def take(self, cache):
         """Adds the gradients of the group's parameters to those in the store."""
@@ -138,8 +139,8 @@ class Training:
         at = self._position(placeholder)
         if at is None:
             return None
-        live = None if self.group.live is None else self.group.live[self.indices[at]].grad
-        return live if live is not None or at not in self.present else Gradient.of(self, at, placeholder)
+        new = self.group.tensors[self.indices[at]].grad if self.group.tensors else None   # also of a backward that failed
+        return new if new is not None or at not in self.present else Gradient.of(self, at, placeholder)
 
     def forget(self, placeholder):
         """Discards one gradient."""
@@ -244,8 +245,7 @@ class Adam(torch.optim.Optimizer):
 
     Raises:
         MemoryError: memory= does not hold a block with its gradients and state.
-        ValueError: the directory was trained with another optimizer, or an argument is out of range or not supported.
-        OSError: other parameters were trained before, and the states cannot be read or written in the new form."""
+        ValueError: the directory was trained with another optimizer, or an argument is out of range or not supported."""
 
     _function, _weight_decay = staticmethod(adam), 0.0
 
@@ -269,7 +269,7 @@ class Adam(torch.optim.Optimizer):
         """Applies the gradients. Returns the result of closure(), if there is one.
 
         Raises:
-            OSError: a file cannot be read or written.
+            OSError: a file cannot be read or written, also to convert the states if others were trained before.
             RuntimeError: a parameter was frozen when the optimizer was created, and is not now. The step can be
                 repeated.
             ValueError: a group has a setting that is not supported. The step can be repeated."""
@@ -281,9 +281,11 @@ class Adam(torch.optim.Optimizer):
         self._check_settings(self.param_groups)
         with self._store.exclusive(), self._store.failing():
             settings = {id(parameter): group for group in self.param_groups for parameter in group["params"]}
-            for group in self._store.groups:
-                if group.training is not None:
-                    self._step_group(group, settings)
+            trained = [group for group in self._store.groups if group.training is not None]
+            for group in trained:
+                group.training.convert(self._store.cache)
+            for group in trained:
+                self._step_group(group, settings)
             self.steps += 1
             try:
                 self._store.commit()
@@ -314,9 +316,7 @@ class Adam(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}})
 
     def saved(self):
-        """What state.json keeps: None before the first step. `states` has the names of the parameters in each file."""
-        if self.steps == 0:
-            return None
+        """What state.json keeps. `states` has the names of the parameters in each file."""
         written = {group.name: group.training.names for group in self._store.groups
                    if group.training is not None and not group.training.state.empty}
         return {"kind": type(self).__name__, "steps": self.steps, "counts": dict(self._counts),
@@ -345,6 +345,7 @@ class Adam(torch.optim.Optimizer):
             for part in training.parts(cache):
                 if id(part[0]) in settings:
                     self._update(settings[id(part[0])], *part[1:])
+            group.updated([training.indices[at] for at in training.present])
         cache.start_write(group.entry)
         cache.start_write(training.state)
         training.discard(cache)

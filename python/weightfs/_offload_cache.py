@@ -102,7 +102,7 @@ class Cache:
         return self._buffer[entry.begin:entry.end]
 
     def owns(self, tensor):
-        return tensor.untyped_storage().data_ptr() == self._buffer.untyped_storage().data_ptr()
+        return 0 <= tensor.untyped_storage().data_ptr() - self._buffer.data_ptr() < self.memory
 
     @contextlib.contextmanager
     def acquired(self, entries, learn=True, room=0):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divides the tensors of a module into groups: the units that weightfs.offload keeps in files."""
 
+import gc
 import weakref
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from weightfs import _shared_tensors
 from weightfs._offload_cache import padded
@@ -16,15 +18,35 @@ _PROPERTIES = {"shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes
                "grad_fn", "retains_grad", "output_nr", "_version", "_backward_hooks"}   # and those that begin with is_
 
 
-class Placeholder(torch.Tensor):
-    """Takes the place of a tensor in its module while the tensor is not in memory. It has the shape, type and device,
-    and no data: operations with it raise RuntimeError."""
+class Unbound(torch.Tensor):
+    """The class of a tensor of a block while it is not in memory: operations with it raise RuntimeError. A program can
+    have kept it from a forward, when its class was another."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if is_metadata(function):
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        if _changes_nothing(function, args, kwargs or {}):
+            return args[0]
+        name = next(tensor.offloaded for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Unbound))
+        raise RuntimeError(f"{name} is offloaded: only the forward of its block can use it; call the block, add the "
+                           "module that uses it to blocks=, or use weightfs.offload.tensors() or restore(); an "
+                           "autograd.Function keeps it by ctx.save_for_backward() alone")
+
+    def __repr__(self):
+        return f"<offloaded {self.offloaded}: {tuple(self.shape)}, {self.dtype}>"
+
+
+class Placeholder(Unbound):
+    """Takes the place of a tensor in its module while the tensor is not in memory. It has the shape, type, device and
+    attributes, and no data."""
 
     @staticmethod
     def of(tensor, name, device):
         data = torch.empty((), dtype=tensor.dtype, device=device).expand(tensor.shape)
         made = torch.Tensor._make_subclass(Placeholder, data, tensor.requires_grad)
-        made._is_param, made.offloaded = isinstance(tensor, torch.nn.Parameter), name
+        vars(made).update(vars(tensor), _is_param=isinstance(tensor, torch.nn.Parameter), offloaded=name)
         return made
 
     gradients = None   # weightfs._offload_adam.Training, once it is trained
@@ -40,20 +62,6 @@ class Placeholder(torch.Tensor):
         if self.gradients is not None:
             self.gradients.forget(self)
 
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if is_metadata(function):
-            with torch._C.DisableTorchFunctionSubclass():
-                return function(*args, **(kwargs or {}))
-        if _changes_nothing(function, args, kwargs or {}):
-            return args[0]
-        name = next((tensor.offloaded for tensor in args if isinstance(tensor, cls)), "a tensor")
-        raise RuntimeError(f"{name} is offloaded: only the forward of its block can use it; call the block, add the "
-                           "module that uses it to blocks=, or use weightfs.offload.tensors() or restore()")
-
-    def __repr__(self):
-        return f"<offloaded {self.offloaded}: {tuple(self.shape)}, {self.dtype}>"
-
 
 def is_metadata(function):
     """True if a function of torch needs no data of its tensors."""
@@ -62,7 +70,7 @@ def is_metadata(function):
         return kind in _METADATA
     attribute = getattr(function.__self__, "__name__", "")
     if kind == "__set__":
-        return attribute == "requires_grad"
+        return attribute in ("requires_grad", "grad")
     return attribute in _PROPERTIES or attribute.startswith("is_")
 
 
@@ -93,6 +101,11 @@ class Member:
     def bound(self):
         module, kind, attribute = self.places[0]
         return getattr(module, kind)[attribute]
+
+    def attributes(self):
+        """Those that the program has given the tensor."""
+        return {name: value for name, value in vars(self.placeholder).items()
+                if name not in ("_is_param", "offloaded", "gradients")}
 
     def bind(self, tensor):
         for module, kind, attribute in self.places:
@@ -127,8 +140,8 @@ class Group:
         self.name, self.members, self.uses, self.live = name, members, 0, None
         self.on_gradient, self.tensors = lambda group: None, []
         self._versions, self.buffers = [], []   # of all tensors, and the bytes of the buffers, at the last comparison
+        self._storage, self._uses_of_storage = None, 0   # of the tensors in memory, and how many use it at bind()
         self.layout = Layout([(member.shape, member.dtype) for member in members])
-        self._views = {}        # address of the memory -> the tensors there
         self.entry = None       # of the tensors, in the cache
         self.training = None    # weightfs._offload_adam.Training
 
@@ -139,33 +152,47 @@ class Group:
                 if member.is_parameter and tensor.requires_grad]
 
     def bind(self, memory):
-        """Makes the modules use the tensors in the group's memory."""
-        address = memory.data_ptr()
+        """Makes the modules use the tensors in the group's memory. They have a storage of their own."""
         with torch.inference_mode(False):
-            if address not in self._views:
-                self._views[address] = self.layout.views(memory)
+            memory = torch.from_dlpack(memory)
+            views = self.layout.views(memory)
             if not self.tensors:
-                self.tensors = [self._made(member, view) for member, view in zip(self.members, self._views[address])]
-            for member, tensor, view in zip(self.members, self.tensors, self._views[address]):
-                tensor.data = view
+                self.tensors = [self._made(member, view) for member, view in zip(self.members, views)]
+            for member, tensor in zip(self.members, self.tensors):
+                tensor.__class__ = torch.nn.Parameter if member.is_parameter else torch.Tensor
+                tensor.data = views.pop(0)
                 if member.is_parameter:
                     tensor.requires_grad_(member.placeholder.requires_grad)
                 member.bind(tensor)
+        self._storage = memory.untyped_storage()
+        del memory
+        self._uses_of_storage = torch._C._storage_Use_Count(self._storage._cdata)
         self._remember(self.tensors)
         self.live = self.tensors   # last, so that unbind() after an interrupt does not compare
 
     def _made(self, member, view):
         if not member.is_parameter:
-            return view.detach()
-        made = torch.nn.Parameter(view, True)
-        group = weakref.ref(self)   # Python does not collect cycles through hooks
-        made.register_post_accumulate_grad_hook(lambda _: group().on_gradient(group()))
+            made = view.detach()
+        else:
+            made = torch.nn.Parameter(view, view.is_floating_point() or view.is_complex())
+            if made.requires_grad:
+                group = weakref.ref(self)   # Python does not collect cycles through hooks
+                made.register_post_accumulate_grad_hook(lambda _: group().on_gradient(group()))
+        made.__dict__ = vars(member.placeholder)   # attributes of the program
         return made
 
     def unbind(self):
-        self.live = None
+        self.live = self._storage = None
+        for tensor in self.tensors:
+            tensor.__class__ = Unbound
         for member in self.members:
             member.bind(member.placeholder)
+
+    def is_kept(self):
+        """True if the program keeps views of the tensors, or other tensors in their memory, since bind()."""
+        def more():
+            return torch._C._storage_Use_Count(self._storage._cdata) > self._uses_of_storage
+        return more() and bool(gc.collect() + 1) and more()   # what is left in cycles of Python is not kept
 
     def clear_gradients(self):
         for tensor in self.tensors:
@@ -173,7 +200,6 @@ class Group:
 
     def forget(self):
         """Drops the tensors, which keep the memory of the cache."""
-        self._views.clear()
         self.tensors = []
 
     def changed(self):
@@ -206,6 +232,14 @@ class Group:
             if member.is_parameter and before != now:
                 raise RuntimeError(f"the forward of its block changes {member.name}, and the backward, which runs the "
                                    "forward again, has changed it once more: change it outside the forward")
+
+    def updated(self, indices):
+        """The optimizer has changed parameters in memory: what autograd has saved of them outside a block is outdated.
+        """
+        if self.live is not None:
+            for index in indices:
+                torch.autograd.graph.increment_version(self.live[index])
+            self._versions = [tensor._version for tensor in self.live]
 
     def set_buffers(self, content):
         for memory, before in zip(self._buffers(self.live), content):
@@ -276,7 +310,7 @@ def _chosen(module, blocks):
         lists = [found for found in module.modules()
                  if isinstance(found, (torch.nn.ModuleList, torch.nn.Sequential)) and len(found) > 1]
         best = max(lists, key=_divided, default=None)
-        return list(dict.fromkeys(paths[id(child)] for child in (module.children() if best is None else best)))
+        return list(dict.fromkeys(paths[id(child)] for child in _callable(module.children() if best is None else best)))
     chosen = []
     for block in blocks:
         path = block if isinstance(block, str) else paths.get(id(block))
@@ -286,6 +320,15 @@ def _chosen(module, blocks):
             raise ValueError(f"blocks has {path!r}, which overlaps with another block")
         chosen.append(path)
     return chosen
+
+
+def _callable(modules):
+    """The modules, and the elements of those that are lists, which have no forward."""
+    for module in modules:
+        if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+            yield from _callable(module.children())
+        else:
+            yield module
 
 
 def _divided(modules):

@@ -4,6 +4,8 @@ dropped, and computed again when the backward asks for it."""
 
 import contextlib
 import inspect
+import sys
+import threading
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -11,6 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from weightfs import _native
 
 _PIECE = 1 << 20   # elements
+_PARTS = {torch.sparse_coo: ("_indices", "_values"), torch.jagged: ("values", "offsets"),
+          **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+          **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values"))}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -20,6 +25,9 @@ class Stage:
     def __init__(self, store, submodule, groups):
         self.store, self._submodule, self.groups = store, submodule, groups
         self.name = f"{type(submodule).__name__} ({groups[0].name})"
+        # Operators of recurrent modules, and of GPUs, save workspaces, which have undefined parts.
+        self.has_workspaces = store.device.type != "cpu" or any(
+            isinstance(part, torch.nn.RNNBase) for part in submodule.modules())
         self._forward, self._own_forward = submodule.forward, vars(submodule).get("forward")
         submodule.forward = self
 
@@ -30,15 +38,14 @@ class Stage:
 
     def __call__(self, *args, **kwargs):
         if not torch.is_grad_enabled():
-            with self.store.bound(self.groups):
+            with self.store.bound(self):
                 return self._own(self.run(args, kwargs))
         self.store.check_optimizer(self.groups)
         call = _Call(self, args, kwargs)
-        with self.store.bound(self.groups), torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
-            call.buffers = self.store.buffers(self.groups)
+        with self.store.bound(self, call.inner) as call.buffers, \
+                torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
             outputs = self._own(self.run(args, kwargs))
-            self._refuse_kept_weights(outputs, args, kwargs)
-        call.ended = True
+        call.end_forward()
         return outputs
 
     def run(self, args, kwargs):
@@ -56,22 +63,6 @@ class Stage:
     def _is_in_buffer(self, value):
         return (isinstance(value, torch.Tensor) and value.layout is torch.strided and
                 self.store.cache.owns(value))
-
-    def _refuse_kept_weights(self, outputs, args, kwargs):
-        """autograd.Functions must pass tensors to save_for_backward: others are overwritten before the backward."""
-        seen = {leaf.grad_fn for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)}
-        nodes = [leaf.grad_fn for leaf in tree_flatten(outputs)[0] if isinstance(leaf, torch.Tensor)]
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if isinstance(node, torch.autograd.function.BackwardCFunction) and any(
-                    self._is_in_buffer(value) and not isinstance(value, torch.nn.Parameter)
-                    for value in vars(node).values()):
-                raise RuntimeError(f"{type(node).__name__} in the forward of {self.name} keeps a weight in its context "
-                                   "that is overwritten before the backward: pass it to ctx.save_for_backward()")
-            nodes += [following for following, _ in node.next_functions]
 
 
 def train_without_cache(module):
@@ -102,10 +93,26 @@ class _Call:
         self._random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._cuda]
         self._autocast = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
                           for device in sorted({"cpu", stage.store.device.type})]
-        self.buffers = []      # those that the forward began with
+        self.buffers, self.inner = [], []   # those that the forward began with, and those of stages within it
+        self._nodes = [getattr(leaf, "grad_fn", None) for leaf in self._leaves]
+        self._changed = set()  # indices of arguments that the forward changed in place
         self._saved = []       # (shape, type, place of a weight or checksum) of the tensors that autograd saved
         self._tensors = None   # the same tensors, computed again
         self._bound = contextlib.ExitStack()
+
+    def end_forward(self):
+        """An argument that the forward changed in place is a part of its graph, which would keep this call for ever."""
+        self._changed = {index for index, (leaf, node) in enumerate(zip(self._leaves, self._nodes))
+                         if node is not None and leaf.grad_fn is not node}
+        alone = {id(leaf): leaf.detach() for leaf in (self._leaves[index] for index in self._changed)}
+        self._leaves = [alone.get(id(leaf), leaf) for leaf in self._leaves]
+        self._nodes, self.ended = None, True
+
+    def _arguments(self):
+        """Those that were changed in place are results of a graph again, so that they can be changed in place."""
+        changed = {id(leaf): _AsResult.apply(leaf.data, _TRAINED)
+                   for leaf in (self._leaves[index] for index in self._changed)}
+        return tree_unflatten([changed.get(id(leaf), leaf) for leaf in self._leaves], self._structure)
 
     def pack(self, tensor):
         self._saved.append(self._described(tensor))
@@ -125,6 +132,13 @@ class _Call:
         self._tensors = None
         self._bound.close()
 
+    def runs_elsewhere(self):
+        """True if a backward in another thread uses the tensors."""
+        frame = None if self._thread == threading.get_ident() else sys._current_frames().get(self._thread)
+        while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+            frame = frame.f_back
+        return frame is not None
+
     def _recompute(self):
         if not self.ended or self._steps != self._store.steps:
             raise RuntimeError(f"the backward of {self._stage.name} must come after the end of its forward, and before "
@@ -135,12 +149,12 @@ class _Call:
             lambda tensor: tensors.append(self._kept(tensor.detach())), self._no_graph)
         with self._store.exclusive(), contextlib.ExitStack() as bound:
             bound.enter_context(self._store.held(self._stage.groups))
-            with self._store.with_buffers(self.buffers), self._as_before(), hooks, self._explained():
-                args, kwargs = tree_unflatten(self._leaves, self._structure)
+            with self._store.repeating(self.buffers, self.inner), self._as_before(), hooks, self._explained():
+                args, kwargs = self._arguments()
                 self._stage.run(args, kwargs)
             self._compare(tensors)
             self._bound = bound.pop_all()
-        self._tensors, self._store.recomputed = tensors, self
+        self._tensors, self._thread, self._store.recomputed = tensors, threading.get_ident(), self
 
     def _kept(self, tensor):
         """Buffers have their present content again after the forward."""
@@ -154,7 +168,12 @@ class _Call:
     def _described(self, tensor):
         """The weights are those of the step: only which one it is has to be compared."""
         place = self._store.place_of(tensor) if self._stage._is_in_buffer(tensor) else None
-        content = (*place, tensor.stride()) if place is not None else _checksum(tensor.detach())
+        if place is not None:
+            content = *place, tensor.stride()
+        elif self._stage.has_workspaces and tensor.dtype == torch.uint8 and tensor.dim() == 1:
+            content = None
+        else:
+            content = _checksum(tensor.detach())
         return tensor.shape, tensor.dtype, content
 
     def _compare(self, tensors):
@@ -175,7 +194,7 @@ class _Call:
         return RuntimeError(
             f"the backward of {self._stage.name} runs its forward again, which {what}, so its gradients would be "
             "wrong: the forward changes its arguments or a cache (pass use_cache=False to models of transformers), uses "
-            "other weights each time, or draws random numbers that are not torch's")
+            "other weights each time, draws random numbers that are not torch's, or a weight was changed after it")
 
     @contextlib.contextmanager
     def _as_before(self):
@@ -190,10 +209,26 @@ class _Call:
             yield
 
 
+class _AsResult(torch.autograd.Function):
+    """Makes a tensor the result of a graph, without a copy."""
+
+    @staticmethod
+    def forward(ctx, tensor, trained):
+        ctx.mark_dirty(tensor)
+        return tensor
+
+
+_TRAINED = torch.zeros(0, requires_grad=True)
+
+
 def _checksum(tensor):
-    """A checksum of the bits in their order, None if the type has none. Bytes are not compared: they are the workspaces
-    of operators, which have undefined parts."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype == torch.uint8 or not tensor.numel():
+    """A checksum of the bits in their order."""
+    if tensor.layout in _PARTS:
+        return [_checksum(getattr(tensor, name)()) for name in _PARTS[tensor.layout]]
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    if not tensor.numel():
         return None
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())

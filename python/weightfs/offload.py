@@ -105,7 +105,9 @@ def restore(module):
     finally:
         for member in (member for group in store.groups for member in group.members):
             tensor = loaded[member.name]
-            member.bind(torch.nn.Parameter(tensor, member.name in trainable) if member.is_parameter else tensor)
+            made = torch.nn.Parameter(tensor, member.name in trainable) if member.is_parameter else tensor
+            vars(made).update(member.attributes())
+            member.bind(made)
 
 
 def close(module):
@@ -144,6 +146,7 @@ class _Store:
         self._check_fits(memory, "the largest group", [max(needed)], 0 if needed[0] == max(needed) else needed[0])
         self.directory, self.cache, self._stages, self._entries = Directory(directory, resume), None, [], []
         self.recomputed, self._with_gradients = None, {}   # the call whose backward runs; groups with new gradients
+        self._records, self._repeated = [], None   # the buffers of stages in running ones; and in the repeated one
         for group in self.groups:
             group.on_gradient = self._note_gradient
         try:
@@ -182,10 +185,32 @@ class _Store:
         return made
 
     @contextlib.contextmanager
-    def bound(self, groups):
-        """The modules have the groups' tensors during the block, and no other thread can use them."""
-        with self.exclusive(), self.held(groups):
-            yield
+    def bound(self, stage, inner=None):
+        """The modules have the stage's tensors during the block, a forward, and no other thread can use them. Yields
+        the buffers that it begins with. inner: a list that gets those of the stages that run within it. RuntimeError if
+        the forward keeps weights."""
+        groups = stage.groups
+        with self.exclusive(), contextlib.ExitStack() as after:
+            new = [group for group in groups if group.uses == 0]
+            after.enter_context(self.held(groups))
+            if self._repeated is not None:   # within the forward that a backward repeats
+                content = next(self._repeated, None) or []
+                after.enter_context(self._former([one for one in content if one[0] in new]))
+            else:
+                self.take_resident_changes()
+                content = [(group, group.buffers) for group in [self.groups[0], *groups]]
+            for record in self._records:
+                record.append(content)
+            if inner is not None:
+                self._records.append(inner)
+                after.callback(self._records.pop)
+            yield content
+            for group in new:
+                if group.is_kept():
+                    raise RuntimeError(
+                        f"the forward of {stage.name} keeps a view of a weight or buffer of {group.name}, whose memory "
+                        "is given to others: use ctx.save_for_backward() in an autograd.Function, no save_on_cpu() in "
+                        "the block, and clones of what attributes and lists keep")
 
     @contextlib.contextmanager
     def held(self, groups):
@@ -213,36 +238,40 @@ class _Store:
             if uses == 0:
                 group.unbind()
 
-    def buffers(self, groups):
-        """The content of the buffers of a stage, and of those that stay in memory."""
+    @contextlib.contextmanager
+    def repeating(self, buffers, inner):
+        """The block repeats a forward: the buffers, and those of the stages within it, have the content that they began
+        with, and their changes are undone."""
         self.take_resident_changes()
-        return [(group, group.buffers) for group in [self.groups[0], *groups]]
+        self._repeated = iter(inner)
+        try:
+            with self._former(buffers):
+                yield
+        finally:
+            self._repeated = None
 
     @contextlib.contextmanager
-    def with_buffers(self, buffers):
-        """The buffers have a former content during the block, which repeats a forward, and its changes are undone."""
-        self.take_resident_changes()
-        try:
+    def _former(self, buffers):
+        with contextlib.ExitStack() as undone:
             for group, content in buffers:
+                undone.callback(group.undo)
                 group.set_buffers(content)
             yield
-        finally:
-            for group, _ in buffers:
-                group.undo()
 
     def _take_changes(self, group):
-        if group.live is not None and group.changed():
+        if self._repeated is None and group.live is not None and group.changed():
             self.cache.changed(group.entry)
 
     def place_of(self, tensor):
-        """The name of the group that a tensor in the buffer belongs to, and its offset there in bytes, if it is a
-        parameter or a part of one; otherwise None."""
+        """The name of the group that a tensor in the buffer belongs to, its offset there in bytes, and how often the
+        program has changed it, if it is a parameter or a part of one; otherwise None."""
         for group in self.groups:
             if group.live is not None:
                 at = tensor.data_ptr() - self.cache.view(group.entry).data_ptr()
                 if 0 <= at < group.layout.nbytes:
-                    member = group.members[bisect.bisect(group.layout.offsets, at) - 1]
-                    return (group.name, at) if member.is_parameter else None
+                    index = bisect.bisect(group.layout.offsets, at) - 1
+                    found = group.name, at, group.live[index]._version
+                    return found if group.members[index].is_parameter else None
         return None
 
     def take_resident_changes(self):
@@ -255,11 +284,12 @@ class _Store:
 
     def end_backward(self):
         """Releases the tensors that the backward of a block uses, and gives the gradients to the store."""
-        self._end_recomputed()
-        for group in list(self._with_gradients):
-            if group.training is not None:
-                group.training.take(self.cache)
-            del self._with_gradients[group]
+        with self.exclusive():
+            self._end_recomputed()
+            for group in list(self._with_gradients):
+                if group.training is not None:
+                    group.training.take(self.cache)
+                del self._with_gradients[group]
 
     def _end_recomputed(self):
         ended, self.recomputed = self.recomputed, None
@@ -274,13 +304,15 @@ class _Store:
     def exclusive(self):
         """RuntimeError if another thread uses the module."""
         self.check_use()
-        if not self._thread.acquire(blocking=False):
-            raise RuntimeError("another thread uses the offloaded module: only one at a time can, so use a lock, or a "
-                               "module for each thread")
+        free = self._thread.acquire(blocking=False)
         try:
+            if not free or self.recomputed is not None and self.recomputed.runs_elsewhere():
+                raise RuntimeError("another thread uses the offloaded module: only one at a time can, so use a lock, "
+                                   "or a module for each thread")
             yield
         finally:
-            self._thread.release()
+            if free:
+                self._thread.release()
 
     def check_use(self):
         _process.check_process(self._process, "offloaded module")
@@ -338,9 +370,6 @@ class _Store:
         except BaseException:
             del self._entries[registered:]
             raise
-        with self.failing():
-            for training in made.values():
-                training.convert(self.cache)
         for group, training in made.items():
             group.training = training
             for index in training.indices:
@@ -376,7 +405,9 @@ class _Store:
         kept = [entry for entry in self._entries if not entry.temporary]
         self.cache.flush(kept)
         before = self.directory.state or {"generations": {}, "optimizer": None}
-        optimizer = before["optimizer"] if self.optimizer is None else self.optimizer.saved()
+        optimizer = before["optimizer"]
+        if self.optimizer is not None and self.steps != (optimizer or {"steps": 0})["steps"]:   # after a step
+            optimizer = self.optimizer.saved()
         if optimizer == before["optimizer"] and all(entry.generation == entry.committed for entry in kept):
             return
         generations = {os.path.basename(entry.path): entry.generation for entry in kept

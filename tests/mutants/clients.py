@@ -168,7 +168,7 @@ MUTANTS = [
            ("tests/python/test_offload_recomputation.py -k cannot_be_repeated",)),
     Mutant("offload-undo", "Buffers that the recomputation changes are undone.",
            "python/weightfs/offload.py",
-           "                group.undo()", "                pass",
+           "                undone.callback(group.undo)\n", "",
            ("tests/python/test_offload_recomputation.py -k in_memory",)),
     Mutant("offload-penalty", "Gradients of gradients of an offloaded module are refused.",
            "python/weightfs/_offload_run.py",

@@ -125,6 +125,28 @@ def test_the_blocks_can_be_chosen(memory_folder):
         assert torch.equal(model(tokens()), plain(tokens()))
 
 
+def test_lists_within_the_list_of_blocks_are_no_blocks(memory_folder):
+    def model():
+        torch.manual_seed(1)
+        return Nested(torch.nn.ModuleList(torch.nn.ModuleList(torch.nn.Linear(300, 300) for _ in range(2))
+                                          for _ in range(3)))
+
+    class Nested(torch.nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            for stage in self.layers:
+                for layer in stage:
+                    x = layer(x)
+            return x
+
+    plain, ours = model(), weightfs.offload.offload(model(), memory_folder / "model", "1M")
+    with torch.no_grad():
+        assert torch.equal(ours(torch.ones(1, 300)), plain(torch.ones(1, 300)))
+
+
 @pytest.mark.parametrize("blocks", [["nothing"], [torch.nn.Linear(1, 1)], ["layers", "layers.0"]], ids=str)
 def test_impossible_blocks_are_refused(memory_folder, blocks):
     with pytest.raises(ValueError, match="no part of the module|overlaps"):

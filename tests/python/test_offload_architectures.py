@@ -30,6 +30,30 @@ MODELS = {   # the class, its configuration
     "Mamba": ("MambaForCausalLM", "MambaConfig", {"vocab_size": WORDS, "hidden_size": 128, "num_hidden_layers": 3}),
     "Falcon": ("FalconForCausalLM", "FalconConfig",
                {"vocab_size": WORDS, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}),
+    "Qwen 3": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig",
+               {**DECODER, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+                "output_router_logits": True}),
+    "Jamba": ("JambaForCausalLM", "JambaConfig",   # with another kind of layer each time
+              {**DECODER, "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4,
+               "expert_layer_period": 2, "expert_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 8}),
+    "Funnel": ("FunnelForMaskedLM", "FunnelConfig",   # its list of blocks has lists
+               {"vocab_size": WORDS, "d_model": 128, "n_head": 4, "d_head": 32, "d_inner": 256,
+                "block_sizes": [1, 1, 1]}),
+    "Whisper": ("WhisperForConditionalGeneration", "WhisperConfig",
+                {"vocab_size": WORDS, "d_model": 128, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 16,
+                 "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 256,
+                 "decoder_ffn_dim": 256, "max_source_positions": 20, "max_target_positions": 32, "pad_token_id": 0,
+                 "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}),
+    "CLIP": ("CLIPModel", "CLIPConfig",
+             {"text_config": {**ENCODER, "eos_token_id": 2}, "projection_dim": 64,
+              "vision_config": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+                                "num_attention_heads": 4, "image_size": 32, "patch_size": 8}}),
+    "Swin": ("SwinForImageClassification", "SwinConfig",
+             {"image_size": 32, "patch_size": 2, "embed_dim": 64, "depths": [2, 2], "num_heads": [2, 4],
+              "window_size": 4, "drop_path_rate": 0.2}),
+    "ConvNeXt": ("ConvNextForImageClassification", "ConvNextConfig",
+                 {"hidden_sizes": [32, 64, 128, 256], "depths": [1, 1, 2, 1], "patch_size": 2,
+                  "drop_path_rate": 0.2}),
 }
 
 
@@ -39,11 +63,21 @@ def created(name):
     return getattr(transformers, kind)(getattr(transformers, configuration)(**options)).train()
 
 
+def inputs(model):
+    tokens = torch.randint(0, WORDS, (2, 16))
+    if model.main_input_name == "input_features":
+        return {"input_features": torch.randn(2, 16, 40), "labels": tokens}
+    if isinstance(model, transformers.CLIPModel):
+        return {"input_ids": tokens, "pixel_values": torch.randn(2, 3, 32, 32), "return_loss": True}
+    if model.main_input_name == "pixel_values":
+        return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
+    return {"input_ids": tokens, "labels": tokens}
+
+
 def step(model, optimizer, number):
     torch.manual_seed(number)
-    tokens = torch.randint(0, WORDS, (2, 16))
     optimizer.zero_grad()
-    loss = model(input_ids=tokens, labels=tokens).loss
+    loss = model(**inputs(model)).loss
     loss.backward()
     optimizer.step()
     return loss.item()

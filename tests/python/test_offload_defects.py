@@ -53,6 +53,90 @@ def test_zero_grad_discards_the_gradients_of_a_failed_backward(memory_folder, mo
     assert differing(model, plain) == []
 
 
+def test_deleting_the_gradients_of_the_parameters_discards_those_of_a_failed_backward(memory_folder, monkeypatch):
+    plain, model = made(), offloaded(memory_folder)
+    theirs, ours = adam(plain), weightfs.offload.Adam(model)
+    loss = model(EVERY_TOKEN).sum()
+    failing_once(monkeypatch, Training, "take", OSError(28, "No space left on device"))
+    with pytest.raises(OSError):
+        loss.backward()
+    model.zero_grad()
+    monkeypatch.setattr(ours, "zero_grad", lambda: None)
+    assert train_step(plain, theirs, 0) == train_step(model, ours, 0)
+    assert differing(model, plain) == []
+
+
+def test_a_backward_ends_in_a_thread_that_has_the_module_alone(memory_folder, monkeypatch):
+    model = offloaded(memory_folder)
+    weightfs.offload.Adam(model)
+    take, held = Training.take, []
+
+    def noted(training, cache):
+        with concurrent.futures.ThreadPoolExecutor(1) as other:   # cannot take the module
+            held.append(not other.submit(model._weightfs_offload._thread.acquire, blocking=False).result())
+        take(training, cache)
+
+    monkeypatch.setattr(Training, "take", noted)
+    model(EVERY_TOKEN).sum().backward()
+    assert held and all(held)
+
+
+def test_another_thread_is_refused_while_a_backward_uses_weights(memory_folder):
+    class Hooked(torch.nn.Linear):
+        def forward(self, x):
+            if torch.is_grad_enabled():
+                x = x * 1
+                x.register_hook(lambda _: caught.append(other.submit(use).exception()))
+            return super().forward(x)
+
+    def use():
+        with torch.no_grad():
+            model(x)
+
+    caught, x = [], torch.ones(1, 300, requires_grad=True)
+    model = weightfs.offload.offload(torch.nn.Sequential(Hooked(300, 300), Hooked(300, 300)), memory_folder / "model",
+                                     "2M")
+    weightfs.offload.Adam(model)
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        model(x).sum().backward()
+        assert len(caught) == 2 and all("another thread uses the offloaded module" in str(error) for error in caught)
+        other.submit(use).result()
+
+        x.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(x).sum().backward()
+        other.submit(use).result()   # a backward that has failed keeps nobody out
+
+
+def test_attributes_and_integer_parameters_are_kept(memory_folder):
+    class Quantized(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(300, 300)
+            self.codes = torch.nn.Parameter(torch.arange(300, dtype=torch.int8), requires_grad=False)
+            self.linear.bias._no_weight_decay = True
+
+        def forward(self, x):
+            seen.append(self.linear.bias._no_weight_decay)
+            self.linear.weight.used = True
+            return self.linear(x) * self.codes
+
+    def model():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(*[Quantized() for _ in range(4)])
+
+    seen, plain, ours = [], model(), offloaded(memory_folder, model, "2M")
+    assert ours[0].linear.bias._no_weight_decay and isinstance(ours[0].codes, torch.nn.Parameter)
+    optimizers, x = (adam(plain), weightfs.offload.Adam(ours)), torch.randn(8, 300)
+    for one, optimizer in zip((plain, ours), optimizers):
+        one(x).square().mean().backward()
+        optimizer.step()
+    assert differing(ours, plain) == [] and all(seen)
+    assert ours[0].linear.weight.used
+    weightfs.offload.restore(ours)
+    assert vars(ours[0].linear.weight) == {"used": True} and vars(ours[0].linear.bias) == {"_no_weight_decay": True}
+
+
 def test_a_failed_step_is_not_returned_by_tensors_or_restore(memory_folder, monkeypatch):
     model = offloaded(memory_folder)
     optimizer = weightfs.offload.Adam(model)

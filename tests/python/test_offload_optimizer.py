@@ -114,7 +114,10 @@ def test_states_that_are_converted_are_committed_by_the_step(memory_folder):
     state = (memory_folder / "model" / "state.json").read_text()
     files = {one: (memory_folder / "model" / f"{one}.{generation}").read_bytes()
              for one, generation in json.loads(state)["generations"].items()}
+    model, optimizer = resumed(memory_folder, "b")
+    weightfs.offload.close(model)   # without a step
     model, optimizer = resumed(memory_folder, "b")   # killed here
+    assert optimizer.steps == 1 and not optimizer._counts
     assert (memory_folder / "model" / "state.json").read_text() == state
     for one, generation in json.loads(state)["generations"].items():
         assert (memory_folder / "model" / f"{one}.{generation}").read_bytes() == files[one]

@@ -2,7 +2,9 @@
 """The backward of weightfs.offload runs each block's forward again. Its gradients are those of training in memory, also
 of tensors that leave a block by other ways than its result; what cannot be repeated is refused."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -99,6 +101,52 @@ class Normalized(Block):
         return self.norm(super().forward(x))
 
 
+class Large(torch.nn.Module):
+    """Changes its buffers in place, and uses them, in a forward with or without a graph."""
+
+    def __init__(self, graph):
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(600, 600), torch.nn.BatchNorm1d(WIDE)
+        self.graph = graph
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.graph):
+            self.count.add_(1)
+            return self.norm(self.linear(torch.cat([x, x], 1))[:, :WIDE]) / float(self.count)
+
+
+class Nesting(Block):
+    """All blocks call two modules that are blocks themselves."""
+
+    def __init__(self, chain):
+        super().__init__(chain)
+        if not hasattr(chain, "large"):
+            chain.large = torch.nn.ModuleDict({"trained": Large(True), "frozen": Large(False)})
+        self.trained, self.frozen = chain.large.values()
+
+    def forward(self, x):
+        return super().forward(self.trained(x) + self.frozen(x))
+
+
+class Recurrent(torch.nn.Module):
+    """Its operators save workspaces."""
+
+    def __init__(self, chain):
+        super().__init__()
+        self.lstm = torch.nn.LSTM(WIDE, WIDE)
+
+    def forward(self, x):
+        return x + self.lstm(x)[0]
+
+
+class Rectifying(Block):
+    """Changes its argument in place."""
+
+    def forward(self, x):
+        return self.linear(x.relu_())
+
+
 class Replacing(Block):
     """Uses a buffer, and puts another one in its place."""
 
@@ -137,6 +185,9 @@ MODELS = {
                                       (4, 7, 256)),
     "attention": (lambda: Chain(Attending), (4, 7, 256)),
     "shared batch norm": (lambda: Chain(Normalized), (8, WIDE)),
+    "buffers of modules within blocks": (lambda: Chain(Nesting), (8, WIDE)),
+    "recurrent": (lambda: Chain(Recurrent, 2), (8, WIDE)),
+    "changed argument": (lambda: Chain(Rectifying), (8, WIDE)),
     "spectral norm": (lambda: Chain(Spectral), (8, WIDE)),
     "replaced buffer": (lambda: Chain(Replacing), (8, WIDE)),
     "changed buffer": (lambda: Chain(Scaling), (8, WIDE)),
@@ -160,7 +211,7 @@ def step(model, optimizer, number, shape):
 @pytest.mark.parametrize("name", list(MODELS))
 def test_gradients_of_all_that_a_block_computes_are_those_in_memory(memory_folder, name):
     model, shape = MODELS[name]
-    plain, ours = created(model), weightfs.offload.offload(created(model), memory_folder / "model", "8M")
+    plain, ours = created(model), weightfs.offload.offload(created(model), memory_folder / "model", "16M")
     optimizers = torch.optim.Adam(plain.parameters(), foreach=False), weightfs.offload.Adam(ours)
     for number in range(3):
         assert step(plain, optimizers[0], number, shape) == step(ours, optimizers[1], number, shape)
@@ -215,6 +266,33 @@ class Permuting(Block):
         return super().forward(x @ torch.eye(WIDE)[order])
 
 
+class Bytes(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x, mask):
+        context.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * context.saved_tensors[0], None
+
+
+class Masking(Block):
+    """Draws a mask of bytes."""
+
+    def forward(self, x):
+        return Bytes.apply(super().forward(x), torch.tensor([random.random() > 0.5 for _ in range(WIDE)]).byte())
+
+
+class Sparse(Block):
+    """Draws a sparse matrix."""
+
+    def forward(self, x):
+        order = list(range(WIDE))
+        random.shuffle(order)
+        return torch.sparse.mm(torch.eye(WIDE)[order].to_sparse(), self.linear(x).t()).t()
+
+
 class Alternating(Block):
     """Uses another weight, of the same shape, each time."""
 
@@ -244,7 +322,8 @@ class Doubling(Block):
         return super().forward(x.detach().mul_(2))
 
 
-@pytest.mark.parametrize("block", [Drawing, Shuffling, Permuting, Alternating, Caching, Doubling])
+@pytest.mark.parametrize("block", [Drawing, Shuffling, Permuting, Masking, Sparse, Alternating, Caching,
+                                   Doubling])
 def test_a_forward_that_cannot_be_repeated_is_refused(memory_folder, block):
     model = weightfs.offload.offload(Chain(block), memory_folder / "model", "4M")
     optimizer = weightfs.offload.Adam(model)
@@ -309,24 +388,122 @@ def test_a_tensor_that_a_block_kept_in_the_backward_is_refused(memory_folder):
         model.blocks[0].kept.backward()
 
 
-def test_a_function_that_keeps_a_view_of_a_weight_is_refused(memory_folder):
-    class Product(torch.autograd.Function):
-        @staticmethod
-        def forward(context, x, weight):
-            context.weight = weight.t()
-            return x @ context.weight
+class Product(torch.autograd.Function):
+    """Keeps what keep(weight) returns until the backward."""
 
-        @staticmethod
-        def backward(context, gradient):
-            return gradient @ context.weight.t(), None
+    @staticmethod
+    def forward(context, x, weight, keep):
+        context.kept = keep(weight)
+        return x @ weight.t()
 
+    @staticmethod
+    def backward(context, gradient):
+        kept = context.kept() if callable(context.kept) else context.kept
+        return gradient @ (kept[0] if isinstance(kept, list) else kept), None, None
+
+
+@pytest.mark.parametrize("keep", [lambda weight: weight.view_as(weight), lambda weight: [weight.detach()],
+                                  lambda weight: lambda view=weight.data: view], ids=["view", "list", "closure"])
+def test_a_view_of_a_weight_that_a_forward_keeps_is_refused(memory_folder, keep):
     class Multiplying(Block):
         def forward(self, x):
-            return Product.apply(x, self.linear.weight) + x
+            return Product.apply(self.linear(x), self.linear.weight, keep)
 
     model, _ = chain(memory_folder, Multiplying)
-    with pytest.raises(RuntimeError, match="ProductBackward in the forward of Multiplying .*save_for_backward"):
+    with pytest.raises(RuntimeError, match="Multiplying .block.blocks.0. keeps a view .*save_for_backward"):
         model(torch.randn(8, WIDE))
+
+
+@pytest.mark.parametrize("keep", [lambda weight: weight, lambda weight: [weight], lambda weight: lambda: weight],
+                         ids=["weight", "list", "closure"])
+def test_a_weight_that_a_forward_keeps_cannot_be_used_later(memory_folder, keep):
+    class Multiplying(Block):
+        def forward(self, x):
+            return Product.apply(self.linear(x), self.linear.weight, keep)
+
+    model, _ = chain(memory_folder, Multiplying)
+    with pytest.raises(RuntimeError, match="blocks.3.linear.weight is offloaded.*save_for_backward"):
+        model(torch.randn(8, WIDE)).backward()
+
+
+def test_tensors_of_a_block_that_the_program_keeps_cannot_be_used(memory_folder):
+    class Keeping(Block):
+        def forward(self, x):
+            self.list = [self.linear.weight]
+            if views:
+                self.list.append(self.linear.weight[0])
+            return super().forward(x)
+
+    views = False
+    model, _ = chain(memory_folder, Keeping)
+    for graph in (True, False):
+        with torch.set_grad_enabled(graph):
+            model(torch.randn(8, WIDE))
+            for use in (lambda weight: weight.sum(), lambda weight: torch.cat([weight]), lambda weight: weight.data):
+                with pytest.raises(RuntimeError, match="blocks.2.linear.weight is offloaded"):
+                    use(model.blocks[2].list[0])
+            views = True
+            with pytest.raises(RuntimeError, match="keeps a view of a weight or buffer of block.blocks.0"):
+                model(torch.randn(8, WIDE))
+            views = False
+
+
+def test_weights_that_save_on_cpu_keeps_are_refused(memory_folder):
+    class Saving(Block):
+        def forward(self, x):
+            with torch.autograd.graph.save_on_cpu():
+                return super().forward(x)
+
+    model, _ = chain(memory_folder, Saving)
+    with pytest.raises(RuntimeError, match="keeps a view .*no save_on_cpu"):
+        model(torch.randn(8, WIDE, requires_grad=True))
+
+
+def test_a_weight_that_changes_before_the_backward_is_refused(memory_folder):
+    class Doubled(Block):
+        def forward(self, x, double=False):
+            if double:
+                with torch.no_grad():
+                    self.linear.weight.mul_(2)
+            return self.linear(x)
+
+    model, _ = chain(memory_folder, Doubled)
+    x = torch.randn(8, WIDE, requires_grad=True)
+    loss = model(x)
+    with torch.no_grad():
+        model.blocks[3](x, double=True)
+    with pytest.raises(RuntimeError, match=r"Doubled \(block.blocks.3\) .*a weight was changed after it"):
+        loss.backward()
+
+
+def test_weights_in_memory_that_a_step_has_changed_are_refused(memory_folder):
+    model = Chain(Block)
+    model.scale = torch.nn.Parameter(torch.ones(WIDE))   # stays in memory
+    model = weightfs.offload.offload(model, memory_folder / "model", "4M")
+    optimizer = weightfs.offload.Adam(model)
+    losses = [model(torch.randn(8, WIDE) * model.scale), (model.scale ** 2).sum()]
+    losses[0].backward()
+    optimizer.step()
+    written = model.offload_stats.bytes_written
+    weightfs.offload._Store.commit(model._weightfs_offload)
+    assert model.offload_stats.bytes_written == written   # the step counts as no change by the program
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        losses[1].backward()
+
+
+def test_a_forward_without_a_backward_keeps_no_memory(memory_folder):
+    model, optimizer = chain(memory_folder, Rectifying)
+    calls = []
+    for backward in (False, True):
+        x = torch.randn(8, WIDE, requires_grad=True)
+        loss = model(x * 1)
+        calls += [weakref.ref(one) for one in gc.get_objects()
+                  if type(one) is _offload_run._Call and one._store is model._weightfs_offload]
+        if backward:
+            loss.backward()
+            optimizer.step()
+    del loss
+    assert len(calls) >= 8 and all(call() is None for call in calls)
 
 
 def test_gradients_of_inputs_alone_leave_the_parameters_without(memory_folder):

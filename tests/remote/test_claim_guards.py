@@ -89,13 +89,14 @@ def test_old_versions_without_ids_of_their_own(server, start, other, tree, targe
     if kind == "suspended":
         server.objects.suspended.add("tests")
         weightfs(server, "prune", URL, "--keep", 1)
+    server.requests.clear()
     look = fail_and_hold(server, "SlowDown", "POST", "^$")
     pruning = start(server, *PRUNE, "--all-versions")
     server.wait_for(lambda: look.seen or pruning.poll() is not None)
     push(other, tree, "--take-over")
     server.heal()
     assert json.loads(process.finish(pruning).out)["removed"] == []
-    assert complete(server) == [2, 1]
+    assert sent(server, "POST", "^$") == 1 and complete(server) == [2, 1]
     assert_pulled(server, tree, target)
 
 

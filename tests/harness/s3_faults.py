@@ -13,9 +13,9 @@ FAULTS = {
     "cut": "the response ends after half of its body",
     "short": "the response has a body that is one byte too short, with a matching Content-Length",
     "long": "the same, one byte too long",
-    "stall": "the response stops after half of its body, until the server ends",
+    "stall": "the response stops after half of its body, until the server ends, and so do all later ones that match",
     "hold": "this request and all later ones that match are read, and carried out only after heal()",
-    "silence": "the request is read, and nothing is answered, until the server ends",
+    "silence": "this request and all later ones that match are read and not answered, until the server ends",
     "flip": "one bit of the response body is different",
     "flip_request": "one bit of the request body is different when it arrives",
     "rot": "one bit of the request body is different when it is stored, after its checksums were compared",
@@ -44,8 +44,9 @@ class Fault:
         if self.times == 0 or (self.method and self.method != method) or not re.search(self.key, key):
             return False
         self.seen += 1
-        # A client that repeats a held request after its timeout must not get an answer either.
-        lasts = self.kind == "hold" and self.seen > self.at
+        # A client that repeats such a request after its timeout must not get an answer either: what a test does
+        # meanwhile may take longer.
+        lasts = self.kind in ("hold", "silence", "stall") and self.seen > self.at
         if self.seen != self.at and not lasts and not (self.every and self.seen % self.at == 0):
             return False
         if self.times is not None:

@@ -299,6 +299,7 @@ def test_what_a_killed_pull_left_is_removed_by_the_next(server, start, tree, tar
     pulling.communicate()
     left = [name for name in os.listdir(target.parent) if name.startswith(".pulled.weightfs-pull-")]
     assert len(left) == 1 and not target.exists()
+    server.heal()
     (target.parent / left[0] / "locked").mkdir(mode=0o000)
     pull(server, target)
     assert_equal(tree, target)

@@ -258,6 +258,7 @@ def test_sigint_ends_a_push_that_the_same_command_continues(server, start, tree)
     server.wait_for_fault()
     running.send_signal(signal.SIGINT)
     assert "continues the push" in process.finish(running, codes=(1,)).err
+    server.heal()
     push(server, tree)
 
 

@@ -31,7 +31,7 @@ def test_an_upload_survives_a_fault_at_each_request(server, probe, source, kind,
     """Create, three parts, Complete. Responses to parts have no body that could be cut."""
     for at in positions(5, kind, request):
         server.heal()
-        server.fail(at, kind)
+        server.fail(at, kind, times=1)
         key = f"{kind}-{at}"
         probe("upload", key=key, file=source, connections=2, stall=1)
         assert server.objects.get("tests", key).body == source.read_bytes(), key
@@ -47,7 +47,7 @@ def test_a_download_survives_a_fault_at_each_request(server, probe, source, loca
         if kind in ("short", "long") and at == 1:
             continue   # there is no body
         server.heal()
-        server.fail(at, kind)
+        server.fail(at, kind, times=1)
         probe("download", key="k", file=local / "read", connections=2, stall=1)
         assert (local / "read").read_bytes() == source.read_bytes()
     assert any(one.fault for one in server.requests)

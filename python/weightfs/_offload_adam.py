@@ -295,7 +295,9 @@ class Adam(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none=True):
-        """Discards the gradients."""
+        """Discards the gradients. ValueError for set_to_none=False: a gradient of zeros would be applied."""
+        if not set_to_none:
+            raise ValueError("weightfs.offload discards gradients: zero_grad(set_to_none=False) is not supported")
         with self._store.exclusive():
             for group in self._store.groups:
                 if group.training is not None:

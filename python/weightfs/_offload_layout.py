@@ -214,7 +214,7 @@ class Group:
                 with torch.no_grad():
                     tensor.copy_(now)
         # Not all changes of a buffer count in its version: those through .data and of batch_norm do not.
-        if self._versions == [tensor._version for tensor in self.live] and all(
+        if self._versions == [_version(tensor) for tensor in self.live] and all(
                 map(torch.equal, self._buffers(self.live), self.buffers)):
             return False
         self._remember(self.live)
@@ -227,7 +227,7 @@ class Group:
             if member.bound is not tensor:
                 member.bind(tensor)
         self.set_buffers(self.buffers)
-        versions, self._versions = self._versions, [tensor._version for tensor in self.live]
+        versions, self._versions = self._versions, [_version(tensor) for tensor in self.live]
         for member, before, now in zip(self.members, versions, self._versions):
             if member.is_parameter and before != now:
                 raise RuntimeError(f"the forward of its block changes {member.name}, and the backward, which runs the "
@@ -239,7 +239,7 @@ class Group:
         if self.live is not None:
             for index in indices:
                 torch.autograd.graph.increment_version(self.live[index])
-            self._versions = [tensor._version for tensor in self.live]
+            self._versions = [_version(tensor) for tensor in self.live]
 
     def set_buffers(self, content):
         for memory, before in zip(self._buffers(self.live), content):
@@ -247,7 +247,7 @@ class Group:
                 memory.copy_(before)
 
     def _remember(self, tensors):
-        self._versions = [tensor._version for tensor in tensors]
+        self._versions = [_version(tensor) for tensor in tensors]
         self.buffers = [memory.clone() for memory in self._buffers(tensors)]
 
     def _buffers(self, tensors):
@@ -256,12 +256,18 @@ class Group:
                 for member, tensor in zip(self.members, tensors) if not member.is_parameter]
 
 
+def _version(tensor):
+    """Changes if the program changes the tensor, or what is done to its gradient."""
+    return tensor._version, len(tensor._backward_hooks or ())
+
+
 def plan(module, blocks, device):
     """Returns (groups, stages). A stage is (submodule, its groups): the submodule needs them while it runs. The first
     group has the tensors that always stay in memory.
 
     Raises:
-        ValueError: a block is no part of the module, two blocks overlap, or tensors share a part of their memory."""
+        ValueError: a block is no part of the module, two blocks overlap, tensors share a part of their memory, or
+            modules or tensors of a kind that is not supported."""
     stages = _stages(module, _chosen(module, blocks))
     uses = {}     # id of a tensor -> (tensor, names, places, indices of stages; -1: always in memory)
     for path, owner, index in _walk(module, "", -1, {id(submodule): at for at, (_, submodule) in enumerate(stages)}):
@@ -273,6 +279,7 @@ def plan(module, blocks, device):
                     users.add(index)
                     if (owner, kind, attribute) not in places:
                         places.append((owner, kind, attribute))
+    _refuse_unsupported(module, uses.values())
     _refuse_partial_sharing(uses.values())
     own, shared, resident = [[] for _ in stages], [], []
     for tensor, names, places, users in uses.values():
@@ -364,6 +371,19 @@ def _stages(module, blocks):
 
     visit("", module)
     return found
+
+
+def _refuse_unsupported(module, uses):
+    for path, submodule in module.named_modules():
+        compiled = type(submodule).__name__ == "OptimizedModule" or getattr(submodule, "_compiled_call_impl", None)
+        if compiled or isinstance(submodule, torch.jit.ScriptModule):
+            raise ValueError(f"{path or 'the module'} is compiled: offload the module that it was made of")
+    for tensor, (name, *_), _, _ in uses:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise ValueError(f"{name} is a {type(tensor).__name__}: only ordinary tensors can be offloaded")
+        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+            raise ValueError(f"{name} has a hook, which would not be called, because the block uses another Parameter: "
+                             "remove it, and change gradients by hooks of the modules")
 
 
 def _refuse_partial_sharing(uses):

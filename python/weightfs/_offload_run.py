@@ -8,11 +8,12 @@ import sys
 import threading
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from weightfs import _native
 
 _PIECE = 1 << 20   # elements
+_PLAIN = int, float, str, type(None)
 _PARTS = {torch.sparse_coo: ("_indices", "_values"), torch.jagged: ("values", "offsets"),
           **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
           **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values"))}
@@ -28,6 +29,7 @@ class Stage:
         # Operators of recurrent modules, and of GPUs, save workspaces, which have undefined parts.
         self.has_workspaces = store.device.type != "cpu" or any(
             isinstance(part, torch.nn.RNNBase) for part in submodule.modules())
+        self._modules = list(submodule.modules())
         self._forward, self._own_forward = submodule.forward, vars(submodule).get("forward")
         submodule.forward = self
 
@@ -44,9 +46,15 @@ class Stage:
         call = _Call(self, args, kwargs)
         with self.store.bound(self, call.inner) as call.buffers, \
                 torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
-            outputs = self._own(self.run(args, kwargs))
-        call.end_forward()
+            outputs = self.run(args, kwargs)
+            call.end_forward(outputs)
+            outputs = self._own(outputs)
         return outputs
+
+    def attributes(self):
+        """The attributes of the modules that are numbers or the like, such as counters."""
+        return [(module, {name: value for name, value in vars(module).items() if isinstance(value, _PLAIN)})
+                for module in self._modules]
 
     def run(self, args, kwargs):
         # torch's cache of cast weights would keep all of them in memory.
@@ -96,12 +104,14 @@ class _Call:
         self.buffers, self.inner = [], []   # those that the forward began with, and those of stages within it
         self._nodes = [getattr(leaf, "grad_fn", None) for leaf in self._leaves]
         self._changed = set()  # indices of arguments that the forward changed in place
-        self._saved = []       # (shape, type, place of a weight or checksum) of the tensors that autograd saved
+        self._attributes = stage.attributes()
+        self._saved = []       # (shape, type, place of a weight or checksum) of what autograd saved, and of the outputs
         self._tensors = None   # the same tensors, computed again
         self._bound = contextlib.ExitStack()
 
-    def end_forward(self):
+    def end_forward(self, outputs):
         """An argument that the forward changed in place is a part of its graph, which would keep this call for ever."""
+        self._saved += self._described_outputs(outputs)
         self._changed = {index for index, (leaf, node) in enumerate(zip(self._leaves, self._nodes))
                          if node is not None and leaf.grad_fn is not node}
         alone = {id(leaf): leaf.detach() for leaf in (self._leaves[index] for index in self._changed)}
@@ -151,8 +161,8 @@ class _Call:
             bound.enter_context(self._store.held(self._stage.groups))
             with self._store.repeating(self.buffers, self.inner), self._as_before(), hooks, self._explained():
                 args, kwargs = self._arguments()
-                self._stage.run(args, kwargs)
-            self._compare(tensors)
+                outputs = self._described_outputs(self._stage.run(args, kwargs))
+            self._compare(tensors, outputs)
             self._bound = bound.pop_all()
         self._tensors, self._thread, self._store.recomputed = tensors, threading.get_ident(), self
 
@@ -176,8 +186,11 @@ class _Call:
             content = _checksum(tensor.detach())
         return tensor.shape, tensor.dtype, content
 
-    def _compare(self, tensors):
-        again = [self._described(tensor) for tensor in tensors]
+    def _described_outputs(self, outputs):
+        return [self._described(leaf) for leaf in tree_leaves(outputs) if type(leaf) is torch.Tensor]
+
+    def _compare(self, tensors, outputs):
+        again = [self._described(tensor) for tensor in tensors] + outputs
         if again != self._saved:
             raise self._not_repeated("computed other numbers")
 
@@ -206,7 +219,21 @@ class _Call:
             for device, enabled, dtype in self._autocast:
                 around.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
             around.enter_context(torch.enable_grad())
+            around.callback(_set_attributes, _set_attributes(self._attributes))
             yield
+
+
+def _set_attributes(attributes):
+    """Gives modules the result of Stage.attributes(). Returns what they had."""
+    before = []
+    for module, values in attributes:
+        own = vars(module)
+        before.append((module, {name: value for name, value in own.items()
+                                if name in values or isinstance(value, _PLAIN)}))
+        for name in before[-1][1].keys() - values.keys():
+            del own[name]
+        own.update(values)
+    return before
 
 
 class _AsResult(torch.autograd.Function):

@@ -229,6 +229,34 @@ def test_recurrent_modules_and_outputs_that_are_weights(memory_folder):
             assert torch.equal(ours, block(x)[0]) and torch.equal(weight, block.lstm.weight_ih_l0)
 
 
+class Subclass(torch.Tensor):
+    pass
+
+
+def hooked(model):
+    model[1].weight.register_hook(lambda gradient: gradient / 2)
+    return model
+
+
+def with_subclass(model):
+    model[1].register_buffer("table", torch.zeros(3).as_subclass(Subclass))
+    return model
+
+
+def with_compiled(model):
+    model[1].compile()
+    return model
+
+
+@pytest.mark.parametrize("change, error", [(torch.jit.script, "the module is compiled"), (with_compiled, "1 is compiled"),
+                                           (torch.compile, "the module is compiled"),
+                                           (hooked, "1.weight has a hook"), (with_subclass, "1.table is a Subclass")])
+def test_modules_that_are_not_supported_are_refused(memory_folder, change, error):
+    model = change(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)))
+    with pytest.raises(ValueError, match=error):
+        weightfs.offload.offload(model, memory_folder / "model", "1M")
+
+
 def test_partly_shared_memory_is_refused(memory_folder):
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     model[1].weight = torch.nn.Parameter(model[0].weight.detach())

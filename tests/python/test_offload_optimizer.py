@@ -245,6 +245,8 @@ def test_settings_that_are_not_supported_are_refused(memory_folder):
         with pytest.raises(ValueError, match=f"does not support {name}=True: delete it from the group"):
             optimizer.step()
         del optimizer.param_groups[0][name]
+    with pytest.raises(ValueError, match="set_to_none=False. is not supported"):
+        optimizer.zero_grad(set_to_none=False)
     optimizer.param_groups[0]["decoupled_weight_decay"] = False
     with pytest.raises(ValueError, match="does not support decoupled_weight_decay=False"):
         optimizer.step()

@@ -3,6 +3,7 @@
 of tensors that leave a block by other ways than its result; what cannot be repeated is refused."""
 
 import gc
+import itertools
 import random
 import weakref
 
@@ -147,6 +148,21 @@ class Rectifying(Block):
         return self.linear(x.relu_())
 
 
+class Counting(Block):
+    """Counts its forwards in attributes."""
+
+    def __init__(self, chain):
+        super().__init__(chain)
+        self.count, self.first = 0, None
+
+    def forward(self, x):
+        self.count += 1
+        self.later = getattr(self, "later", 0) + 1
+        if self.first is None:
+            self.first = torch.randn(WIDE)
+        return (self.linear(x) / (self.count if self.later < 3 else 2)).relu() + self.first
+
+
 class Replacing(Block):
     """Uses a buffer, and puts another one in its place."""
 
@@ -186,6 +202,7 @@ MODELS = {
     "attention": (lambda: Chain(Attending), (4, 7, 256)),
     "shared batch norm": (lambda: Chain(Normalized), (8, WIDE)),
     "buffers of modules within blocks": (lambda: Chain(Nesting), (8, WIDE)),
+    "counters": (lambda: Chain(Counting), (8, WIDE)),
     "recurrent": (lambda: Chain(Recurrent, 2), (8, WIDE)),
     "changed argument": (lambda: Chain(Rectifying), (8, WIDE)),
     "spectral norm": (lambda: Chain(Spectral), (8, WIDE)),
@@ -298,11 +315,21 @@ class Alternating(Block):
 
     def __init__(self, chain):
         super().__init__(chain)
-        self.other, self.count = torch.nn.Linear(WIDE, WIDE), 0
+        self.other, self.count = torch.nn.Linear(WIDE, WIDE), itertools.count()
 
     def forward(self, x):
-        self.count += 1
-        return (self.linear, self.other)[self.count % 2](x).relu() + x
+        return (self.linear, self.other)[next(self.count) % 2](x).relu() + x
+
+
+class Dividing(Block):
+    """Autograd saves none of its numbers."""
+
+    def __init__(self, chain):
+        super().__init__(chain)
+        self.count = itertools.count(1)
+
+    def forward(self, x):
+        return self.linear(x) / next(self.count)
 
 
 class Caching(Block):
@@ -322,8 +349,8 @@ class Doubling(Block):
         return super().forward(x.detach().mul_(2))
 
 
-@pytest.mark.parametrize("block", [Drawing, Shuffling, Permuting, Masking, Sparse, Alternating, Caching,
-                                   Doubling])
+@pytest.mark.parametrize("block", [Drawing, Shuffling, Permuting, Masking, Sparse, Alternating, Dividing,
+                                   Caching, Doubling])
 def test_a_forward_that_cannot_be_repeated_is_refused(memory_folder, block):
     model = weightfs.offload.offload(Chain(block), memory_folder / "model", "4M")
     optimizer = weightfs.offload.Adam(model)
@@ -345,6 +372,17 @@ def test_a_forward_that_changes_a_weight_is_refused(memory_folder):
     model = weightfs.offload.offload(Chain(Shrinking), memory_folder / "model", "4M")
     weightfs.offload.Adam(model)
     with pytest.raises(RuntimeError, match="changes blocks.3.linear.weight, .* change it outside the forward"):
+        model(torch.randn(8, WIDE)).backward()
+
+
+def test_a_forward_that_registers_a_hook_on_a_weight_is_refused(memory_folder):
+    class Halving(Block):
+        def forward(self, x):
+            if torch.is_grad_enabled():
+                self.linear.weight.register_hook(lambda gradient: gradient / 2)
+            return super().forward(x)
+    model, _ = chain(memory_folder, Halving)
+    with pytest.raises(RuntimeError, match="changes blocks.3.linear.weight"):
         model(torch.randn(8, WIDE)).backward()
 
 

@@ -87,7 +87,7 @@ int ShowStore(const Arguments& arguments) {
   const auto& [holder, mount, stale, keepers, look] = view;
   const std::string dead =
       stale.empty() ? ""
-                    : fmt::format("\n         the mount on {} is stale: weightfs umount {}", Printable(stale),
+                    : fmt::format("         the mount on {} is stale: weightfs umount {}\n", Printable(stale),
                                   Printable(ShellQuote(stale)));
   const bool counted = look.has_value() && look->space.has_value();
   if (arguments.json) {
@@ -103,9 +103,9 @@ int ShowStore(const Arguments& arguments) {
     Print(stdout, JsonText(json) + "\n");
   } else {
     Print(stdout,
-          fmt::format("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n", Printable(arguments.path),
+          fmt::format("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n{}", Printable(arguments.path),
                       ToString(description->id), description->format, Printable(description->created),
-                      Printable(MountedOn(mount, holder, keepers, look)) + dead));
+                      Printable(MountedOn(mount, holder, keepers, look)), dead));
     if (counted) Print(stdout, fmt::format("space    {}\n", SpaceLine(*look->space)));
     if (look.has_value() && look->scrubs.has_value()) Print(stdout, ScrubLines(*look->scrubs));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
@@ -283,9 +283,9 @@ int ShowFile(const Arguments& arguments, int descriptor, const struct stat& stat
 int Run(const Arguments& arguments) {
   struct stat status = {};
   if (stat(arguments.path.c_str(), &status) != 0) {
-    return Fail({ErrorCode::kNotFound, fmt::format("{}: {}", arguments.path, std::strerror(errno))});
+    return Fail(SystemError(arguments.path, "cannot be accessed"));
   }
-  if (S_ISDIR(status.st_mode) && HoldsStore(arguments.path)) {
+  if (S_ISDIR(status.st_mode) && (HoldsStore(arguments.path) || FindDamage(arguments.path))) {
     return ShowStore(arguments);
   }
   if (!S_ISDIR(status.st_mode) && !S_ISREG(status.st_mode)) {
@@ -293,7 +293,7 @@ int Run(const Arguments& arguments) {
   }
   const UniqueFd file(open(arguments.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
-    return Fail({ErrorCode::kAccess, fmt::format("{}: {}", arguments.path, std::strerror(errno))});
+    return Fail(SystemError(arguments.path, "cannot be opened"));
   }
   weightfs_info info{};
   if (ioctl(file.get(), WEIGHTFS_IOC_INFO, &info) != 0 || info.version == 0) {

@@ -13,6 +13,8 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 
 #include "cli/background.h"
@@ -95,6 +97,17 @@ Result<void> RemoveDeadMounts(const Plan& plan) {
     }
   }
   return {};
+}
+
+// Programs that wrote there while nothing was mounted filled the disk of the directory.
+void WarnOfHiddenEntries(const std::string& mountpoint) {
+  std::error_code error;
+  const std::filesystem::directory_iterator entries(mountpoint, error);
+  const auto hidden = error ? 0 : std::distance(begin(entries), end(entries));
+  if (hidden == 0) return;
+  spdlog::warn("{}: not empty: the mount hides {} {} of the directory below it; to keep programs from writing there "
+               "without a mount, empty it and use 'chattr +i' on it",
+               Printable(mountpoint), hidden, hidden == 1 ? "entry" : "entries");
 }
 
 Result<Plan> MakePlan(const Arguments& arguments) {
@@ -229,6 +242,7 @@ Result<void> Serve(Plan plan, StartReport& report) {
   target.BeginMount(std::move(log));
   if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store);
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
+  WarnOfHiddenEntries(plan.mount.mountpoint);
   plan.mount.store_id = session->description().id;
   plan.mount.store_format = session->description().format;
   plan.mount.ready = [&plan, &target, &report, &manager] {
@@ -275,7 +289,10 @@ int Run(const Arguments& arguments) {
                                                arguments.space)});
   }
   auto plan = MakePlan(arguments);
-  if (!plan.has_value()) return Fail(plan.error());
+  if (!plan.has_value()) {
+    // A service manager must not try a wrong option again.
+    return Fail(plan.error(), plan.error().code == ErrorCode::kInvalid ? kUsage : kFailure);
+  }
   StartReport report;
   if (!plan->foreground) {
     auto background = GoToBackground();

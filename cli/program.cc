@@ -2,6 +2,7 @@
 #include "cli/program.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -18,14 +19,39 @@ constexpr const char* kFooter =
     "  weightfs umount /mnt/tensors               write everything to the device and unmount\n\n"
     "'weightfs COMMAND --help' explains a command; 'weightfs doctor' checks this machine.";
 
+std::string Wrap(const std::string& text, size_t columns) {
+  std::string wrapped, line;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (!line.empty() && TextWidth(line) + 1 + TextWidth(word) > columns) {
+      wrapped += line + "\n";
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return wrapped + line;
+}
+
+// Wraps descriptions, so that a line has at most 100 columns.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kIndent); }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    return Wrap(CLI::Formatter::make_option_desc(option), kColumns - kIndent);
+  }
+
+ private:
+  static constexpr size_t kColumns = 100, kIndent = 34;
+};
+
 }  // namespace
 
 std::unique_ptr<CLI::App> MakeApp(int* exit_code) {
   auto app = std::make_unique<CLI::App>("weightfs: a filesystem that stores tensors", "weightfs");
-  app->set_version_flag("--version", std::string("weightfs ") + WEIGHTFS_VERSION);
+  app->set_version_flag("-V,--version", std::string("weightfs ") + WEIGHTFS_VERSION);
   app->require_subcommand(1);
   app->footer(kFooter);
-  app->get_formatter()->column_width(34);
+  app->formatter(std::make_shared<HelpFormatter>());
   AddFormat(*app, exit_code);
   AddMount(*app, exit_code);
   AddUmount(*app, exit_code);
@@ -50,8 +76,17 @@ std::unique_ptr<CLI::App> MakeApp(int* exit_code) {
 
 namespace {
 
-// Runs the command named by `arguments` and returns its exit code.
-int RunCommand(const std::vector<std::string>& arguments) {
+// "help COMMAND" is "COMMAND --help".
+std::vector<std::string> AskedForHelp(std::vector<std::string> arguments) {
+  if (arguments.empty() || arguments[0] != "help" || arguments.size() > 2) return arguments;
+  arguments.erase(arguments.begin());
+  arguments.emplace_back("--help");
+  return arguments;
+}
+
+// Runs the command named by `words` and returns its exit code.
+int RunCommand(const std::vector<std::string>& words) {
+  const std::vector<std::string> arguments = AskedForHelp(words);
   int exit_code = kSuccess;
   const auto app = MakeApp(&exit_code);
   try {

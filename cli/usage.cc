@@ -244,13 +244,13 @@ std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint6
   };
 }
 
-std::function<std::string(const std::string&)> CheckDecimal(std::string unit, double most) {
-  return [unit = std::move(unit), most](const std::string& text) -> std::string {
+std::function<std::string(const std::string&)> CheckDecimal(std::string unit, double most, double least) {
+  return [unit = std::move(unit), most, least](const std::string& text) -> std::string {
     double number = 0;
     const char* end = text.data() + text.size();
     const auto [at, failure] = std::from_chars(text.data(), end, number);
-    if (failure == std::errc() && at == end && number >= 0 && number <= most) return {};
-    return fmt::format("'{}' is not a number of {} from 0 to {}", text, unit, most);
+    if (failure == std::errc() && at == end && number >= least && number <= most) return {};
+    return fmt::format("'{}' is not a number of {} from {} to {}", text, unit, least, most);
   };
 }
 

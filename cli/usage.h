@@ -32,7 +32,7 @@ UsageError DescribeUsageError(const CLI::App& app, const std::vector<std::string
 // (seconds) from 0 to `most`, which may have a fraction.
 std::string CheckSize(const std::string& text);
 std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint64_t most);
-std::function<std::string(const std::string&)> CheckDecimal(std::string unit, double most);
+std::function<std::string(const std::string&)> CheckDecimal(std::string unit, double most, double least = 0);
 
 // Makes every option of `app` and its subcommands that takes a value reject the name of another option as its value.
 void RefuseOptionsAsValues(CLI::App& app);

@@ -21,6 +21,7 @@
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "common/utc_time.h"
+#include "cli/usage.h"
 #include "lease/on_mount.h"
 
 namespace weightfs::cli {
@@ -120,7 +121,7 @@ std::shared_ptr<WatchArguments> AddWatchArguments(CLI::App& command, double long
   command.add_option("DIR", arguments->path, "A directory or file in a mount")->type_name("")->required();
   command.add_option("--interval", arguments->interval, "Seconds between two looks, fractions allowed")
       ->type_name("SECONDS")
-      ->check(CLI::Range(0.1, longest))
+      ->check(CheckDecimal("seconds", longest, 0.1))
       ->capture_default_str();
   command.add_option("--count", arguments->count, "Number of looks; without it until q or Ctrl-C")->type_name("N");
   command.add_flag("--json", arguments->json,

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cstring>
 
 namespace weightfs {
@@ -48,7 +49,10 @@ std::string ToString(const Error& error) {
 }
 
 Error SystemError(std::string_view path, std::string_view what, int error_number) {
-  return {ErrorCode{error_number}, fmt::format("{}: {}: {}", path, what, std::strerror(error_number))};
+  const char* const advice = error_number == ENOTCONN
+                                 ? "; if it is a mount, its process has ended: 'weightfs umount' removes the mount"
+                                 : "";
+  return {ErrorCode{error_number}, fmt::format("{}: {}: {}{}", path, what, std::strerror(error_number), advice)};
 }
 
 }  // namespace weightfs

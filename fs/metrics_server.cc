@@ -160,7 +160,10 @@ Result<void> MetricsServer::ListenAtPort() {
     }
     error_number = errno;
   }
-  return CannotListen(address_, std::strerror(error_number));
+  return CannotListen(address_, fmt::format("{}{}", std::strerror(error_number),
+                                            error_number == EADDRINUSE ? "; another program listens there: choose "
+                                                                         "another port, or a path of a socket"
+                                                                       : ""));
 }
 
 void MetricsServer::Run() {

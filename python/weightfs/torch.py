@@ -16,7 +16,13 @@ import io
 import os
 import threading
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("weightfs.torch needs torch, which is not installed: pip install torch", name="torch") \
+        from None
 
 from weightfs._numbers import whole
 from weightfs._replace import writing

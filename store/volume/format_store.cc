@@ -141,7 +141,9 @@ Result<void> Formatter::PrepareDirectory() {
   if (mkdir(directory_.c_str(), 0700) == 0) {
     rollback_.Add([this] { rmdir(directory_.c_str()); });
   } else if (errno != EEXIST) {
-    return SystemError(directory_, "cannot be created");
+    Error error = SystemError(directory_, "cannot be created");
+    if (error.code == ErrorCode::kNotFound) error.what += "; create the directory that holds it first";
+    return error;
   }
   struct stat status = {};
   if (stat(directory_.c_str(), &status) != 0) return SystemError(directory_, "cannot be accessed");

@@ -5,8 +5,10 @@ import contextlib
 import json
 import os
 import random
+import re
 import shlex
 import shutil
+import socket
 
 import pytest
 
@@ -28,9 +30,9 @@ def device_files(directory, count, name="device"):
     return paths
 
 
-def mount_is_refused(store, point, saying, options=(), but_for=()):
+def mount_is_refused(store, point, saying, options=(), but_for=(), codes=(1,)):
     with unchanged(store.directory, *store.devices, but_for=but_for):
-        line = refused("mount", store.directory, point, *options, saying=saying)
+        line = refused("mount", store.directory, point, *options, saying=saying, codes=codes)
     assert store.daemons() == []
     return line
 
@@ -153,7 +155,7 @@ def test_advice_quotes_paths(factory, local):
 # Followed literally, the advice of each message keeps the data.
 def test_no_message_about_a_damaged_store_leads_to_its_loss(factory, point):
     store = filled_store(factory)
-    line = refused("mount", point, store.directory, saying="the store comes first")
+    line = refused("mount", point, store.directory, saying="the store comes first", codes=(2,))
     assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "mount", str(store.directory), str(point)]
     refused("fsck", point, saying="not a weightfs store", codes=(8,))
     (store.directory / "store.json").unlink()
@@ -355,7 +357,55 @@ def test_a_mountpoint_that_holds_the_store_or_lies_in_it(store):
 
 def test_options_that_are_unknown_or_impossible(store, point):
     for option in ("no_such_option", "without=nonsense", "threads=0", "commit=-1", "commit=soon", "memory=1"):
-        mount_is_refused(store, point, option, ["-o", option])
+        mount_is_refused(store, point, option, ["-o", option], codes=(2,))
+
+
+# Errors say the next step.
+def test_a_port_for_metrics_that_is_in_use(store, point):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        # The store has been opened by then.
+        refused("mount", store.directory, point, "-o", f"metrics=127.0.0.1:{port}",
+                saying="another program listens there: choose another port")
+
+
+def test_a_mount_whose_daemon_was_killed_names_the_unmount(factory, store):
+    mount = factory.mount(store)
+    mount.kill()
+    process.wait_gone(mount.pid)
+    for words, code in ((["info", mount.path], 1), (["stats", mount.path], 1), (["top", mount.path], 1),
+                        (["publish", mount.path / "a"], 1), (["scrub", mount.path], 8)):
+        refused(*words, saying="'weightfs umount' removes the mount", codes=(code,))
+    lines = weightfs("info", store.directory).out.splitlines()
+    assert f"         the mount on {mount.path} is stale: weightfs umount {mount.path}" in lines
+
+
+def test_a_store_whose_parent_directory_is_missing(local):
+    refused("format", local / "a/b", "--size", "32M", saying="create the directory that holds it first")
+
+
+def test_a_mount_says_what_it_hides(factory, store, point):
+    (point / "forgotten").mkdir()
+    (point / "file").write_text("written without a mount")
+    line, = weightfs("mount", store.directory, point).err.splitlines()
+    assert f"{point}: not empty: the mount hides 2 entries" in line and "chattr +i" in line
+    weightfs("umount", point)
+    shutil.rmtree(point / "forgotten")
+    (point / "file").unlink()
+    assert weightfs("mount", store.directory, point).err == ""
+    weightfs("umount", point)
+
+
+def test_help_fits_a_terminal():
+    listed = re.findall(r"^  ([a-z]+) +[A-Z]", weightfs("--help").out.partition("Subcommands:")[2], re.MULTILINE)
+    assert {"format", "mount", "push", "top"} <= set(listed)
+    for command in listed:
+        text = weightfs(command, "--help").out
+        assert max(map(len, text.partition("Options")[2].partition("\n\n")[0].splitlines())) <= 100, command
+        assert weightfs("help", command).out == text
+        assert "FLOAT" not in text
+    assert weightfs("help").out == weightfs("--help").out
+    assert weightfs("-V").out == weightfs("--version").out
 
 
 @pytest.mark.parametrize("name, mount, fsck, info", [

@@ -159,6 +159,18 @@ def test_the_privileges_of_the_unit_are_enough(factory, tmp_path):
     store.fsck()
 
 
+def test_a_wrong_option_ends_the_service_and_a_missing_store_does_not(factory):
+    found = dict(settings(UNIT.read_text()))
+    codes = {int(code) for code in found["RestartPreventExitStatus"].split()}
+    store, path = factory.store("64M"), factory.directory("service")
+    wrong = process.run([program(), "mount", "-f", "-o", "no_such_option", "--", store.directory, path], codes=None)
+    assert wrong.code in codes, wrong
+    late = process.run([program(), "mount", "-f", "-o", "rw", "--", store.directory / "late", path], codes=None)
+    assert late.code not in codes | {0}, late
+    assert found["StartLimitIntervalSec"] == "0", "systemd would give up before a disk appears"
+    assert found["ExecStartPre"] == "-mkdir -p -- ${MOUNTPOINT}" and int(found["OOMScoreAdjust"]) < 0
+
+
 def test_the_unit_has_no_setting_that_hides_the_mount():
     """These settings give a service its own mount namespace, so that nobody else would see the mount."""
     hiding = re.compile(

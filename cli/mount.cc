@@ -114,7 +114,8 @@ Result<Plan> MakePlan(const Arguments& arguments) {
   Plan plan;
   plan.foreground = arguments.foreground;
   RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
-  ASSIGN_OR_RETURN(plan.store, RealDirectory(arguments.store, "the store's directory, which 'weightfs format' creates"));
+  ASSIGN_OR_RETURN(plan.store,
+                   RealDirectory(arguments.store, "the store's directory, which 'weightfs format' creates"));
   ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
   if (!HoldsStore(plan.store) && HoldsStore(plan.mount.mountpoint)) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: not a weightfs store, but {} is one; the store comes first: "

@@ -10,13 +10,13 @@
 namespace weightfs {
 
 struct DeviceContents {
-  std::string words;  // "a signature of ext4 (filesystem)", "a device of a weightfs store", "data (the byte at 4096 …)"
+  std::string words;      // "a signature of ext4 (filesystem)", "a device of a weightfs store"
   bool of_store = false;  // by a superblock, or by a root of the replica
   bool damaged = false;   // of a store, but without a valid superblock: RecoverStore may rebuild it
 };
 
-// Describes the content. Returns nullopt when libblkid finds no signature and all bytes at superblock locations are zero. Returns kIo with a
-// full message when the content cannot be read.
+// Describes the content. Returns nullopt when libblkid finds no signature and all bytes before the data area are zero.
+// Returns kIo with a full message when the content cannot be read.
 Result<std::optional<DeviceContents>> DescribeContents(const std::string& path);
 
 }  // namespace weightfs

@@ -381,11 +381,12 @@ int LeaseServer::Ask(uint32_t user, uint64_t connection, const AskedLease& asked
     if (at->second->peer().uid != user || !at->second->IsBoundTo(asked.process)) return ENOTCONN;
     found = at->second;
     counted.emplace(requests_.open());
-  }
-  switch (found->Ask(asked)) {
-    case LeaseConnection::Asked::kBusy: return EBUSY;
-    case LeaseConnection::Asked::kWaits: return 0;
-    case LeaseConnection::Asked::kBegins: break;
+    // Under the mutex, so that the connection does not count as idle meanwhile.
+    switch (found->Ask(asked)) {
+      case LeaseConnection::Asked::kBusy: return EBUSY;
+      case LeaseConnection::Asked::kWaits: return 0;
+      case LeaseConnection::Asked::kBegins: break;
+    }
   }
   if (here) {
     ServeAsked(found, asked);

@@ -379,6 +379,7 @@ void Committer::Revert(Sealed* sealed, MutexLock& lock) {
   Inode& inode = *sealed->inode;
   // Wait for later writes too: after the revert, new writes may go to the same blocks.
   inode.file->WaitForAllWrites(lock);
+  if (inode.deleted) return;  // meanwhile
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
   inode.file->Revert(inode.committed_size, inode.committed_blocks);
   ForgetError(sealed->inode);

@@ -78,6 +78,19 @@ void File::PlanMemory(FileBlock first, FileBlock end, Staging staging, WritePlan
   const std::vector<Buffer>& supply = stripe ? plan->supplies_.stripes : plan->supplies_.small;
   size_t& used = stripe ? plan->stripes_used_ : plan->small_used_;
   size_t& lacking = stripe ? plan->needs_.stripes : plan->needs_.small;
+  // A buffer of this plan serves all blocks of its part of the file, also while it is still lacking: a step needs few
+  // buffers, however many dirty ranges lie in it.
+  const size_t begin = plan->ranges_.size();
+  const auto find_planned = [&](uint64_t at) -> const DirtyBlocks* {
+    const FileBlock part{RoundDown(at, StagingBlocks(staging))};
+    for (size_t index = plan->ranges_.size(); index > 0; --index) {
+      const WritePlan::NewRange& range = plan->ranges_[index - 1];
+      const bool holds = range.blocks.buffer ? range.first.value <= at && at < range.blocks.buffer_end()
+                                             : index > begin && range.blocks.buffer_first == part;
+      if (holds) return &range.blocks;
+    }
+    return nullptr;
+  };
   for (uint64_t at = first.value; at < end.value;) {
     if (const auto memory = dirty_.Writable(FileBlock{at}); !memory.empty()) {
       at += memory.size() / kBlockSize;
@@ -93,9 +106,8 @@ void File::PlanMemory(FileBlock first, FileBlock end, Staging staging, WritePlan
       blocks.buffer = neighbor->buffer;
       blocks.buffer_first = neighbor->buffer_first;
       blocks.buffer_limit = neighbor->buffer_limit;
-    } else if (!plan->ranges_.empty() && plan->ranges_.back().blocks.buffer && plan->ranges_.back().first.value <= at &&
-               at < plan->ranges_.back().blocks.buffer_end()) {
-      blocks = plan->ranges_.back().blocks;
+    } else if (const DirtyBlocks* planned = find_planned(at)) {
+      blocks = *planned;
     } else {
       blocks.buffer_first = {RoundDown(at, StagingBlocks(staging))};
       if (used < supply.size()) {

@@ -168,8 +168,15 @@ class Namespace {
   // Returns kNotEmpty, or kAgain when `check` is not of the directory or out of date.
   static Result<void> RequireEmpty(const InodePtr& directory, const EmptinessCheck& check);
   Result<void> TryRemoveDirectory(InodeId parent, std::string_view name, EmptinessCheck* check) EXCLUDES(mutex_);
-  // Returns kInvalid when `directory` is `inode` or lies below it, so that it cannot move there.
-  Result<void> CheckNotBelow(const InodePtr& inode, InodePtr directory) REQUIRES(mutex_);
+  // That a directory does not move below itself, found without the mutex: the way to the root may be long.
+  struct AncestryCheck {
+    InodePtr moved, target;
+    uint64_t moves = 0;  // directory_moves_ before the search
+    Result<void> result;
+  };
+  // Returns kInvalid when `directory` is `inode` or lies below it, so that it cannot move there, and kAgain after `most`
+  // steps.
+  Result<void> CheckNotBelow(const InodePtr& inode, InodePtr directory, uint64_t most);
 
   Result<Attributes> CreateLocked(const InodePtr& parent, std::string_view name, const CreateRequest& request)
       REQUIRES(mutex_);
@@ -217,11 +224,13 @@ class Namespace {
                           std::vector<InodePtr>* found);
   // Follows a path from a directory, and symbolic links in it; nullopt when it does not lead to an inode.
   std::optional<EntryRecord> FollowPath(InodeId directory, std::string_view path, unsigned* links);
-  Result<void> MoveLocked(const EntryLocation& from, const EntryLocation& to, const EmptinessCheck& target)
-      REQUIRES(mutex_);
+  Result<void> MoveLocked(const EntryLocation& from, const EntryLocation& to, const EmptinessCheck& target,
+                          std::span<const AncestryCheck> ancestries) REQUIRES(mutex_);
   Result<void> TryMoveLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
-  Result<void> ExchangeLocked(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
-  Result<void> CheckMove(const EntryLocation& from, const EntryLocation& to) REQUIRES(mutex_);
+  Result<void> ExchangeLocked(const EntryLocation& from, const EntryLocation& to,
+                              std::span<const AncestryCheck> ancestries) REQUIRES(mutex_);
+  Result<void> CheckMove(const EntryLocation& from, const EntryLocation& to,
+                         std::span<const AncestryCheck> ancestries) REQUIRES(mutex_);
 
   // Reads the catalog records of an inode that is about to lose its last link. Returns nullopt when `replaced` is null
   // or will not be deleted at once.
@@ -267,6 +276,7 @@ class Namespace {
   // Unlinked inodes in use. They stay in memory so that the last Close or Forget finds them here.
   std::unordered_map<InodeId, InodePtr> orphans_ GUARDED_BY(mutex_);
   std::atomic<uint64_t> inode_count_{0};
+  uint64_t directory_moves_ GUARDED_BY(mutex_) = 0;  // changes of the parent of a directory
 };
 
 // The state of a PublishTree that is called again. Used by one thread at a time. Until the last call has returned, what

@@ -25,6 +25,11 @@ std::vector<InodePtr> FailedFiles(DataOwner& data) {
   return files;
 }
 
+// Directories on the way to the root that are looked at in one hold of Namespace::mutex_.
+constexpr uint64_t kStepsLocked = 64;
+// Of a rename whose names or directories others change meanwhile.
+constexpr int kMostAttempts = 1000;
+
 // The kernel never sends these names, but a caller of the library may.
 Result<void> CheckRemovable(std::string_view name) {
   RETURN_IF_ERROR(CheckName(name));
@@ -70,9 +75,8 @@ Result<void> Namespace::RequireEmpty(const InodePtr& directory, const EmptinessC
   return check.empty ? Result<void>() : ErrorCode::kNotEmpty;
 }
 
-Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory) {
-  // A path has no more components than there are directories, unless damage made a cycle of parents.
-  for (uint64_t steps = 0; steps <= inode_count_; ++steps) {
+Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory, uint64_t most) {
+  for (uint64_t steps = 0; steps <= most; ++steps) {
     if (directory == inode) return ErrorCode::kInvalid;
     if (directory->id == kRootInode) return {};
     InodeId parent;
@@ -83,7 +87,7 @@ Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory)
     }
     ASSIGN_OR_RETURN(directory, GetDirectory(parent));
   }
-  return Damaged(directory->id, "its parents lead round in a ring");
+  return ErrorCode::kAgain;
 }
 
 Result<Attributes> Namespace::Link(InodeId ino, InodeId new_parent, std::string_view new_name) {
@@ -279,7 +283,8 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
   RETURN_IF_ERROR(CheckWritable(change));
   const bool exchange = mode == RenameMode::kExchange;
   EmptinessCheck target;
-  while (true) {
+  std::vector<AncestryCheck> ancestries;
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     ASSIGN_OR_RETURN(const InodeId committed, CommitData(parent, name));
     InodeId other_committed;
     if (exchange) {
@@ -296,24 +301,43 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
     if (to.inode == to.directory) return Damaged(new_parent, "it is listed in itself");
     if (mode == RenameMode::kNoReplace && to.inode != nullptr) return ErrorCode::kExists;
     if (from.inode == to.inode) return {};
-    if (exchange) return ExchangeLocked(from, to);
-    const auto moved = MoveLocked(from, to, target);
+    const auto moved = exchange ? ExchangeLocked(from, to, ancestries) : MoveLocked(from, to, target, ancestries);
     if (moved || moved.error().code != ErrorCode::kAgain) return moved;
-    const InodePtr directory = to.inode;
+    // A path has no more components than there are directories, unless damage made a cycle of parents.
+    const uint64_t moves = directory_moves_, most = inode_count_;
     lock.Unlock();
-    ASSIGN_OR_RETURN(target, CheckEmpty(directory));
+    ancestries.clear();
+    for (const auto& [one, other] : {std::pair(&from, &to), std::pair(&to, &from)}) {
+      if (one->inode == nullptr || !S_ISDIR(one->type)) continue;
+      auto result = CheckNotBelow(one->inode, other->directory, most);
+      if (!result && result.error().code == ErrorCode::kAgain) {
+        result = Damaged(other->directory->id, "its parents lead round in a ring");
+      }
+      ancestries.push_back({one->inode, other->directory, moves, std::move(result)});
+    }
+    if (!exchange && to.inode != nullptr && S_ISDIR(to.type)) {
+      ASSIGN_OR_RETURN(target, CheckEmpty(to.inode));
+    }
   }
+  return ErrorCode::kBusy;  // others change these names all the time
 }
 
 // A directory must not move below itself.
-Result<void> Namespace::CheckMove(const EntryLocation& from, const EntryLocation& to) {
+Result<void> Namespace::CheckMove(const EntryLocation& from, const EntryLocation& to,
+                                  std::span<const AncestryCheck> ancestries) {
   if (!S_ISDIR(from.type) || from.directory == to.directory) return {};
-  return CheckNotBelow(from.inode, to.directory);
+  for (const AncestryCheck& known : ancestries) {
+    if (known.moved == from.inode && known.target == to.directory && known.moves == directory_moves_) {
+      return known.result;
+    }
+  }
+  return CheckNotBelow(from.inode, to.directory, kStepsLocked);
 }
 
 // Returns kAgain when `target` is not what is known about the directory to be replaced.
-Result<void> Namespace::MoveLocked(const EntryLocation& from, const EntryLocation& to, const EmptinessCheck& target) {
-  RETURN_IF_ERROR(CheckMove(from, to));
+Result<void> Namespace::MoveLocked(const EntryLocation& from, const EntryLocation& to, const EmptinessCheck& target,
+                                   std::span<const AncestryCheck> ancestries) {
+  RETURN_IF_ERROR(CheckMove(from, to, ancestries));
   const bool directory = S_ISDIR(from.type);
   if (to.inode != nullptr) {
     if (directory && !S_ISDIR(to.type)) return ErrorCode::kNotDirectory;
@@ -342,6 +366,7 @@ Result<void> Namespace::TryMoveLocked(const EntryLocation& from, const EntryLoca
     if (to.inode != nullptr && target.links > 0) --target.links;
     if (moves && target.links > kMaximumLinks) return ErrorCode::kTooManyLinks;
     moved.parent = to.directory->id.value;
+    if (moves) ++directory_moves_;
   }
   moved.changed = source.modified = source.changed = target.modified = target.changed = now;
   transaction.batch().Delete(keys::Entry(from.directory->id, from.name));
@@ -349,9 +374,10 @@ Result<void> Namespace::TryMoveLocked(const EntryLocation& from, const EntryLoca
   return CommitLocked(transaction, to.inode, std::move(records), now);
 }
 
-Result<void> Namespace::ExchangeLocked(const EntryLocation& from, const EntryLocation& to) {
-  RETURN_IF_ERROR(CheckMove(from, to));
-  RETURN_IF_ERROR(CheckMove(to, from));
+Result<void> Namespace::ExchangeLocked(const EntryLocation& from, const EntryLocation& to,
+                                       std::span<const AncestryCheck> ancestries) {
+  RETURN_IF_ERROR(CheckMove(from, to, ancestries));
+  RETURN_IF_ERROR(CheckMove(to, from, ancestries));
   const Timestamp now = Timestamp::Now();
   InodeTransaction transaction(catalog_, {from.directory, to.directory, from.inode, to.inode});
   InodeRecord& first = transaction.record(from.directory);
@@ -365,6 +391,7 @@ Result<void> Namespace::ExchangeLocked(const EntryLocation& from, const EntryLoc
     --loses.links;
     ++gains.links;
   }
+  ++directory_moves_;
   if (S_ISDIR(from.type)) transaction.record(from.inode).parent = to.directory->id.value;
   if (S_ISDIR(to.type)) transaction.record(to.inode).parent = from.directory->id.value;
   for (const InodePtr& inode : {from.inode, to.inode}) transaction.record(inode).changed = now;

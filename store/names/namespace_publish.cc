@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <deque>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -74,19 +76,18 @@ class Namespace::Tree {
     }
     return bytes;
   }
-  // A path of an inode of the tree.
-  std::string PathOf(InodeId ino) const {
-    const auto found = found_.find(ino);
-    return found == found_.end() ? std::string() : found->second.path;
-  }
+  // A path of an inode of the tree, relative to the top; of a long one the end.
+  std::string PathOf(InodeId ino) const;
 
  private:
+  // One name, because the paths of a deep tree take too much memory.
   struct Found {
-    std::string path;  // relative to the top
+    InodeId parent;
+    std::string name;
     uint32_t names = 1;
   };
   Result<void> AddEntries(Namespace& names, InodeId directory);
-  Result<void> AddName(const InodePtr& inode, const std::string& path);
+  Result<void> AddName(const InodePtr& inode, InodeId parent, std::string_view name);
   Result<void> AddWaiting();
   Result<void> TryAdd(const InodePtr& inode);
   Result<void> CheckNames();
@@ -123,8 +124,18 @@ Result<void> Namespace::Tree::TryAdd(const InodePtr& inode) {
   return {};
 }
 
-Result<void> Namespace::Tree::AddName(const InodePtr& inode, const std::string& path) {
-  const auto [found, added] = found_.try_emplace(inode->id, Found{path});
+std::string Namespace::Tree::PathOf(InodeId ino) const {
+  std::string path;
+  for (auto found = found_.find(ino); ino != top_->id && found != found_.end(); found = found_.find(ino)) {
+    path = found->second.name + (path.empty() ? "" : "/") + path;
+    if (path.size() > PATH_MAX) return "…/" + path;
+    ino = found->second.parent;
+  }
+  return path;
+}
+
+Result<void> Namespace::Tree::AddName(const InodePtr& inode, InodeId parent, std::string_view name) {
+  const auto [found, added] = found_.try_emplace(inode->id, Found{parent, std::string(name)});
   if (added) {
     if (freeze_ && found_.size() > kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
     waiting_.push_back(inode);
@@ -136,7 +147,8 @@ Result<void> Namespace::Tree::AddName(const InodePtr& inode, const std::string& 
   lock.Unlock();
   // Its entries are in the tree, perhaps with this one among them.
   static_cast<void>(Damaged(inode->id, "this directory has several names, or lies below itself"));
-  return Fail(path, ErrorCode::kCorrupt);
+  const std::string above = PathOf(parent);
+  return Fail(above + (above.empty() ? "" : "/") + std::string(name), ErrorCode::kCorrupt);
 }
 
 Result<void> Namespace::Tree::AddWaiting() {
@@ -152,27 +164,28 @@ Result<void> Namespace::Tree::AddWaiting() {
 }
 
 Result<void> Namespace::Tree::AddEntries(Namespace& names, InodeId directory) {
-  const std::string path = PathOf(directory);
   const auto entry = names.catalog_.NewIterator(keys::EntryPrefix(directory));
   for (; entry->Valid(); entry->Next()) {
     const auto key = keys::ParseNamed(entry->key());
     const auto record = EntryRecord::Decode(entry->value());
     if (!key || !record) {
       static_cast<void>(Damaged(directory, "one of its entries is damaged"));
-      return Fail(path, ErrorCode::kCorrupt);
+      return Fail(PathOf(directory), ErrorCode::kCorrupt);
     }
-    const std::string name = path.empty() ? std::string(key->name) : path + "/" + std::string(key->name);
     const auto inode = names.inodes_.Get(record->ino);
-    if (!inode) return Fail(name, inode.error().code);
+    if (!inode) {
+      found_.try_emplace(record->ino, Found{directory, std::string(key->name)});
+      return Fail(PathOf(record->ino), inode.error().code);
+    }
     const bool nested = !freeze_ && S_ISDIR(record->type) && record->ino != top_->id;
     if (nested && names.GetPublication(record->ino)) continue;
-    RETURN_IF_ERROR(AddName(*inode, name));
+    RETURN_IF_ERROR(AddName(*inode, directory, key->name));
   }
   return entry->status();
 }
 
 Result<void> Namespace::Tree::Collect(Namespace& names) {
-  RETURN_IF_ERROR(found_.empty() ? AddName(top_, {}) : AddWaiting());
+  RETURN_IF_ERROR(found_.empty() ? AddName(top_, {}, {}) : AddWaiting());
   while (!directories_.empty()) {
     const InodeId directory = directories_.back();
     directories_.pop_back();
@@ -187,7 +200,7 @@ Result<void> Namespace::Tree::CheckNames() {
     const Found& found = found_.at(inode->id);
     MutexLock lock(inode->mutex);
     if (!inode->IsDirectory() && inode->attributes.links > found.names)
-      return Fail(found.path, ErrorCode::kTooManyLinks);
+      return Fail(PathOf(inode->id), ErrorCode::kTooManyLinks);
   }
   return {};
 }

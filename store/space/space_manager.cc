@@ -18,6 +18,9 @@ constexpr BlockCount kAlignedRun{2 * kMiB / kBlockSize};
 // With several devices, consecutive stripes of a file are on consecutive devices.
 constexpr uint64_t kStripeBlocks = 8 * kMiB / kBlockSize;
 
+// Runs that one hold of the mutex covers: a file may have a million.
+constexpr size_t kRunsAtOnce = 1000;
+
 constexpr auto kForever = std::chrono::steady_clock::time_point::max();
 
 BlockCount BlocksOf(const std::vector<DeviceRun>& runs) {
@@ -82,10 +85,20 @@ bool SpaceManager::WouldFit(BlockCount count, BlockCount freed, bool privileged)
   return FitsLocked(count, waiting_ + freed, privileged);
 }
 
+template <typename Operation>
+void SpaceManager::InSteps(const std::vector<DeviceRun>& runs, Operation operation) const {
+  for (size_t at = 0; at < runs.size(); at += kRunsAtOnce) {
+    const std::span<const DeviceRun> step = std::span(runs).subspan(at, std::min(kRunsAtOnce, runs.size() - at));
+    MutexLock lock(mutex_);
+    operation(step);
+  }
+}
+
 BlockCount SpaceManager::Unpinned(const std::vector<DeviceRun>& runs) const {
-  MutexLock lock(mutex_);
   BlockCount count;
-  for (const DeviceRun& run : runs) count += run.run.count - pins_.PinnedIn(run);
+  InSteps(runs, [&](std::span<const DeviceRun> step) REQUIRES(mutex_) {
+    for (const DeviceRun& run : step) count += run.run.count - pins_.PinnedIn(run);
+  });
   return count;
 }
 
@@ -279,14 +292,16 @@ void SpaceManager::LeaveRead(uint64_t epoch) {
   if (HasReadyLocked()) freed_.notify_all();
 }
 
-void SpaceManager::Retire(std::vector<DeviceRun> runs) {
+void SpaceManager::Retire(const std::vector<DeviceRun>& runs) {
   if (runs.empty()) return;
-  std::vector<DeviceRun> unpinned;
+  InSteps(runs, [this](std::span<const DeviceRun> step) REQUIRES(mutex_) {
+    std::vector<DeviceRun> unpinned;
+    const BlockCount parked = pins_.parked();
+    for (const DeviceRun& run : step) pins_.Park(run, &unpinned);
+    used_ += static_cast<int64_t>((pins_.parked() - parked).value);
+    RetireLocked(std::move(unpinned));
+  });
   MutexLock lock(mutex_);
-  const BlockCount parked = pins_.parked();
-  for (const DeviceRun& run : runs) pins_.Park(run, &unpinned);
-  used_ += static_cast<int64_t>((pins_.parked() - parked).value);
-  RetireLocked(std::move(unpinned));
   FreeRetiredLocked(lock);
 }
 
@@ -339,18 +354,21 @@ SpacePin SpaceManager::Pin(std::vector<DeviceRun> runs) {
   SpacePin pin;
   pin.space_ = this;
   pin.runs_ = std::move(runs);
-  MutexLock lock(mutex_);
-  for (const DeviceRun& run : pin.runs_) pins_.Add(run);
+  InSteps(pin.runs_, [this](std::span<const DeviceRun> step) REQUIRES(mutex_) {
+    for (const DeviceRun& run : step) pins_.Add(run);
+  });
   return pin;
 }
 
 void SpaceManager::Unpin(const std::vector<DeviceRun>& runs) {
-  std::vector<DeviceRun> unpinned;
+  InSteps(runs, [this](std::span<const DeviceRun> step) REQUIRES(mutex_) {
+    std::vector<DeviceRun> unpinned;
+    const BlockCount parked = pins_.parked();
+    for (const DeviceRun& run : step) pins_.Remove(run, &unpinned);
+    used_ -= static_cast<int64_t>((parked - pins_.parked()).value);
+    RetireLocked(std::move(unpinned));
+  });
   MutexLock lock(mutex_);
-  const BlockCount parked = pins_.parked();
-  for (const DeviceRun& run : runs) pins_.Remove(run, &unpinned);
-  used_ -= static_cast<int64_t>((parked - pins_.parked()).value);
-  RetireLocked(std::move(unpinned));
   FreeRetiredLocked(lock);
 }
 

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -167,7 +168,7 @@ class SpaceManager {
   // Frees the runs once every reader that entered before has left and no pin remains: on this thread, or on that of the
   // next call that frees, allocates or lacks blocks. Call this only after the commit that dropped them, so that nobody
   // can pin them any more.
-  void Retire(std::vector<DeviceRun> runs) EXCLUDES(mutex_);
+  void Retire(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   // Retired blocks that no lease pins and that are not free yet.
   BlockCount waiting() const EXCLUDES(mutex_);
   // Waits until Reserve, or ReserveAhead with `freed` blocks, would succeed, but not beyond `deadline`, and only while
@@ -214,6 +215,9 @@ class SpaceManager {
   void WaitForFreedLocked(MutexLock& lock, std::chrono::steady_clock::time_point deadline, Condition condition)
       REQUIRES(mutex_);
   void Unpin(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
+  // Calls `operation` for the runs in steps, each in one hold of the mutex.
+  template <typename Operation>
+  void InSteps(const std::vector<DeviceRun>& runs, Operation operation) const EXCLUDES(mutex_);
   // Blocks of a lease that ended while its writer may still have writes in flight.
   struct OrphanedReservation {
     uint64_t writer;

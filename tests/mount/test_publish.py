@@ -346,3 +346,31 @@ def test_a_kill_leaves_a_large_publication_whole_or_nothing(factory):
             module.unpublish(target)
     mount.umount()
     assert "clean" in weightfs("fsck", mount.store.directory, "--data").out
+
+
+def memory_peak(pid):
+    with open(f"/proc/{pid}/status", encoding="ascii") as status:
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) * 1024
+
+
+def test_a_deep_tree_takes_memory_for_its_names_and_not_for_its_paths(factory):
+    """1,000 directories below each other with names of 255 bytes: their paths together take 128 MB."""
+    mount = factory.mount(factory.store("64M"))
+    top = mount.path / "top"
+    top.mkdir()
+    directory = os.open(top, os.O_RDONLY)
+    for _ in range(1000):
+        os.mkdir("d" * 255, dir_fd=directory)
+        below = os.open("d" * 255, os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    os.close(os.open("open", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=directory))
+    before = memory_peak(mount.pid)
+    writer = os.open("open", os.O_WRONLY, dir_fd=directory)
+    refused = weightfs("publish", top, codes=(1,))
+    assert "open" in refused.err and "dddd" in refused.err, "the end of a path of 256,000 bytes"
+    os.close(writer)
+    weightfs("publish", top)
+    weightfs("unpublish", top)
+    assert memory_peak(mount.pid) - before < 64 << 20
+    os.close(directory)

@@ -17,6 +17,20 @@ namespace {
 
 constexpr uint64_t kBlock = kBlockSize;
 
+// Each gap between dirty ranges would otherwise take a stripe of its own, of which there are 12.
+TEST(Files, AnUnalignedWriteBetweenManyDirtyRangesFitsIntoTheLeastMemory) {
+  constexpr uint64_t kStep = 128 * kKiB, kRequest = 4 * kMiB;
+  TestStore store({.device_size = ByteCount{512 * kMiB}, .store = {.memory = kLeastMemory}});
+  const InodePtr inode = *store.Create("f");
+  for (uint64_t at = 0; at < kRequest; at += kStep) {
+    ASSERT_TRUE(store.WriteAt(inode, at + 32 * kKiB, std::string(kBlockSize, 'a')).has_value());
+  }
+  ASSERT_TRUE(store.WriteAt(inode, 1, std::string(kRequest - kBlockSize, 'b')).has_value());
+  const std::string content = store.ReadAll(inode).value();
+  EXPECT_EQ(content[0], '\0');
+  EXPECT_EQ(content.substr(1, kRequest - kBlockSize), std::string(kRequest - kBlockSize, 'b'));
+}
+
 TEST(Files, ReadsWhatWasWrittenBeforeAndAfterSync) {
   TestStore store;
   const InodePtr file = store.Create("a").value();

@@ -50,7 +50,10 @@ class FakeDataOwner final : public DataOwner {
     if (commit_error && !files.empty()) return *commit_error;
     return {};
   }
-  std::vector<InodePtr> UncommittedFiles() override { return uncommitted; }
+  std::vector<InodePtr> UncommittedFiles() override {
+    if (looks_before_call > 0 && --looks_before_call == 0) on_look();
+    return uncommitted;
+  }
   Result<DataRecords> ReadRecords(const InodePtr& inode) override {
     if (on_read) std::exchange(on_read, nullptr)();
     DataRecords records;
@@ -76,6 +79,8 @@ class FakeDataOwner final : public DataOwner {
 
   std::function<void()> on_commit;  // called once; set before use, for one thread
   std::function<void()> on_read;    // called once, when the records of a deletion are read
+  std::function<void()> on_look;  // called by the UncommittedFiles with this number
+  int looks_before_call = 0;
   std::optional<ErrorCode> commit_error;
   bool failed = false;                // all later commits fail
   bool kept_errors = false;           // argument of the last CommitBeforeNaming

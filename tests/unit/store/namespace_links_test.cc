@@ -202,6 +202,41 @@ TEST_F(NamespaceRename, ADirectoryCannotMoveBelowItself) {
   EXPECT_EQ(Rename(b, "c", kRootInode, "c"), std::nullopt);
 }
 
+// The way to the root of a deep directory is searched without the mutex.
+class DeepRename : public NamespaceTest {
+ protected:
+  static constexpr int kDepth = 200;
+  InodeId MakeChain(std::string_view name) {
+    InodeId bottom = MakeDirectory(kRootInode, name);
+    for (int depth = 1; depth < kDepth; ++depth) bottom = MakeDirectory(bottom, "d");
+    return bottom;
+  }
+  std::optional<ErrorCode> Rename(std::string_view from, InodeId to, std::string_view name,
+                                  RenameMode mode = RenameMode::kReplace) {
+    const auto renamed = names_->Rename(kRootInode, from, to, name, mode);
+    return renamed ? std::nullopt : std::optional(renamed.error().code);
+  }
+};
+
+TEST_F(DeepRename, ADirectoryCannotMoveFarBelowItself) {
+  const InodeId bottom = MakeChain("a");
+  const InodeId other = MakeDirectory(kRootInode, "b"), last = MakeDirectory(bottom, "last");
+  EXPECT_EQ(Rename("a", bottom, "x"), ErrorCode::kInvalid);
+  EXPECT_EQ(Rename("a", bottom, "last", RenameMode::kExchange), ErrorCode::kInvalid);
+  EXPECT_EQ(Rename("b", bottom, "last", RenameMode::kExchange), std::nullopt);
+  EXPECT_EQ(names_->Lookup(kRootInode, "b")->ino, last);
+  EXPECT_EQ(Rename("b", bottom, "last"), std::nullopt) << "it replaces an empty directory";
+  EXPECT_EQ(names_->Lookup(last, "..")->ino, bottom);
+  EXPECT_EQ(names_->GetAttributes(other).error().code, ErrorCode::kStale);
+}
+
+TEST_F(DeepRename, ADirectoryThatMovesMeanwhileIsNoticed) {
+  const InodeId a = MakeChain("a"), b = MakeChain("b");
+  data_.on_look = [&] { EXPECT_EQ(Rename("b", a, "x"), std::nullopt); };
+  data_.looks_before_call = 2;  // after the search, which found no obstacle
+  EXPECT_EQ(Rename("a", b, "x"), ErrorCode::kInvalid);
+}
+
 TEST_F(NamespaceRename, NoReplaceReplacesNothing) {
   MakeFile(kRootInode, "f");
   const InodeId other = MakeFile(kRootInode, "g");

@@ -170,6 +170,24 @@ TEST_F(SpaceManagerTest, PinnedBlocksWaitForTheirPin) {
   EXPECT_EQ(Reservable(), kDevice);
 }
 
+TEST_F(SpaceManagerTest, ManyRunsArePinnedAndRetiredInStepsAndNoneIsLeftOut) {
+  std::vector<DeviceRun> runs;
+  for (uint64_t block = 0; block < 2500; ++block) {
+    runs.push_back(Allocate(1, block, BlockCount{1}).value().front());
+  }
+  EXPECT_EQ(space_->Unpinned(runs).value, 2500U);
+  {
+    const SpacePin pin = space_->Pin(runs);
+    EXPECT_EQ(space_->pinned().value, 2500U);
+    EXPECT_EQ(space_->Unpinned(runs).value, 0U);
+    space_->Retire(runs);
+    EXPECT_EQ(space_->waiting().value, 0U);
+    EXPECT_EQ(Reservable(), kDevice - BlockCount{2500});
+  }
+  EXPECT_EQ(space_->pinned().value, 0U);
+  EXPECT_EQ(Reservable(), kDevice);
+}
+
 TEST_F(SpaceManagerTest, BlocksThatLoseTheirPinWaitForTheReadersFromBefore) {
   auto runs = Allocate(1, 0, BlockCount{100}).value();
   std::optional<SpacePin> pin = space_->Pin(runs);

@@ -49,7 +49,7 @@ std::string ToString(const Error& error) {
 }
 
 Error SystemError(std::string_view path, std::string_view what, int error_number) {
-  const char* const advice = error_number == ENOTCONN
+  const char* const advice = error_number == ENOTCONN || error_number == ECONNABORTED
                                  ? "; if it is a mount, its process has ended: 'weightfs umount' removes the mount"
                                  : "";
   return {ErrorCode{error_number}, fmt::format("{}: {}: {}{}", path, what, std::strerror(error_number), advice)};

@@ -102,7 +102,8 @@ def machine(local, cufile):
             facts.write_text("I:1\nE:ID_FS_USAGE=filesystem\nE:ID_FS_TYPE=ext4\nG:systemd\n")
         made.update(os.environ, LD_PRELOAD=str(FOLDER / "libweightfs_fake_machine.so"),
                     WEIGHTFS_FAKE_MACHINE=str(shown), WEIGHTFS_CUDA_LIBRARY=str(LIBRARY),
-                    WEIGHTFS_CUFILE_LIBRARY=str(cufile), CUFILE_LOGFILE_PATH=str(local / "cufile.log"), PYTHONPATH=os.pathsep.join(sys.path))
+                    WEIGHTFS_CUFILE_LIBRARY=str(cufile), CUFILE_LOGFILE_PATH=str(local / "cufile.log"),
+                    PYTHONPATH=os.pathsep.join(sys.path))
         made.pop("WEIGHTFS_GDS_MODE", None)
         made.pop("WEIGHTFS_PROC_MODULES", None)
         return made
@@ -129,19 +130,19 @@ def test_the_tests_of_the_client_pass(local, machine, cufile):
 @pytest.mark.parametrize("mode", ["cufile", "auto"])
 def test_files_on_a_disk(local, machine, mode):
     (local / "files").mkdir()
-    done = run([sys.executable, "-c", STEPS, local / "files", mode, "auto", ""], machine(local))
+    done = run([sys.executable, "-X", "faulthandler", "-c", STEPS, local / "files", mode, "auto", ""], machine(local))
     assert done.returncode == 0 and "done" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("mode, direct", [("cufile", "auto"), ("auto", "auto"), ("auto", "require")])
 def test_files_on_a_mount(work, local, machine, cufile, mode, direct):
-    done = run([sys.executable, "-c", STEPS, work, mode, direct, "leased" if mode == "auto" else ""],
-               machine(local))
+    leased = "leased" if mode == "auto" else ""
+    done = run([sys.executable, "-X", "faulthandler", "-c", STEPS, work, mode, direct, leased], machine(local))
     if mode == "cufile" and "12" in cufile.parts:
         # Versions before 1.16 take no FUSE filesystem.
         assert done.returncode != 0 and "which cuFile takes from version 1.16 on" in done.stderr, done.stderr
     else:
-        assert done.returncode == 0 and "done" in done.stdout, done.stderr
+        assert done.returncode == 0 and "done" in done.stdout, done.stdout + done.stderr
 
 
 FACTS = """

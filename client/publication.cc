@@ -42,8 +42,10 @@ Error Explained(const std::string& path, int error) {
 // Checks the result of an ioctl: an errno, or 0. Other filesystems may answer it as they like.
 Result<void> Answered(int opened, const std::string& directory, int failed) {
   if (failed == ENOTTY || failed == ENOSYS || (failed != ENOTCONN && !lease::IsOnMount(opened))) {
-    return Error{ErrorCode::kNotSupported, directory + ": not on a weightfs mount of this version; publications are "
-                                                          "of directories in one ('findmnt -t fuse.weightfs' lists them)", directory};
+    return Error{ErrorCode::kNotSupported,
+                 directory + ": not on a weightfs mount of this version; publications are of directories in one "
+                             "('findmnt -t fuse.weightfs' lists them)",
+                 directory};
   }
   if (failed != 0) return Explained(directory, failed);
   return {};

@@ -236,9 +236,9 @@ size_t Committer::RunCycle(Cycle cycle) {
   for (const Deletion& deletion : cycle.deletions) extents += deletion.runs.size();
   if (!cycle.error) {
     for (Sealed& sealed : cycle.sealed) {
-      if (sealed.content) space_.Retire(std::move(sealed.content->freed));
+      if (sealed.content) space_.Retire(sealed.content->freed);
     }
-    for (Deletion& deletion : cycle.deletions) space_.Retire(std::move(deletion.runs));
+    for (Deletion& deletion : cycle.deletions) space_.Retire(deletion.runs);
     if (cycle.wrote) ++commits_;
   }
   Finish(&cycle, CommitLevel::kDurable);

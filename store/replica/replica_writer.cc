@@ -488,7 +488,7 @@ void ReplicaWriter::Release(const std::vector<Segment>& segments) {
   const BlockCount blocks = BlocksOf(segments);
   blocks_ -= blocks;
   space_.AddUsed(-static_cast<int64_t>(blocks.value));
-  space_.Retire(std::move(runs));
+  space_.Retire(runs);
   Refill();
 }
 

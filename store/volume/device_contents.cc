@@ -58,8 +58,7 @@ Result<std::optional<std::string>> DescribeSignature(int descriptor, const std::
 
 // Nullopt if it is no device of a store.
 Result<std::optional<DeviceContents>> DescribeStoreDevice(const std::string& path, bool has_magic) {
-  ASSIGN_OR_RETURN(const auto device,
-                   FileDevice::Open(path, {.queue_depth = 1, .read_only = true, .direct = false, .exclusive = false}));
+  ASSIGN_OR_RETURN(const auto device, OpenToExamine(path));
   const auto superblock = ReadSuperblock(*device);
   if (superblock || superblock.error().code == ErrorCode::kVersion) {
     return std::optional(DeviceContents{"a device of a weightfs store", true, false});
@@ -72,7 +71,7 @@ Result<std::optional<DeviceContents>> DescribeStoreDevice(const std::string& pat
 }
 
 struct Head {
-  bool has_magic = false;  // of a superblock
+  bool has_magic = false;            // of a superblock
   std::optional<size_t> first_byte;  // that is not zero
 };
 
@@ -101,6 +100,10 @@ Result<Head> ReadHead(int descriptor, const std::string& path) {
 }
 
 }  // namespace
+
+Result<std::unique_ptr<FileDevice>> OpenToExamine(const std::string& path) {
+  return FileDevice::Open(path, {.queue_depth = 1, .read_only = true, .direct = false, .exclusive = false});
+}
 
 Result<std::optional<DeviceContents>> DescribeContents(const std::string& path) {
   const UniqueFd device(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));

@@ -2,12 +2,17 @@
 // Detects existing content of a device or file, so that format overwrites nothing by accident.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "common/result.h"
+#include "engine/file_device.h"
 
 namespace weightfs {
+
+// Opens a device to read from it, without locks and while others may use it.
+Result<std::unique_ptr<FileDevice>> OpenToExamine(const std::string& path);
 
 struct DeviceContents {
   std::string words;      // "a signature of ext4 (filesystem)", "a device of a weightfs store"

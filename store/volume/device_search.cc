@@ -12,6 +12,7 @@
 
 #include "common/log.h"
 #include "common/printable.h"
+#include "store/volume/device_contents.h"
 
 namespace weightfs {
 namespace {
@@ -28,8 +29,7 @@ struct Candidate {
 std::optional<Candidate> Probe(const std::string& path, const Uuid& store) {
   struct stat status = {};
   if (stat(path.c_str(), &status) != 0 || (!S_ISBLK(status.st_mode) && !S_ISREG(status.st_mode))) return std::nullopt;
-  const auto device =
-      FileDevice::Open(path, {.queue_depth = 1, .read_only = true, .direct = false, .exclusive = false});
+  const auto device = OpenToExamine(path);
   if (!device) return std::nullopt;
   const auto superblock = ReadSuperblock(**device);
   if (!superblock || superblock->store_id != store) return std::nullopt;

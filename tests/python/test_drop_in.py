@@ -46,7 +46,7 @@ def test_torch_is_called_as_torch_is(local):
         assert equal(weightfs.torch.load(stream), STATE)
 
 
-@pytest.mark.parametrize("wrong", [5, None, ["file"], object()], ids=repr)
+@pytest.mark.parametrize("wrong", [5, None, ["file"], object()], ids=["number", "none", "list", "object"])
 def test_neither_a_path_nor_a_stream_is_the_error_of_torch(wrong):
     for ours, theirs in ((lambda: weightfs.torch.save(STATE, wrong), lambda: torch.save(STATE, wrong)),
                          (lambda: weightfs.torch.load(wrong), lambda: torch.load(wrong))):

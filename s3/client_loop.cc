@@ -96,6 +96,7 @@ void ClientLoop::Run() {
     int running = 0;
     curl_multi_perform(multi_.get(), &running);
     ReapTransfers();
+    ReportUnconnected();
     StartReadyJobs();
     // If libcurl cannot wait, the loop must not spin.
     if (curl_multi_poll(multi_.get(), nullptr, 0, PollTimeoutMs(), nullptr) != CURLM_OK) {
@@ -371,17 +372,33 @@ ClientLoop::Clock::duration ClientLoop::PauseBefore(const Job& job, const Failur
 
 void ClientLoop::Retry(Job& job, const Failure& failure, Clock::duration pause, unsigned limit) {
   const auto now = Clock::now();
-  const std::chrono::seconds quiet(settings_.quiet_s);
-  if (settings_.on_retry && job.failed >= quiet && now >= next_report_) {
-    next_report_ = now + quiet;
-    settings_.on_retry(fmt::format("{} {}: {}; attempt {} of {} follows", job.request.method,
-                                   ToString(job.request.object), failure.reason, job.attempts + 1, limit));
-  }
+  // With the pause, during which nothing else would report it.
+  Report(job, job.failed + pause,
+         fmt::format("{}; attempt {} of {} follows in {} s", failure.reason, job.attempts + 1, limit,
+                     std::chrono::ceil<std::chrono::seconds>(pause).count()));
   Detach(job);
   job.state = Job::State::kDelayed;
   job.due = now + pause;
   job.failed += pause;
   delayed_.emplace(job.due, &job);
+}
+
+void ClientLoop::ReportUnconnected() {
+  if (Clock::now() < next_report_) return;
+  for (const auto& [easy, job] : active_) {
+    if (job->transfer->is_connected()) continue;
+    Report(*job, Clock::now() - job->begun,
+           fmt::format("attempt {} of {} is not connected to the service yet", job->attempts, settings_.attempts));
+  }
+}
+
+void ClientLoop::Report(const Job& job, Clock::duration troubled, const std::string& what) {
+  const std::chrono::seconds quiet(settings_.quiet_s);
+  const auto now = Clock::now();
+  if (!settings_.on_retry || troubled < quiet || now < next_report_) return;
+  next_report_ = now + quiet;
+  settings_.on_retry(fmt::format("{} {}: {}; it gives up after the last one or {} s", job.request.method,
+                                 ToString(job.request.object), what, GiveUpAfter(settings_, job.request).count()));
 }
 
 // Takes the job out of its place.

@@ -96,6 +96,9 @@ class ClientLoop {
   // The pause before the next attempt.
   Clock::duration PauseBefore(const Job& job, const Failure& failure);
   void Retry(Job& job, const Failure& failure, Clock::duration pause, unsigned limit);
+  void ReportUnconnected();
+  // Calls Settings::on_retry, if it is time, for a request that has been `troubled` for so long.
+  void Report(const Job& job, Clock::duration troubled, const std::string& what);
   void Detach(Job& job);
   void Finish(Job& job, Result<Response> result);
   std::unique_ptr<Transfer> TakeTransfer();

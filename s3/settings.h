@@ -36,8 +36,9 @@ struct Settings {
   // No attempt follows when those before have failed for so long, with the pauses between them and the next one. Of
   // each one at most the time of a stall counts, so a slow transfer that breaks is repeated.
   unsigned give_up_after_s = 120;
-  // Called, on the client's thread, with one full line when a request is repeated that has failed for `quiet_s`
-  // already, counted in the same way; at most once in that time.
+  // Called, on the client's thread, with one full line when an attempt has no connection after `quiet_s`, or when the
+  // next attempt will begin after the request has failed for so long, counted in the same way; at most once in that
+  // time.
   std::function<void(const std::string& line)> on_retry = {};
   unsigned quiet_s = 5;
   uint64_t upload_rate = 0;  // maximum bytes per second of all uploads together; 0: unlimited

@@ -120,6 +120,11 @@ void Transfer::SetMethod() {
   }
 }
 
+bool Transfer::is_connected() const {
+  curl_off_t microseconds = 0;
+  return curl_easy_getinfo(easy(), CURLINFO_PRETRANSFER_TIME_T, &microseconds) == CURLE_OK && microseconds > 0;
+}
+
 void Transfer::ResumeIfGranted() {
   if (!paused_ || sender_.granted == 0) return;
   paused_ = false;

@@ -52,6 +52,8 @@ class Transfer {
   // for it.
   [[nodiscard]] bool Prepare(const Request& request, const std::string& url, const Fields& headers);
   CURL* easy() const { return easy_.get(); }
+  // False until the attempt can send its request.
+  bool is_connected() const;
   // Continues a transfer that waited for the rate limit and may send again.
   void ResumeIfGranted();
   // Ends an attempt after libcurl has ended the transfer.

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The S3 client while the network and the service fail: every request succeeds in the end, or ends with an error."""
+import contextlib
 import errno
 import os
 import random
+import re
+import socket
 
 import pytest
 
-from versions import PART
+from harness.s3_probe import clean_environment
+from versions import PART, URL, command
 
 # Faults after which a repeated request succeeds.
 PASSING = ("status", "reset", "lost", "close", "cut", "short", "long", "stall", "silence")
@@ -87,13 +91,53 @@ def test_a_service_that_never_answers_is_given_up(server, probe):
     """The time of all attempts together is bounded, and repetitions are reported. The time is over in the middle of the
     second attempt, so that the count does not depend on when exactly an attempt stalls."""
     server.fail(1, "silence", every=True)
-    error = probe.refused("get", key="k", file=os.devnull, stall=2, give_up=3, quiet=0)
+    error = probe.refused("get", key="k", file=os.devnull, stall=2, give_up=3, quiet=1)
     assert error.code == errno.EIO and error.answer["requests"] == 2 and "(2 attempts in " in error.text
     [line] = error.answer["reported"]
-    assert line.startswith("GET s3://tests/k: ") and line.endswith("; attempt 2 of 10 follows")
+    assert line.startswith("GET s3://tests/k: ") and line.endswith("; it gives up after the last one or 3 s")
+    assert "; attempt 2 of 10 follows in " in line
     server.heal()
     server.fail(1, "status")
     assert probe("list")["reported"] == [], "a failure that passes at once is not reported"
+
+
+def test_a_pause_is_reported_before_it_begins(server, probe):
+    server.fail(1, "status", every=True, retry_after=2)
+    [line] = probe.refused("list", attempts=2, quiet=2).answer["reported"]
+    assert "; attempt 2 of 2 follows in " in line
+
+
+def unconnected(processes, endpoint, *words):
+    """The first line of a command whose service is down."""
+    environment = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    return processes.start(command(*words), env=clean_environment(environment)).stderr
+
+
+@pytest.mark.parametrize("words", [("versions", URL), ("push", "{tree}", URL), ("pull", URL, "{tree}/new"),
+                                   ("prune", URL, "--keep", 1)], ids=lambda words: words[0])
+def test_a_service_that_is_down_is_reported(processes, tree, words):
+    """Then it is repeated, so the program is not waited for."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    words = [str(word).format(tree=tree) for word in words]
+    lines = iter(unconnected(processes, endpoint, *words))
+    line = next(line for line in lines if "attempt" in line)
+    assert re.search(r"; attempt \d+ of 10 follows in \d+ s; it gives up after the last one or 120 s$", line), line
+
+
+def test_a_machine_that_is_down_is_reported(processes):
+    """Nobody accepts connections, and those in the queue are the most."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        lines = unconnected(processes, f"http://127.0.0.1:{listener.getsockname()[1]}", "versions", URL)
+        line = next(line for line in lines if "attempt" in line)
+        assert "attempt 1 of 10 is not connected to the service yet; it gives up after the last one or 120 s" in line
 
 
 def test_no_attempt_waits_until_the_time_is_over(server, probe):

@@ -5,10 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -24,6 +26,8 @@ namespace weightfs::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kExplainedFill = 1 << 30;  // bytes; less takes no time
 
 struct Arguments {
   std::string store, size, fill;
@@ -69,9 +73,12 @@ std::string FillText(const FillReport& fill) {
     slowdown = std::max(slowdown, device.first_write_slowdown);  // nullopt is the least
   }
   if (contents.empty()) return "Not filled: the first writes may be slower than later ones";
-  const std::string text = fmt::format("Filled with {} in {:.1f} s", fmt::join(contents, " and "), fill.seconds);
+  const std::string text = fmt::format("Filled with {} in {:.1f} s, so that the first tensors are written as fast as "
+                                       "later ones",
+                                       fmt::join(contents, " and "), fill.seconds);
   if (!slowdown) return text;
-  return fmt::format("{}; over zeros, a first write takes {:.2f} times as long as a later one", text, *slowdown);
+  return fmt::format("{}; in a probe, a first write over zeros took {:.2f} times as long as a later one", text,
+                     *slowdown);
 }
 
 void Report(const Arguments& arguments, const NewStore& made) {
@@ -116,7 +123,15 @@ int Run(const Arguments& arguments) {
   Result<NewStore> made = ErrorCode::kInvalid;
   {
     ProgressBar bar("format");
-    options.progress = [&bar](const Progress& progress) { bar.Update(progress); };
+    options.progress = [&bar, explains = !arguments.json](const Progress& progress) mutable {
+      if (std::exchange(explains, false) && progress.total >= kExplainedFill) {
+        Print(stdout, fmt::format("Filling the pool once ({}), because disks write faster to space that has content; "
+                                  "to skip it: Ctrl-C, and --sparse\n",
+                                  FormatSize(ByteCount{progress.total})));
+        std::fflush(stdout);
+      }
+      bar.Update(progress);
+    };
     made = FormatStore(arguments.store, options);
   }
   if (!made.has_value()) return Fail(made.error());

@@ -283,7 +283,7 @@ int ShowFile(const Arguments& arguments, int descriptor, const struct stat& stat
 int Run(const Arguments& arguments) {
   struct stat status = {};
   if (stat(arguments.path.c_str(), &status) != 0) {
-    return Fail(SystemError(arguments.path, "cannot be accessed"));
+    return Fail(AccessError(arguments.path, "cannot be accessed"));
   }
   if (S_ISDIR(status.st_mode) && (HoldsStore(arguments.path) || FindDamage(arguments.path))) {
     return ShowStore(arguments);

@@ -75,6 +75,16 @@ std::optional<MountEntry> FindMountAbove(const std::string& path) {
   return best == nullptr || !IsWeightfs(*best) ? std::nullopt : std::optional(std::move(*best));
 }
 
+Error AccessError(const std::string& path, std::string_view what) {
+  Error error = SystemError(path, what);
+  if (error.code != ErrorCode::kAccess) return error;
+  const auto mount = FindMountAbove(path);
+  if (mount.has_value() && !HasOption(mount->options, "allow_other")) {
+    error.what += "; the mount is for its user alone: run this as that user, or mount with -o allow_other";
+  }
+  return error;
+}
+
 Result<void> CheckIsNoMount(const std::string& path, bool will_lock) {
   const auto mount = FindMountAbove(path);
   if (!mount.has_value() || HoldsStore(path)) return {};

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/mounts.h"
@@ -29,6 +30,9 @@ std::optional<MountEntry> FindMountOfStore(const std::string& directory, const S
 
 // The weightfs mount that contains `path`, if any.
 std::optional<MountEntry> FindMountAbove(const std::string& path);
+
+// SystemError of errno for a path. If the mount there admits its user alone, the error says so, and the next step.
+Error AccessError(const std::string& path, std::string_view what);
 
 // Returns kInvalid, with a complete message that names the store, if `path` is inside a weightfs mount and is not a
 // store of its own. `will_lock`: the caller needs an unmounted store.

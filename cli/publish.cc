@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/publication_text.h"
 #include "cli/usage.h"
@@ -37,7 +38,7 @@ struct OpenedDirectory {
 
 Result<OpenedDirectory> Open(const std::string& path) {
   OpenedDirectory out{UniqueFd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), path};
-  if (!out.descriptor) return SystemError(path, "cannot be opened");
+  if (!out.descriptor) return AccessError(path, "cannot be opened");
   std::string link = path;
   while (link.size() > 1 && link.ends_with('/')) link.pop_back();
   std::error_code error;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs scrub and weightfs verify: read the files of a mount, and report blocks whose checksums differ.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -21,11 +20,10 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/usage.h"
+#include "cli/watch.h"
 #include "common/json.h"
 #include "common/printable.h"
 #include "common/size_text.h"
-#include "common/unique_fd.h"
-#include "lease/on_mount.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -178,13 +176,6 @@ class Scrubber {
   uint64_t saved_ = 0;
 };
 
-Result<void> CheckIsOnMount(const std::string& path) {
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  if (!file) return SystemError(path, "cannot be opened");
-  if (lease::IsOnMount(file.get())) return {};
-  return Error{ErrorCode::kInvalid, fmt::format("{}: not in a mount of weightfs, so nothing verifies its data", path)};
-}
-
 int Show(const Arguments& arguments, const Report& report) {
   if (arguments.json) {
     nlohmann::ordered_json json = {{"files", report.files},
@@ -224,7 +215,7 @@ Result<Report> Scrub(const Arguments& arguments, ByteCount rate) {
     }
     directory = mount->directory;
   }
-  RETURN_IF_ERROR(CheckIsOnMount(directory));
+  RETURN_IF_ERROR(OpenOnMount(directory));
   const ScrubState state(arguments.state, directory);
   ASSIGN_OR_RETURN(const fs::path after, state.Read());
   struct statvfs space = {};
@@ -239,7 +230,7 @@ Result<Report> Scrub(const Arguments& arguments, ByteCount rate) {
 Result<Report> Verify(const Arguments& arguments) {
   uint64_t total = 0;
   for (const std::string& path : arguments.paths) {
-    RETURN_IF_ERROR(CheckIsOnMount(path));
+    RETURN_IF_ERROR(OpenOnMount(path));
     struct stat status = {};
     if (stat(path.c_str(), &status) == 0) total += static_cast<uint64_t>(status.st_size);
   }

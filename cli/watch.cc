@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "cli/interrupt.h"
+#include "cli/mount_table.h"
 #include "cli/output.h"
 #include "common/utc_time.h"
 #include "cli/usage.h"
@@ -131,7 +132,7 @@ std::shared_ptr<WatchArguments> AddWatchArguments(CLI::App& command, double long
 
 Result<UniqueFd> OpenOnMount(const std::string& path) {
   UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file) return SystemError(path, "cannot be opened");
+  if (!file) return AccessError(path, "cannot be opened");
   if (lease::IsOnMount(file.get())) return file;
   return Error{ErrorCode::kInvalid,
                fmt::format("{}: not in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts", path)};

@@ -46,7 +46,9 @@ Result<void> AskMount(const WatchArguments& arguments, int descriptor, unsigned 
     return Error{ErrorCode::kNotSupported,
                  arguments.path + ": this mount runs an older version of weightfs; mount it again"};
   }
-  return Error{ErrorCode{errno}, arguments.path + ": " + std::strerror(errno)};
+  Error error{ErrorCode{errno}, arguments.path + ": " + std::strerror(errno)};
+  if (errno == EPERM) error.what += "; only root and the user of the mount may see it: run it as one of them";
+  return error;
 }
 
 // Calls `show` at the end of each interval. A text for people replaces the one before on a terminal; otherwise it is

@@ -31,7 +31,7 @@ def is_filled_with_data(device, size):
 def test_a_pool_is_filled_as_requested(factory, fill):
     store = factory.directory() / "store"
     out = weightfs("format", store, "--size", "32M", "--fill", fill).out
-    assert re.search(rf"^Filled with {fill} in \d+\.\d s$", out, re.MULTILINE), out
+    assert re.search(rf"^Filled with {fill} in \d+\.\d s, so that the first .* later ones$", out, re.MULTILINE), out
     assert is_filled_with_data(store / "pool", 32 * MIB) == (fill == "data")
     described = json.loads(weightfs("format", store, "--size", "32M", "--fill", fill, "--force", "--json").out)
     assert [device["fill"] for device in described["devices"]] == [fill] and described["fill_seconds"] > 0
@@ -53,6 +53,7 @@ def test_the_report_says_what_a_large_pool_was_filled_with(factory, sparse):
     shutil.rmtree(directory / "store")
     expected = "Not filled: .*" if sparse else r"Filled with (zeros|data) in .* times as long as a later one"
     assert re.search(f"^{expected}$", out, re.MULTILINE), out
+    assert ("Filling the pool once (1.00 GiB)" in out and "--sparse" in out) == (not sparse)
 
 
 def test_files_do_not_show_the_data_of_the_pool(factory):

@@ -385,6 +385,16 @@ def test_a_mount_whose_daemon_was_killed_names_the_unmount(factory, store):
     assert f"         the mount on {mount.path} is stale: weightfs umount {mount.path}" in lines
 
 
+@needs.root
+def test_a_mount_for_its_user_alone_names_the_option(factory, store):
+    mount = factory.mount(store)
+    (mount.path / "folder").mkdir()
+    for command in ("info", "stats", "top", "publish", "scrub"):
+        for path in (mount.path, mount.path / "folder"):
+            finished = weightfs(command, path, codes=(1, 8), user=65534)
+            assert finished.err.count("\n") == 1 and "or mount with -o allow_other" in finished.err, finished
+
+
 def test_a_store_whose_parent_directory_is_missing(local):
     refused("format", local / "a/b", "--size", "32M", saying="create the directory that holds it first")
 

@@ -411,7 +411,7 @@ def test_other_users_see_statistics_but_no_processes(factory):
     assert as_other("stats").returncode == 0
     refused = as_other("top")
     assert refused.returncode == 1
-    assert refused.stderr.count("\n") == 1 and "not permitted" in refused.stderr
+    assert refused.stderr.count("\n") == 1 and "only root and the user of the mount may see it" in refused.stderr
 
 
 def test_metrics_are_served_and_linted(factory):

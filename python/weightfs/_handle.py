@@ -65,7 +65,7 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
                          whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH), flag("single_submit", single_submit),
                          flag("overlap_events", overlap_events),
                          whole("intra_op_parallelism", threads, 1, _MOST_PARALLELISM))
-        self._last_error = None
+        self._last_error, self._direct = None, direct
         super().__init__(self._open(direct))
 
     # --- DeepNVMe's methods ---

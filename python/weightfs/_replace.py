@@ -9,6 +9,7 @@ import secrets
 import stat
 
 from weightfs import _native
+from weightfs._mounted import check_mounted, explaining_publication
 from weightfs._stream import MODE_OF_NEW_FILES, DirectWriter, the_handle
 
 _TEMPORARY_NAME = 200   # bytes of the file's name that the temporary name starts with
@@ -23,7 +24,8 @@ def writing(path, handle, durable, atomic):
     if not path or path.endswith("/"):
         number = errno.EISDIR if path else errno.ENOENT
         raise OSError(number, os.strerror(number), path)
-    with the_handle(handle) as used:
+    check_mounted(path, handle)
+    with explaining_publication(path), the_handle(handle) as used:
         replaced = _replaced(path) if atomic else None
         target = replaced or os.path.realpath(path)   # resolved now, because the working directory may change
         name = _temporary_beside(path, replaced) if replaced is not None else None

@@ -16,6 +16,7 @@ import secrets
 import shutil
 
 from weightfs._flock import lock
+from weightfs._mounted import check_mounted, explaining_publication
 from weightfs._replace import make_folder, sync_folder
 from weightfs._stream import MODE_OF_NEW_FILES, errors_of
 
@@ -33,12 +34,18 @@ def _name(step):
 class Steps:
     """The steps in one directory. Thread-safe: it keeps no state. Several programs may use one directory."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, handle=None):
         """Creates the directory, durably, if it is missing, and removes what killed programs left there."""
-        self.path = os.path.abspath(os.fsdecode(directory))
-        make_folder(self.path)
+        self.path, self._handle = os.path.abspath(os.fsdecode(directory)), handle
+        self.check_mounted()
+        with explaining_publication(self.path):
+            make_folder(self.path)
         for name in filter(_HIDDEN.fullmatch, os.listdir(self.path)):
             _remove_if_abandoned(os.path.join(self.path, name))
+
+    def check_mounted(self):
+        """OSError if the handle has direct="require" and the directory is not, or no longer, on a weightfs mount."""
+        check_mounted(self.path, self._handle)
 
     def numbers(self):
         """The steps that are there, in ascending order."""
@@ -65,6 +72,11 @@ class Steps:
 
         Raises:
             OSError: nothing has changed, or the last sync failed."""
+        with explaining_publication(self.directory_of(step)):
+            return self._publish(step, write, after)
+
+    def _publish(self, step, write, after):
+        self.check_mounted()
         final, (hidden, held) = self.directory_of(step), self._make_hidden(step)
         try:
             file = os.path.join(hidden, STATE)

@@ -3,6 +3,7 @@
 
 import contextlib
 import errno
+import functools
 import io
 import os
 import stat
@@ -138,7 +139,10 @@ class DirectWriter(_Stream):
         if not self._regular:
             raise OSError(errno.ESPIPE, "only a regular file can be written in any order", self.shown)
         with errors_of(self.shown, self._name):
-            self._handle.write_from(tensor, self._name, offset)
+            if self._fills_no_block(tensor.nbytes):
+                _write_all(self._descriptor, bytes_of(tensor, tensor.nbytes), offset)
+            else:
+                self._handle.write_from(tensor, self._name, offset)
 
     def flush(self):
         """Writes the gathered data and waits for it."""
@@ -195,7 +199,7 @@ class DirectWriter(_Stream):
         if not self._gathered:
             return
         piece, self._gathered = self._behind_head(self._gathered), bytearray()
-        if self._regular and piece:
+        if self._regular and piece and not self._fills_no_block(len(piece)):
             with self._failing():
                 self._under_way = self._handle.write_async(piece, self._name, self._end)
             self._end += len(piece)
@@ -204,11 +208,15 @@ class DirectWriter(_Stream):
 
     def _put(self, data):
         with self._failing():
-            if self._regular:
+            if self._regular and not self._fills_no_block(len(data)):
                 self._handle.write_from(data, self._name, self._end)
             else:
-                _write_all(self._descriptor, data)
+                _write_all(self._descriptor, data, self._end if self._regular else None)
         self._end += len(data)
+
+    def _fills_no_block(self, nbytes):
+        """True for data that a handle with direct="require" may refuse. As small reads, it needs no lease."""
+        return nbytes < _DIRECT and self._handle._direct == "require"
 
     def _settle(self):
         if self._under_way is None:
@@ -219,10 +227,11 @@ class DirectWriter(_Stream):
             under_way.result()
 
 
-def _write_all(descriptor, data):
+def _write_all(descriptor, data, offset=None):
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(descriptor, rest):]
+        written = os.write(descriptor, rest) if offset is None else os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], None if offset is None else offset + written
 
 
 def bytes_of(tensor, nbytes):
@@ -281,24 +290,37 @@ class DirectReader(_Stream):
             self._handle.read_into(tensor, self._name, offset)
 
 
-_of_process = {}   # the handle of each kind
+_of_process = {}   # the handle of each kind and `direct`
+
+
+def chosen(handle, direct):
+    """What the_handle() and check_mounted() take: the caller's handle, or `direct` of that of the process."""
+    if handle is None:
+        return direct
+    if direct != "auto":
+        raise TypeError("give direct= to the handle, or omit handle=")
+    return handle
 
 
 def the_handle(handle, kind=aio_handle):
-    """A context manager for the caller's handle, or that of the process, which stays open: to open and close one takes
-    tens of milliseconds. A forked child opens its own. A process that has changed its user opens another one, because a
-    mount knows the user of a connection. While the interpreter exits, each call has its own."""
-    if handle is None and not closes_at_exit():
-        return kind(overlap_events=True, intra_op_parallelism=_THREADS)
-    if handle is None:
-        handle = _of_process.get(kind)
-        if handle is None or not _serves(handle):
-            with _process.lock:
-                handle = _of_process.get(kind)
-                if handle is None or not _serves(handle):
-                    handle = _of_process[kind] = kind(overlap_events=True, intra_op_parallelism=_THREADS)
-                    handle._user = os.geteuid()
-    return contextlib.nullcontext(handle)
+    """A context manager for the caller's handle, or that of the process (for None, or a value of `direct`), which stays
+    open: to open and close one takes tens of milliseconds. A forked child opens its own. A process that has changed its
+    user opens another one, because a mount knows the user of a connection. While the interpreter exits, each call has
+    its own."""
+    if isinstance(handle, aio_handle):
+        return contextlib.nullcontext(handle)
+    key = kind, handle or "auto"
+    make = functools.partial(kind, overlap_events=True, intra_op_parallelism=_THREADS, direct=key[1])
+    if not closes_at_exit():
+        return make()
+    made = _of_process.get(key)
+    if made is None or not _serves(made):
+        with _process.lock:
+            made = _of_process.get(key)
+            if made is None or not _serves(made):
+                made = _of_process[key] = make()
+                made._user = os.geteuid()
+    return contextlib.nullcontext(made)
 
 
 def _serves(handle):

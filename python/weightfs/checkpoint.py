@@ -18,7 +18,7 @@ import errno
 import logging
 import threading
 
-import torch
+from weightfs._torch import torch  # first, because it explains a missing one
 
 import weightfs.torch
 from weightfs import _process, _restore
@@ -29,6 +29,7 @@ from weightfs._process import check_process
 from weightfs._pushes import Pushes
 from weightfs._snapshot import Snapshot
 from weightfs._steps import Steps
+from weightfs._stream import chosen
 
 log = logging.getLogger("weightfs")
 _MOST_STEP = (1 << 63) - 1
@@ -44,7 +45,7 @@ class Manager:
     push=, each saved step is then pushed into an S3 bucket, one at a time, while the training and the next saves go on.
     The interpreter waits for the save and the pushes under way before it exits."""
 
-    def __init__(self, directory, keep=None, *, max_memory=None, handle=None, push=None):
+    def __init__(self, directory, keep=None, *, max_memory=None, handle=None, push=None, direct="auto"):
         """Opens a directory of steps, which is created if it is missing. Removes what killed programs left there.
 
         Args:
@@ -56,18 +57,22 @@ class Manager:
             push: s3://BUCKET/PREFIX/NAME, or a dict with this as `url` and other arguments of weightfs.s3.push, such as
                 {"url": ..., "keep": 10, "endpoint_url": ...}. The version of a step is its number. An unfinished push
                 of the step by an earlier run is replaced (take_over). None: nothing is pushed.
+            direct: as of aio_handle, in the place of handle. With "require", also that of a handle, the manager and
+                each save create nothing unless the directory is on a weightfs mount.
 
         Raises:
-            OSError: the directory cannot be created or read, or with push= there is no program weightfs."""
+            OSError: the directory cannot be created or read, with direct="require" it is on another filesystem, or with
+                push= there is no program weightfs."""
         self._keep = None if keep is None else whole("keep", keep, 1, _MOST_STEP)
         most = None if max_memory is None else whole("max_memory", max_memory, 1, MOST_BYTES)
         self._process, self._lock, self._busy, self._closed = _process.pid, threading.RLock(), False, False
         self._snapshot, self._saving = Snapshot(most), None
         self._after = [None]   # the step that the run is at; another list after each load, restore and save
         self._pushes = None if push is None else Pushes(push, self._prune_pushed)
-        self._steps, self._files, self._newest = Steps(directory), threading.Lock(), None
+        used = chosen(handle, direct)
         self._own_handle = handle is None
-        self._handle = aio_handle(overlap_events=True, num_threads=_THREADS) if handle is None else handle
+        self._handle = handle or aio_handle(overlap_events=True, num_threads=_THREADS, direct=used)
+        self._steps, self._files, self._newest = Steps(directory, self._handle), threading.Lock(), None
 
     def save(self, step, state, wait=False):
         """Copies a state and starts to write it. First waits for the save that is under way.
@@ -88,12 +93,14 @@ class Manager:
         Raises:
             MemoryError: the copy needs more than max_memory.
             ValueError, TypeError: a wrong step, or the manager is closed.
+            OSError: direct="require", and the directory is on a weightfs mount no longer.
             Exception: of torch.save, or of the previous save if nobody has asked its future. Then this state was not
                 saved."""
         least = 0 if self._pushes is None else 1   # the least version
         step, wait = whole("step", step, least, _MOST_STEP), flag("wait", wait)
         with self._exclusively():
             self._wait_saved()
+            self._steps.check_mounted()
             self._snapshot.take(state)
             self._saving = saving = _future(step)
             saving.after = self._after

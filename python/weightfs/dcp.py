@@ -16,7 +16,7 @@ import logging
 import os
 import re
 
-import torch
+from weightfs._torch import torch  # first, because it explains a missing one
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.planner import LoadItemType

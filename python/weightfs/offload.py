@@ -16,7 +16,7 @@ import contextlib
 import os
 import threading
 
-import torch
+from weightfs._torch import torch  # first, because it explains a missing one
 
 from weightfs import _process
 from weightfs._numbers import MOST_BYTES, parse_size, whole

@@ -16,21 +16,17 @@ import io
 import os
 import threading
 
-try:
-    import torch
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise ModuleNotFoundError("weightfs.torch needs torch, which is not installed: pip install torch", name="torch") \
-        from None
+from weightfs._torch import torch  # first, because it explains a missing one
 
+from weightfs._mounted import check_mounted
 from weightfs._numbers import whole
 from weightfs._replace import writing
-from weightfs._stream import DirectReader, the_handle
+from weightfs._stream import DirectReader, chosen, the_handle
 from weightfs._zip_checksums import ZipChecksums
 
 
-def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_alignment=None, crc32=True, **options):
+def save(obj, f, *arguments, handle=None, direct="auto", durable=False, atomic=True, storage_alignment=None, crc32=True,
+         **options):
     """Saves as torch.save(obj, f, *arguments, **options) does. For a stream it calls torch.save; everything below
     applies to paths.
 
@@ -44,11 +40,14 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
     storages begin at multiples of it. torch's default is 64; 4096 avoids a copy into aligned memory, and needs torch
     2.7. crc32: the file has a checksum of each storage. It is computed during the write; by torch itself, at 1 to 2 GB/s
     before the write, if f is a stream or this version of torch has its settings for the whole process. Without it,
-    unzip complains but torch.load does not."""
+    unzip complains but torch.load does not. direct: as of aio_handle, in the place of handle. With "require", also
+    that of a handle, nothing is created unless the path is on a weightfs mount; small pieces need no lease.
+
+    Raises OSError if the file cannot be written, also for a path on another filesystem with direct="require"."""
     with contextlib.ExitStack() as around:
         around.enter_context(_settings(storage_alignment))
         computes = crc32 and _is_path(f) and _computes_checksums(arguments, options)
-        stream = around.enter_context(writing(f, handle, durable, atomic)) if _is_path(f) else f
+        stream = around.enter_context(writing(f, chosen(handle, direct), durable, atomic)) if _is_path(f) else f
         if computes:
             stream = around.enter_context(ZipChecksums(stream))
         if computes or not crc32:
@@ -56,9 +55,9 @@ def save(obj, f, *arguments, handle=None, durable=False, atomic=True, storage_al
         torch.save(obj, stream, *arguments, **options)
 
 
-def load(f, map_location=None, *arguments, handle=None, **options):
+def load(f, map_location=None, *arguments, handle=None, direct="auto", **options):
     """Loads as torch.load(f, map_location, *arguments, **options) does. It calls torch.load for a stream, and with
-    mmap=True or the equivalent setting of torch.
+    mmap=True or the equivalent setting of torch. direct: as in save.
 
     If neither weights_only nor pickle_module is given, only weights are loaded, as in torch 2.6 and later: unpickling
     anything else can run arbitrary code. For older versions of torch this function passes weights_only=True, unless
@@ -66,6 +65,8 @@ def load(f, map_location=None, *arguments, handle=None, **options):
     _default_to_weights_only(arguments, options)
     if not _is_path(f) or _maps(options.get("mmap")):
         return torch.load(os.fsdecode(f) if _is_path(f) else f, map_location, *arguments, **options)
+    handle = chosen(handle, direct)
+    check_mounted(f, handle)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
         with stream.raising_its_error():
             return torch.load(stream, map_location, *arguments, **options)

@@ -35,6 +35,19 @@ def test_the_first_line_is_the_error(local, capfd):
     assert "--nvme_dir" in first_line_of(tune.main, [], capfd)
 
 
+@pytest.mark.parametrize("name", ["torch", "checkpoint", "dcp", "offload", "safetensors", "safetensors.numpy"])
+def test_a_missing_torch_is_named_with_the_command(child, name):
+    out = child(f"""
+import sys
+sys.modules["torch"] = None
+try:
+    import weightfs.{name}
+except ModuleNotFoundError as error:
+    print(error, error.name)
+""")
+    assert "pip install torch" in out and out.endswith(" torch\n") and out.count("\n") == 1
+
+
 def test_tune_checks_the_log_directory_before_measuring(local, capfd, monkeypatch):
     monkeypatch.setattr(tune, "run_sweep", lambda *_: pytest.fail("it measured"))
     (local / "file").write_bytes(b"")

@@ -17,6 +17,7 @@ The safetensors package is not needed. Programs that import it can import `weigh
 and SafetensorError from here, the functions of safetensors.torch and safetensors.numpy from the modules
 weightfs.safetensors.torch and weightfs.safetensors.numpy. docs/SAFETENSORS.md has the calls that this covers."""
 
+import weightfs._torch  # noqa: F401  (first, because it explains a missing one)
 from weightfs.safetensors._create import FileWriter, create_file
 from weightfs.safetensors._errors import SafetensorError
 from weightfs.safetensors._load import load, load_file, load_model

@@ -2,7 +2,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from typing_extensions import Self
@@ -15,18 +15,20 @@ __all__ = ["FileWriter", "SafeOpen", "SafeSlice", "SafetensorError", "TensorStre
 _Path = str | bytes | PathLike[str] | PathLike[bytes]
 _Files = _Path | Iterable[_Path]
 _Device = str | torch.device | int
+_Direct = Literal["auto", "never", "require"]
 
 def save_file(tensors: Mapping[str, torch.Tensor], filename: _Path, metadata: Mapping[str, str] | None = None, *,
               handle: aio_handle | None = None, durable: bool = False, atomic: bool = True,
-              align: int | None = None) -> None: ...
+              align: int | None = None, direct: _Direct = "auto") -> None: ...
 def save(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes: ...
 def save_model(model: torch.nn.Module, filename: _Path, metadata: Mapping[str, str] | None = None,
                force_contiguous: bool = True, *, handle: aio_handle | None = None, durable: bool = False,
-               atomic: bool = True, align: int | None = None) -> None: ...
+               atomic: bool = True, align: int | None = None, direct: _Direct = "auto") -> None: ...
 def load_model(model: torch.nn.Module, filename: _Files, strict: bool = True, device: _Device = "cpu", *,
-               backend: str = "mmap", handle: aio_handle | None = None) -> tuple[set[str], list[str]]: ...
+               backend: str = "mmap", handle: aio_handle | None = None,
+               direct: _Direct = "auto") -> tuple[set[str], list[str]]: ...
 def load_file(filename: _Files, device: _Device = "cpu", *, backend: str = "mmap",
-              handle: aio_handle | None = None) -> dict[str, torch.Tensor]: ...
+              handle: aio_handle | None = None, direct: _Direct = "auto") -> dict[str, torch.Tensor]: ...
 def load(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]: ...
 def create_file(path: _Path, tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]],
                 metadata: Mapping[str, str] | None = None, *, align: int | None = None, durable: bool = False,

@@ -10,6 +10,7 @@ import torch
 
 from weightfs._gds import gds_handle
 from weightfs._handle import aio_handle
+from weightfs._mounted import check_mounted
 from weightfs._stream import errors_of, name_of, the_handle
 from weightfs.safetensors._errors import SafetensorValueError
 from weightfs.safetensors._format import read_header
@@ -36,10 +37,11 @@ def handle_for(handle, device):
     return the_handle(handle, aio_handle if device.type == "cpu" else gds_handle)
 
 
-def _sources_of(files):
+def _sources_of(files, handle):
     """The files that `files` stands for, each as (path, index, names): the names that an index expects in it."""
     if not isinstance(files, (str, bytes, os.PathLike)):
-        return [source for one in files for source in _sources_of(one)]
+        return [source for one in files for source in _sources_of(one, handle)]
+    check_mounted(files, handle)
     path = os.fsdecode(files)
     if os.path.isdir(path):
         if os.path.exists(os.path.join(path, _INDEX)):
@@ -64,8 +66,9 @@ def _shards_of(index):
     return [(os.path.join(os.path.dirname(index), file), index, names) for file, names in sorted(expected.items())]
 
 
-def open_all(files):
-    """Opens a file, a directory of shards, the files of an index (NAME.json), or several of these.
+def open_all(files, handle):
+    """Opens a file, a directory of shards, the files of an index (NAME.json), or several of these, which `handle` will
+    read.
 
     Returns:
         (shards, name -> shard), in the order of the files and of the offsets in them.
@@ -74,7 +77,7 @@ def open_all(files):
         SafetensorValueError: no files, two files with a tensor of one name, a damaged header or index.
         OSError: a file cannot be opened, or a directory has none."""
     shards, places = [], {}
-    for path, index, expected in _sources_of(files):
+    for path, index, expected in _sources_of(files, handle):
         shard = Shard(path)
         for name in shard.tensors:
             if name in places:

@@ -3,23 +3,25 @@
 
 from weightfs import _native, _shared_tensors
 from weightfs._memory import describe
+from weightfs._stream import chosen
 from weightfs.safetensors._files import device_of
 from weightfs.safetensors._format import read_header
 from weightfs.safetensors._memory import memory_for
 from weightfs.safetensors._open import SafeOpen
 
 
-def load_file(filename, device="cpu", *, backend="mmap", handle=None):
+def load_file(filename, device="cpu", *, backend="mmap", handle=None, direct="auto"):
     """Returns a dict of names and tensors on the CPU or a GPU ("cuda:0"). Each tensor has a storage of its own. On the
     CPU one read fills the memory of all of them; each that is freed gives its pages back.
 
     Args:
         filename: a file, or several as in open().
         device, backend, handle: as in open().
+        direct: as in weightfs.torch.save.
 
     Raises:
         SafetensorError, OSError: as open()."""
-    with SafeOpen(filename, "pt", device, backend=backend, handle=handle) as model:
+    with SafeOpen(filename, "pt", device, backend=backend, handle=chosen(handle, direct)) as model:
         return model.get_tensors()
 
 
@@ -33,16 +35,16 @@ def load(data):
     return memory.tensors(tensors)
 
 
-def load_model(model, filename, strict=True, device="cpu", *, backend="mmap", handle=None):
+def load_model(model, filename, strict=True, device="cpu", *, backend="mmap", handle=None, direct="auto"):
     """Loads a file of save_model into a torch.nn.Module of the same layout, as safetensors.torch.load_model does.
 
     Args:
         strict: RuntimeError if the file lacks a tensor of the model, or has one that the model does not have.
-        device, backend, handle: as in load_file.
+        device, backend, handle, direct: as in load_file.
 
     Returns:
         (missing, unexpected): the names that the file lacks, and the names that the model does not have."""
-    loaded = load_file(filename, device, backend=backend, handle=handle)
+    loaded = load_file(filename, device, backend=backend, handle=handle, direct=direct)
     tied = _shared_tensors.duplicates(model.state_dict(), preferred=loaded)
     missing, unexpected = model.load_state_dict(loaded, strict=False)
     missing = set(missing)

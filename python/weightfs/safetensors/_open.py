@@ -38,7 +38,7 @@ class SafeOpen:
         device = device_of(device)
         if _FRAMEWORKS[framework] and device.type != "cpu":
             raise SafetensorValueError(f"device is {device}: numpy has arrays on the CPU only")
-        self._opened = *open_all(filename), _Source(handle, device, _FRAMEWORKS[framework])
+        self._opened = *open_all(filename, handle), _Source(handle, device, _FRAMEWORKS[framework])
 
     def keys(self):
         """The names of all tensors, sorted."""
@@ -107,7 +107,7 @@ class _Source:
     def _given(self):
         """The caller's handle, which a forked child cannot use: it has that of its process."""
         given = self._handle_given
-        return given if given is None or given._process == _process.pid else None
+        return given if getattr(given, "_process", _process.pid) == _process.pid else None
 
     def _handle(self):
         return handle_for(self._given, self.device)

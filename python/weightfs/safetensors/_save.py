@@ -6,12 +6,12 @@ import torch
 from weightfs import _shared_tensors
 from weightfs._arguments import items_of
 from weightfs._replace import writing
-from weightfs._stream import bytes_of
+from weightfs._stream import bytes_of, chosen
 from weightfs.safetensors._errors import SafetensorValueError
 from weightfs.safetensors._format import layout
 
 
-def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True, align=None):
+def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True, align=None, direct="auto"):
     """Saves CPU or GPU tensors in a file in the safetensors format.
 
     Args:
@@ -19,7 +19,7 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
             safetensors.torch refuses it.
         filename: the path of the file.
         metadata: a dict of strings, kept in the file's header.
-        handle, durable, atomic: as in weightfs.torch.save.
+        handle, direct, durable, atomic: as in weightfs.torch.save.
         align: a power of two from 8 to 1 MiB: the data of the first tensor begins at a multiple of it in the file.
             4096 lets programs that map or read whole blocks do without a copy. Without it, the bytes of the file are
             those of safetensors.torch.save_file.
@@ -28,8 +28,8 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
         RuntimeError: tensors share memory, by the rule and with the text of safetensors.torch.save_file.
             save_model saves the tied weights of a model once.
         TypeError, ValueError: an argument that the format cannot store.
-        OSError: the file cannot be written."""
-    write_file(*_checked(tensors), filename, metadata, handle, durable, atomic, align)
+        OSError: the file cannot be written, also to another filesystem with direct="require"."""
+    write_file(*_checked(tensors), filename, metadata, chosen(handle, direct), durable, atomic, align)
 
 
 def save(tensors, metadata=None):
@@ -53,7 +53,7 @@ def join(tensors, facts, metadata):
 
 
 def save_model(model, filename, metadata=None, force_contiguous=True, *, handle=None, durable=False, atomic=True,
-               align=None):
+               align=None, direct="auto"):
     """Saves the tensors of a torch.nn.Module as safetensors.torch.save_model does. Of the tensors that share memory
     (tied weights) only one is saved; the metadata maps the other names to its name.
 
@@ -67,7 +67,8 @@ def save_model(model, filename, metadata=None, force_contiguous=True, *, handle=
         for name in others:
             metadata.setdefault(name, kept)
             del tensors[name]
-    save_file(tensors, filename, metadata or None, handle=handle, durable=durable, atomic=atomic, align=align)
+    save_file(tensors, filename, metadata or None, handle=handle, durable=durable, atomic=atomic, align=align,
+              direct=direct)
 
 
 def _checked(tensors):

@@ -120,7 +120,7 @@ class TensorStream(Reads):
     def __init__(self, files, memory="1G", concurrency=4, device="cpu", names=None, *, handle=None):
         memory = parse_size(memory) if isinstance(memory, str) else whole("memory", memory, 1, (1 << 63) - 1)
         concurrency, device = whole("concurrency", concurrency, 1, _MOST_CONCURRENCY), device_of(device)
-        shards, places = open_all(files)
+        shards, places = open_all(files, handle)
         super().__init__(shards, _chosen(names, places), memory, concurrency, device, handle)
         for shard in shards:
             self._stack.callback(shard.close)

@@ -2,6 +2,7 @@
 """The functions of safetensors.numpy: `from weightfs.safetensors.numpy import load_file, save_file`. Arrays that are
 not contiguous are saved in row-major order. Types that numpy lacks, such as bfloat16, need the package ml_dtypes."""
 
+from weightfs._stream import chosen
 from weightfs.safetensors import _load
 from weightfs.safetensors._arrays import check_array, to_numpy
 from weightfs.safetensors._errors import SafetensorValueError
@@ -11,13 +12,14 @@ from weightfs.safetensors._save import join, write_file
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
-def save_file(tensor_dict, filename, metadata=None, *, handle=None, durable=False, atomic=True, align=None):
+def save_file(tensor_dict, filename, metadata=None, *, handle=None, durable=False, atomic=True, align=None,
+              direct="auto"):
     """Saves a dict of names and arrays as weightfs.safetensors.save_file saves tensors.
 
     Raises:
         SafetensorError, TypeError: an argument that the format cannot store.
         OSError: the file cannot be written."""
-    write_file(*_checked(tensor_dict), filename, metadata, handle, durable, atomic, align)
+    write_file(*_checked(tensor_dict), filename, metadata, chosen(handle, direct), durable, atomic, align)
 
 
 def save(tensor_dict, metadata=None):
@@ -25,10 +27,10 @@ def save(tensor_dict, metadata=None):
     return join(*_checked(tensor_dict), metadata)
 
 
-def load_file(filename, *, backend="mmap", handle=None):
+def load_file(filename, *, backend="mmap", handle=None, direct="auto"):
     """Returns a dict of names and arrays; see weightfs.safetensors.load_file. TypeError if numpy does not have the type
     of one."""
-    with SafeOpen(filename, "np", backend=backend, handle=handle) as model:
+    with SafeOpen(filename, "np", backend=backend, handle=chosen(handle, direct)) as model:
         return model.get_tensors()
 
 

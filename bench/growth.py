@@ -6,25 +6,28 @@ store, and the programs that use it. Each of them has three sizes, and each size
   bench/growth.py DIR [--only files extents names devices programs] [--scale 0.1] [--json]
 
 Prints tables in Markdown. Times are those of one run, in seconds; memory is that of the mount, in MiB."""
-import argparse
 import json
 import multiprocessing
 import os
 import resource
-import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-from suite.system import GIB, MIB, kernel_figure
-from temporary_store import mounted, new_store
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[0] = str(ROOT)
+
+from bench.machine import GIB, MIB, kernel_figure, sync_file  # noqa: E402
+from bench.program import Parser, command, directory as existing  # noqa: E402
+from bench.store import Store  # noqa: E402
+from bench.tables import Table  # noqa: E402
+
 BLOCK = 4096
 
 
-def memory(pid):
-    return round(kernel_figure("VmRSS", pid) / MIB)
+def memory(store):
+    return round(kernel_figure("VmRSS", store.daemon) / MIB)
 
 
 def timed(function, *arguments):
@@ -33,51 +36,41 @@ def timed(function, *arguments):
     return round(time.monotonic() - start, 4)
 
 
-def run(*words):
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
-
-
 def write_file(path, content=bytes(BLOCK)):
     with open(path, "xb", buffering=0) as file:
         if file.write(content) != len(content):
             raise RuntimeError(f"{path}: a short write")
 
 
-def flush(directory):
-    descriptor = os.open(directory, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+def remount(store):
+    """Returns the time of the mount."""
+    store.unmount()
+    return timed(store.mount_it)
 
 
-def catalog_size(store):
-    return round(sum(path.stat().st_size for path in (store / "meta").iterdir()) / MIB)
-
-
-def files(program, base, count):
+def files(store, count):
     """Files of 4 KiB, a thousand in each directory."""
     def create():
         for number in range(count):
             if number % 1000 == 0:
                 os.mkdir(mount / str(number // 1000))
             write_file(mount / str(number // 1000) / str(number))
-        flush(mount)
+        sync_file(mount)
 
-    row = {}
-    with new_store(program, base, max(count * 2 * BLOCK, 256 * MIB)) as (mount, pid):
-        row["create all"] = timed(create)
-        row["memory"] = memory(pid)
-    row["catalog, MiB"] = catalog_size(base / "store")
-    start = time.monotonic()
-    with mounted(program, base / "store", mount) as pid:
-        row["mount"] = round(time.monotonic() - start, 3)
-        row["open and read one"] = timed((mount / "0" / "0").read_bytes)
-        row["du"] = timed(run, "du", "-s", mount)
-        row["memory after du"] = memory(pid)
-    row["fsck"] = timed(run, program, "fsck", base / "store")
-    return row
+    mount, catalog = Path(store.mount), Path(store.store, "meta")
+    yield "create all", timed(create)
+    yield "memory", memory(store)
+    store.unmount()
+    yield "catalog, MiB", round(sum(path.stat().st_size for path in catalog.iterdir()) / MIB)
+    yield "mount", timed(store.mount_it)
+    yield "open and read one", timed((mount / "0" / "0").read_bytes)
+    yield "du", timed(command, "du", "-s", mount)
+    yield "memory after du", memory(store)
+    store.unmount()
+    yield "fsck", timed(command, store.program, "fsck", store.store)
 
 
-def extents(program, base, count):
+def extents(store, count):
     """A file of blocks with holes between them, written in order."""
     def write():
         descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
@@ -87,25 +80,22 @@ def extents(program, base, count):
         os.fsync(descriptor)
         os.close(descriptor)
 
-    row = {}
-    with new_store(program, base, max(count * 2 * BLOCK, 256 * MIB)) as (mount, pid):
-        path = mount / "file"
-        row["write all"] = timed(write)
-        row["memory"] = memory(pid)
-    with mounted(program, base / "store", mount) as pid:
-        empty = memory(pid)
-        with open(path, "rb") as file:
-            row["open, read first block"] = timed(file.read, BLOCK)
-            row["memory of the extents"] = memory(pid) - empty
-            row["info"] = timed(run, program, "info", path)
-        row["truncate"] = timed(os.truncate, path, 0)
-        row["unlink"] = timed(os.unlink, path)
-        flush(mount)
-        row["memory after unlink"] = memory(pid)
-    return row
+    path = Path(store.mount, "file")
+    yield "write all", timed(write)
+    yield "memory", memory(store)
+    remount(store)
+    empty = memory(store)
+    with open(path, "rb") as file:
+        yield "open, read first block", timed(file.read, BLOCK)
+        yield "memory of the extents", memory(store) - empty
+        yield "info", timed(command, store.program, "info", path)
+    yield "truncate", timed(os.truncate, path, 0)
+    yield "unlink", timed(os.unlink, path)
+    sync_file(store.mount)
+    yield "memory after unlink", memory(store)
 
 
-def names(program, base, count):
+def names(store, count):
     """Empty files in one directory."""
     def create():
         for number in range(count):
@@ -115,44 +105,36 @@ def names(program, base, count):
         for number in range(count):
             os.unlink(directory / f"name{number}")
 
-    row = {}
-    with new_store(program, base, 256 * MIB) as (mount, pid):
-        directory = mount / "directory"
-        directory.mkdir()
-        row["create all"] = timed(create)
-        row["memory"] = memory(pid)
-    with mounted(program, base / "store", mount):
-        row["look up one"] = timed(os.stat, directory / f"name{count // 2}")
-        row["list"] = timed(os.listdir, directory)
-        row["rename one"] = timed(os.rename, directory / "name0", directory / "other")
-        row["rename the directory"] = timed(os.rename, directory, mount / "renamed")
-        os.rename(mount / "renamed" / "other", mount / "renamed" / "name0")
-        os.rename(mount / "renamed", directory)
-        row["remove all"] = timed(remove)
-        row["rmdir"] = timed(os.rmdir, directory)
-    return row
+    directory, renamed = Path(store.mount, "directory"), Path(store.mount, "renamed")
+    directory.mkdir()
+    yield "create all", timed(create)
+    yield "memory", memory(store)
+    remount(store)
+    yield "look up one", timed(os.stat, directory / f"name{count // 2}")
+    yield "list", timed(os.listdir, directory)
+    yield "rename one", timed(os.rename, directory / "name0", directory / "other")
+    yield "rename the directory", timed(os.rename, directory, renamed)
+    os.rename(renamed / "other", renamed / "name0")
+    os.rename(renamed, directory)
+    yield "remove all", timed(remove)
+    yield "rmdir", timed(os.rmdir, directory)
 
 
-def devices(program, base, count):
+def devices(store, count):
     """Devices that are files of 64 MiB."""
-    row, words = {}, []
+    words, path = [], Path(store.mount, "file")
     for number in range(count):
-        path = base / f"device{number}"
-        with open(path, "wb") as file:
+        words += ["--device", Path(store.path, f"device{number}")]
+        with open(words[-1], "wb") as file:
             file.truncate(64 * MIB)
-        words += ["--device", str(path)]
-    mount = base / "mount"
-    mount.mkdir()
-    row["format"] = timed(run, program, "format", base / "store", *words)
-    start = time.monotonic()
-    with mounted(program, base / "store", mount) as pid:
-        row["mount"] = round(time.monotonic() - start, 3)
-        written = timed(write_file, mount / "file", bytes(32 * MIB))
-        row["write and fsync 32 MiB"] = round(written + timed(flush, mount / "file"), 4)
-        row["memory"] = memory(pid)
-        start = time.monotonic()
-    row["umount"] = round(time.monotonic() - start, 3)
-    return row
+    store.unmount()
+    command("rm", "-r", store.store)
+    yield "format", timed(command, store.program, "format", store.store, *words)
+    yield "mount", timed(store.mount_it)
+    written = timed(write_file, path, bytes(32 * MIB))
+    yield "write and fsync 32 MiB", round(written + timed(sync_file, path), 4)
+    yield "memory", memory(store)
+    yield "umount", timed(store.unmount)
 
 
 def read_some(path, reads, ready, begin):
@@ -164,44 +146,39 @@ def read_some(path, reads, ready, begin):
             raise RuntimeError(f"{path}: a short read")
 
 
-def programs(program, base, count):
+def programs(store, count):
     """Processes that read 64 KiB at a time from a file each, 20,000 times together."""
     ready, begin = multiprocessing.Semaphore(0), multiprocessing.Event()
-    with new_store(program, base, count * 64 * MIB + GIB) as (mount, _):
-        for number in range(count):
-            write_file(mount / str(number), bytes(1000 * 16 * BLOCK))
-    with mounted(program, base / "store", mount) as pid:
-        readers = [multiprocessing.Process(target=read_some, args=(mount / str(number), 20000 // count, ready, begin))
-                   for number in range(count)]
-        for reader in readers:
-            reader.start()
-        for _ in readers:
-            ready.acquire()
-        start = time.monotonic()
-        begin.set()
-        for reader in readers:
-            reader.join()
-        if any(reader.exitcode for reader in readers):
-            raise RuntimeError("a reader failed")
-        return {"read all": round(time.monotonic() - start, 3), "memory": memory(pid)}
+    paths = [Path(store.mount, str(number)) for number in range(count)]
+    for path in paths:
+        write_file(path, bytes(1000 * 16 * BLOCK))
+    remount(store)
+    readers = [multiprocessing.Process(target=read_some, args=(path, 20000 // count, ready, begin)) for path in paths]
+    for reader in readers:
+        reader.start()
+    for _ in readers:
+        ready.acquire()
+    start = time.monotonic()
+    begin.set()
+    for reader in readers:
+        reader.join()
+    if any(reader.exitcode for reader in readers):
+        raise RuntimeError("a reader failed")
+    yield "read all", round(time.monotonic() - start, 3)
+    yield "memory", memory(store)
 
 
-TABLES = {files: (10_000, 100_000, 1_000_000), extents: (10_000, 100_000, 1_000_000),
-          names: (10_000, 100_000, 1_000_000), devices: (1, 16, 64), programs: (1, 10, 100)}
-
-
-def table(kind, rows):
-    columns = list(next(iter(rows.values())))
-    yield f"| {kind.__name__} | " + " | ".join(columns) + " |"
-    yield "|---" * (len(columns) + 1) + "|"
-    for count, row in rows.items():
-        yield f"| {count:,} | " + " | ".join(f"{row[column]:,}" for column in columns) + " |"
+# Each table: its three sizes, and the size of the store.
+TABLES = {files: ((10_000, 100_000, 1_000_000), lambda count: max(count * 2 * BLOCK, 256 * MIB)),
+          extents: ((10_000, 100_000, 1_000_000), lambda count: max(count * 2 * BLOCK, 256 * MIB)),
+          names: ((10_000, 100_000, 1_000_000), lambda _: 256 * MIB), devices: ((1, 16, 64), lambda _: 32 * MIB),
+          programs: ((1, 10, 100), lambda count: count * 64 * MIB + GIB)}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, help="where the temporary stores are created")
-    parser.add_argument("--program", type=Path, default=ROOT / "build/release/bin/weightfs",
+    parser = Parser(prog="growth", description=__doc__)
+    parser.add_argument("directory", type=existing, help="where the temporary stores are created")
+    parser.add_argument("--program", type=os.path.abspath, default=ROOT / "build/release/bin/weightfs",
                         help="the program weightfs")
     parser.add_argument("--only", nargs="+", choices=[kind.__name__ for kind in TABLES])
     parser.add_argument("--scale", type=float, default=1, help="factor of all sizes (1)")
@@ -209,15 +186,19 @@ def main():
     args = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     results = {}
-    for kind, sizes in TABLES.items():
+    for kind, (counts, bytes_of) in TABLES.items():
         if args.only and kind.__name__ not in args.only:
             continue
         rows = results.setdefault(kind.__name__, {})
-        for size in dict.fromkeys(max(1, int(size * args.scale)) for size in sizes):
-            with tempfile.TemporaryDirectory(prefix="growth-", dir=args.directory) as base:
-                rows[size] = kind(args.program.absolute(), Path(base), size)
+        for count in dict.fromkeys(max(1, int(count * args.scale)) for count in counts):
+            with tempfile.TemporaryDirectory(prefix="growth-", dir=args.directory) as base, \
+                    Store(args.program, f"{base}/store", bytes_of(count)) as store:
+                rows[count] = dict(kind(store, count))
         if not args.json:
-            print(f"{kind.__doc__}\n", *table(kind, rows), "", sep="\n", flush=True)
+            columns = list(next(iter(rows.values())))
+            print(f"{kind.__doc__}\n", Table("", [kind.__name__, *columns], [
+                [f"{count:,}", *(f"{row[column]:,}" for column in columns)] for count, row in rows.items()]).markdown(),
+                "", sep="\n", flush=True)
     if args.json:
         print(json.dumps(results, indent=2))
 

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import random
-import resource
 import shutil
 import statistics
 import subprocess
@@ -24,26 +23,19 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
 
+from bench.compare import ratio  # noqa: E402
+from bench.machine import GIB, MIB, children_cpu_seconds, cpu_seconds, sync_file  # noqa: E402
+from bench.program import Parser, command, directory, number_from, size  # noqa: E402
+from bench.store import Store  # noqa: E402
 from harness.radosgw import Radosgw, missing_programs  # noqa: E402
 from harness.s3_probe import clean_environment  # noqa: E402
 from harness.s3_sink import S3Sink  # noqa: E402
 
-from temporary_store import new_store  # noqa: E402
-
-MIB, GIB = 1 << 20, 1 << 30
 PART = 16 * MIB
 CONNECTIONS = 16
 TIMED_SAVES_S = 6
-
-
-def processor_seconds(pids):
-    total = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
 
 
 def write_files(directory, files, size):
@@ -64,27 +56,17 @@ class Timer:
         self.mount_pid, self.service_pids = mount_pid, service_pids
         self.rounds = []
 
+    def spent(self):
+        return children_cpu_seconds(), cpu_seconds(self.mount_pid), cpu_seconds(*self.service_pids)
+
     def __call__(self, name, words):
-        before, mount, service = self.children(), processor_seconds([self.mount_pid]), self.service()
-        start = time.monotonic()
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, check=False)
-        seconds = time.monotonic() - start
-        if done.returncode:
-            raise RuntimeError(f"{name}: exit {done.returncode}: {done.stderr[-500:]}")
-        self.rounds[-1][name] = {
-            "MiB/s": self.size / MIB / seconds,
-            "client s/GiB": (self.children() - before) * GIB / self.size,
-            "mount s/GiB": (processor_seconds([self.mount_pid]) - mount) * GIB / self.size,
-            "service s/GiB": (self.service() - service) * GIB / self.size}
-        print(f"round {len(self.rounds)}: {name}: {self.size / MIB / seconds:.0f} MiB/s", file=sys.stderr, flush=True)
-
-    @staticmethod
-    def children():
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    def service(self):
-        return processor_seconds(self.service_pids)
+        before, start = self.spent(), time.monotonic()
+        command(*words, env=self.environment)
+        rate = self.size / MIB / (time.monotonic() - start)
+        self.rounds[-1][name] = {"MiB/s": rate, **{
+            f"{what} s/GiB": (now - then) * GIB / self.size
+            for what, now, then in zip(("client", "mount", "service"), self.spent(), before)}}
+        print(f"round {len(self.rounds)}: {name}: {rate:.0f} MiB/s", file=sys.stderr, flush=True)
 
 
 class Curl:
@@ -140,37 +122,22 @@ class Transfers:
         self.program, self.time_it = program, time_it
         self.source, self.target = write_files(mount / "source", files, size), mount / "target"
         self.curl = Curl(self.s3, base, files, size)
-        self.s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        self.puts = [lambda name: self.curl.put(time_it, f"{name}-curl"),
+                     lambda name: time_it("push", [program, "push", self.source, f"s3://tests/{name}"])]
+        self.gets = [lambda name: self.curl.get(time_it, f"{name}-curl"),
+                     lambda name: self.get("pull", [program, "pull", f"s3://tests/{name}", self.target])]
+        if s5cmd:
+            self.puts.append(lambda name: time_it("s5cmd put", [s5cmd, "cp", f"{self.source}/",
+                                                                f"s3://tests/{name}-s5cmd/"]))
+            self.gets.append(lambda name: self.get("s5cmd get", [s5cmd, "cp", f"s3://tests/{name}-s5cmd/*",
+                                                                 f"{self.target}/"], make=True))
 
-    def puts(self):
-        return [self.curl_put, self.push] + ([self.s5cmd_put] if self.s5cmd else [])
-
-    def gets(self):
-        return [self.curl_get, self.pull] + ([self.s5cmd_get] if self.s5cmd else [])
-
-    def curl_put(self, name):
-        self.curl.put(self.time_it, f"{name}-curl")
-
-    def push(self, name):
-        self.time_it("push", [self.program, "push", self.source, f"s3://tests/{name}"])
-
-    def s5cmd_put(self, name):
-        self.time_it("s5cmd put", [self.s5cmd, "cp", f"{self.source}/", f"s3://tests/{name}-s5cmd/"])
-
-    def curl_get(self, name):
-        self.curl.get(self.time_it, f"{name}-curl")
-
-    def pull(self, name):
-        self.time_it("pull", [self.program, "pull", f"s3://tests/{name}", self.target])
-        self.compare()
-
-    def s5cmd_get(self, name):
-        self.target.mkdir()
-        self.time_it("s5cmd get", [self.s5cmd, "cp", f"s3://tests/{name}-s5cmd/*", f"{self.target}/"])
-        self.compare()
-
-    def compare(self):
-        subprocess.run(["diff", "-r", self.source, self.target], check=True)
+    def get(self, name, words, make=False):
+        if make:
+            self.target.mkdir()
+        self.time_it(name, words)
+        command("diff", "-r", self.source, self.target)
         shutil.rmtree(self.target)
 
     def remove_objects(self):
@@ -185,20 +152,20 @@ def measure_transfers(args, base):
         # Ceph collects deleted objects late, so the memory has room for two rounds.
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="wfs-gw-", dir="/tmp"))
         gateway = stack.enter_context(Radosgw(Path(directory) / "g", size=6 * total + 2 * GIB))
-        mount, pid = stack.enter_context(new_store(args.program, base, total * 2 + GIB))
+        store = stack.enter_context(Store(args.program, base / "store", total * 2 + GIB))
         environment = clean_environment({**gateway.environment(), "S3_ENDPOINT_URL": gateway.url})
-        time_it = Timer(total, environment, pid, [process.pid for process in gateway.processes.values()])
-        transfers = Transfers(args.program, gateway, time_it, base, mount, args.files, args.size)
+        time_it = Timer(total, environment, store.daemon, [process.pid for process in gateway.processes.values()])
+        transfers = Transfers(args.program, gateway, time_it, base, Path(store.mount), args.files, args.size)
         for number in range(args.rounds):
             time_it.rounds.append({})
-            for cases in (transfers.puts(), transfers.gets()):
+            for cases in (transfers.puts, transfers.gets):
                 for case in random.sample(cases, len(cases)):
                     case(f"round{number}")
             transfers.remove_objects()
     rounds = time_it.rounds
     cases = {name: {figure: statistics.median(one[name][figure] for one in rounds) for figure in rounds[0][name]}
              for name in rounds[0]}
-    ratios = {f"{ours} / {other}": statistics.median(one[ours]["MiB/s"] / one[other]["MiB/s"] for one in rounds)
+    ratios = {f"{ours} / {other}": ratio(*([one[name]["MiB/s"] for one in rounds] for name in (ours, other)), "MiB/s")
               for ours, others in (("push", ("curl put", "s5cmd put")), ("pull", ("curl get", "s5cmd get")))
               for other in others if other in rounds[0]}
     return {"cases": cases, "ratios": ratios}
@@ -259,7 +226,7 @@ class Saves:
         with open(self.directory / f"save{self.number % 3}", "wb") as file:
             self.torch.save(self.state, file)
             file.flush()
-            os.fsync(file.fileno())
+            sync_file(file.name)
         return time.monotonic() - start
 
     def median(self):
@@ -273,7 +240,7 @@ def measure_saves(args, base):
     total = args.size * args.files
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(S3Sink())
-        mount, _ = stack.enter_context(new_store(args.program, base, total + 4 * GIB))
+        mount = Path(stack.enter_context(Store(args.program, base / "store", total + 4 * GIB)).mount)
         pushes = Pushes(args.program, write_files(mount / "source", args.files, args.size),
                         clean_environment(sink.environment()))
         start = time.monotonic()
@@ -290,31 +257,28 @@ def measure_saves(args, base):
                     rounds[-1][rate] = saves.median()
     return {"push alone, MiB/s": alone,
             "seconds of a save": {rate: statistics.median(one[rate] for one in rounds) for rate in rates},
-            "ratios": {rate: statistics.median(one[rate] / one["no push"] for one in rounds) for rate in args.beside}}
+            "ratios": {rate: ratio([one["no push"] for one in rounds], [one[rate] for one in rounds]) for rate in args.beside}}
 
 
-def size_of(text):
-    factor = {"M": MIB, "G": GIB}.get(text[-1:])
-    if factor is None or not text[:-1].isdigit() or not int(text[:-1]) or int(text[:-1]) * factor % (64 * MIB):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size like 512M or 2G, a multiple of 64M")
-    return int(text[:-1]) * factor
+def size_of_files(text):
+    if size(text) % (64 * MIB):
+        raise argparse.ArgumentTypeError(f"{text!r} is no multiple of 64M, like 512M or 2G")
+    return size(text)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, help="where the temporary store is created")
-    parser.add_argument("--program", type=Path, default=ROOT / "build/release/bin/weightfs", help="the program weightfs")
-    parser.add_argument("--size", type=size_of, default="1G", help="of one file (1G)")
-    parser.add_argument("--files", type=int, default=2, help="number of files (2)")
-    parser.add_argument("--rounds", type=int, default=3, help="(3)")
+    parser = Parser(prog="transfers", description=__doc__)
+    parser.add_argument("directory", type=directory, help="where the temporary store is created")
+    parser.add_argument("--program", type=os.path.abspath, default=ROOT / "build/release/bin/weightfs",
+                        help="the program weightfs")
+    parser.add_argument("--size", type=size_of_files, default="1G", help="of one file (1G)")
+    parser.add_argument("--files", type=number_from(1), default=2, help="number of files (2)")
+    parser.add_argument("--rounds", type=number_from(1), default=3, help="(3)")
     parser.add_argument("--beside", nargs="+", metavar="RATE", help="measure saves beside a push at these rates; "
                         "max: without a limit")
     args = parser.parse_args()
-    args.program = args.program.absolute()
     if not args.beside and (reason := missing_programs()):
         parser.error(reason)
-    if args.files < 1 or args.rounds < 1:
-        parser.error("--files and --rounds are at least 1")
     with tempfile.TemporaryDirectory(prefix="transfers-", dir=args.directory) as base:
         result = (measure_saves if args.beside else measure_transfers)(args, Path(base))
     print(json.dumps(result, indent=2))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/command_tree.h"
 
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 namespace weightfs::cli {
@@ -53,6 +54,19 @@ std::vector<CommandEntry> DescribeCommands(const CLI::App& app) {
     if (!command->get_group().empty()) commands.push_back(DescribeCommand(*command, command->get_name()));
   }
   return commands;
+}
+
+CommandEntry ParseCommand(const std::string& json) {
+  const auto command = nlohmann::json::parse(json);
+  CommandEntry entry{command.at("name"), command.at("summary"), command.at("footer"), {}};
+  for (const auto& described : command.at("options")) {
+    OptionEntry option{described.at("names"), described.at("value"), {}, described.at("meaning")};
+    option.kind = KindOf(option.value);
+    option.optional_value = described.at("optional_value");
+    option.repeated = described.at("repeated");
+    entry.options.push_back(std::move(option));
+  }
+  return entry;
 }
 
 }  // namespace weightfs::cli

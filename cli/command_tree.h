@@ -35,4 +35,7 @@ struct CommandEntry {
 // The program itself, then its commands in the order of --help, without those that --help hides.
 std::vector<CommandEntry> DescribeCommands(const CLI::App& app);
 
+// A command that another program describes (bench/options.py, describe).
+CommandEntry ParseCommand(const std::string& json);
+
 }  // namespace weightfs::cli

@@ -101,7 +101,10 @@ std::vector<std::string> TranslateHelperName(std::string_view program, const Wor
   if (name == "mount.weightfs" || name == "mount.fuse.weightfs") return TranslateMount(arguments, is_root);
   if (name == "umount.weightfs" || name == "umount.fuse.weightfs") return TranslateUmount(arguments);
   if (name == "fsck.weightfs") return TranslateFsck(arguments);
-  return arguments;
+  if (name != "weightfs-bench") return arguments;
+  Words words = arguments;
+  words.emplace(words.begin(), "bench");
+  return words;
 }
 
 }  // namespace weightfs::cli

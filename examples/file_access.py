@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import weightfs
-from weightfs.tools._program import Parser
+from weightfs.bench.program import Parser
 
 GB = 1024 ** 3
 NO_GPU = "no GPU here: torch.cuda.is_available() is false"

@@ -3,7 +3,6 @@
 """Generates tokens by a transformer that is several times larger than the memory for its weights, and compares tokens
 and speed with the same model in memory and mapped from a file (mmap)."""
 
-import json
 import os
 import statistics
 import sys
@@ -12,6 +11,7 @@ import torch
 
 import weightfs
 import weightfs.offload
+from weightfs.bench import compare
 from offload_model import Bar, Folder, Transformer, made, parser, seconds, size_of
 
 
@@ -96,11 +96,23 @@ def main():
                      max(compute, read_s) / offloaded
                      for compute, read_s, offloaded in zip(rows["in memory"], device, rows["offloaded"])],
                  "same_tokens": same}
-        print(json.dumps(found, indent=1)) if args.json else report(found)
+        compare.output(result_of(found), True) if args.json else report(found)
         weightfs.offload.close(model)
     if not same:
         print("THE TOKENS DIFFER", file=sys.stderr)
     return 0 if same else 1
+
+
+def result_of(found):
+    rates = {name: [found["tokens"] / each for each in seconds] for name, seconds in found["seconds"].items()}
+    note = (f"{found['weights_bytes'] / 1e6:.0f} MB of weights in {found['memory']} of memory; "
+            f"{found['read_bytes_per_token'] / 1e6:.0f} MB are read per token. The offloaded run waited "
+            f"{statistics.median(found['share_waited']):.0%} of its time for I/O, and had "
+            f"{statistics.median(found['over_slower']):.2f} of the speed of the slower of compute alone and device alone.")
+    return compare.result("offload_generate.py", len(rates["mapped"]), [
+        compare.row("generate", "tokens/s", rates, "in memory", title="tokens/s")], ["generate"], notes=[
+            note, *["Equal to the run in memory: all tokens."] * found["same_tokens"]],
+        alarms=["WRONG RESULT: these differ from the run in memory: all tokens"] * (not found["same_tokens"]))
 
 
 def report(found):

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from weightfs.tools._program import Parser
+from weightfs.bench.program import Parser
 
 
 class Transformer(torch.nn.Module):

@@ -3,7 +3,6 @@
 """Trains a transformer whose weights, gradients and optimizer states are several times larger than the memory for them,
 compares each loss with plain training, and continues after the program was killed in the middle of a step."""
 
-import json
 import os
 import signal
 import statistics
@@ -13,6 +12,7 @@ import sys
 import torch
 
 import weightfs.offload
+from weightfs.bench import compare
 from offload_model import Bar, Folder, made, parser, seconds, size_of, train_step
 
 
@@ -44,6 +44,20 @@ def compare(args, directory, bar):
              "share_waited": stats.waited_s / sum(times[1]), "same_losses": same}
     weightfs.offload.close(model)
     return found, dict(plain.state_dict())
+
+
+def result_of(found):
+    rates = {name: [1 / each for each in seconds] for name, seconds in found["seconds"].items()}
+    note = (f"{found['state_bytes'] / 1e6:.0f} MB of weights, gradients and states in {found['memory']} of memory; per "
+            f"step {found['read_bytes_per_step'] / 1e6:.0f} MB are read and {found['written_bytes_per_step'] / 1e6:.0f} MB "
+            f"written. The offloaded run waited {found['share_waited']:.0%} of its time for I/O. The killed run continued "
+            f"from {found['complete_steps']} complete steps.")
+    equal = {"all losses": found["same_losses"],
+             "the weights of the run that was killed and resumed": found["same_weights_after_kill"]}
+    return compare.result("offload_train.py", len(rates["in memory"]), [
+        compare.row("train", "steps/s", rates, "in memory", title="steps/s")], ["train"], notes=[
+            note, *(f"Equal to the run in memory: {what}." for what, same in equal.items() if same)],
+        alarms=[f"WRONG RESULT: these differ from the run in memory: {what}" for what, same in equal.items() if not same])
 
 
 def report(found):
@@ -114,7 +128,7 @@ def main():
         bar = Bar(args.steps + 2)
         found, expected = compare(args, os.path.join(folder, "model"), bar)
         found |= kill_and_resume(args, os.path.join(folder, "killed"), expected, bar)
-    print(json.dumps(found, indent=1)) if args.json else report(found)
+    compare.output(result_of(found), True) if args.json else report(found)
     wrong = [text for name, text in (("same_losses", "THE LOSSES DIFFER"),
                                      ("same_weights_after_kill", "THE KILLED RUN DIFFERS")) if not found[name]]
     print("".join(f"{text}\n" for text in wrong), end="", file=sys.stderr)

@@ -13,7 +13,7 @@ import tempfile
 import torch
 
 import weightfs.safetensors
-from weightfs.tools._program import Parser
+from weightfs.bench.program import Parser
 from weightfs._numbers import parse_size
 
 WIDTH = 2048

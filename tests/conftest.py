@@ -20,7 +20,7 @@ from harness.filesystems import Factory, is_mounted, program
 from harness.watchdog import Watchdog
 
 DEFAULT_LIMIT_S = 120
-CLIENTS = {"torch", "numpy", "safetensors", "h5py", "matplotlib"}
+CLIENTS = {"torch", "numpy", "safetensors", "h5py"}
 
 
 def compute_alone():

@@ -17,7 +17,7 @@ import torch
 import weightfs
 import weightfs.safetensors
 import weightfs.torch
-from weightfs.tools._pages import drop_pages
+from weightfs.bench.machine import drop_pages
 
 
 class Method:

@@ -1,38 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the texts of a matplotlib figure are."""
+"""Where the texts of a figure of bench/drawing.py are. Their widths are those of a wide font, such as Verdana."""
 
 import itertools
+import xml.etree.ElementTree as ElementTree
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Text
-
-TOLERANCE = 0.5   # pixels that two boxes may share
+WIDE, TOLERANCE = 0.56, 0.5   # the mean width of a letter, of the font's size; pixels that two boxes may share
 
 
-def texts(figure):
-    """Draws the figure. Returns (text, box in pixels) of each text in it."""
-    FigureCanvasAgg(figure).draw()
-    hidden = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)
-              for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()) for label in (tick.label1, tick.label2)
-              if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())}
-    return [(text.get_text(), text.get_window_extent()) for text in figure.findobj(Text)
-            if text.get_visible() and text.get_text().strip() and text not in hidden]
+def shift(group):
+    """The offsets of a group."""
+    move = group.get("transform", "translate(0 0)")[len("translate("):-1].split()
+    return float(move[0]), float(move[1])
+
+
+def walk(element, x=0, y=0):
+    """Yields each element with the offset of its groups."""
+    for child in element:
+        yield child, x, y
+        dx, dy = shift(child)
+        yield from walk(child, x + dx, y + dy)
+
+
+def texts(svg):
+    """Returns (text, box) of each text of the figure."""
+    found = []
+    for element, dx, dy in walk(ElementTree.fromstring(svg)):
+        if not element.tag.endswith("}text"):
+            continue
+        size, x, y = (float(element.get(name)) for name in ("font-size", "x", "y"))
+        width = WIDE * size * len(element.text)
+        left = x + dx - {"start": 0, "middle": width / 2, "end": width}[element.get("text-anchor")]
+        found.append((element.text, (left, y + dy - 0.75 * size, left + width, y + dy + 0.2 * size)))
+    return found
+
+
+def boxes(tree, tag):
+    """The boxes of the elements of a tag."""
+    found = []
+    for element, dx, dy in walk(tree):
+        if element.tag.endswith("}" + tag):
+            x, y, width, height = (float(element.get(name, 0)) for name in ("x", "y", "width", "height"))
+            found.append((x + dx, y + dy, x + dx + width, y + dy + height))
+    return found
 
 
 def overlap(one, other):
-    return (min(one.x1, other.x1) - max(one.x0, other.x0) > TOLERANCE
-            and min(one.y1, other.y1) - max(one.y0, other.y0) > TOLERANCE)
+    return (min(one[2], other[2]) - max(one[0], other[0]) > TOLERANCE
+            and min(one[3], other[3]) - max(one[1], other[1]) > TOLERANCE)
 
 
-def faults(figure):
-    """Texts that overlap each other, bars or vertical lines, or that the figure cuts off."""
-    found, shapes = texts(figure), []
-    for axes in figure.axes:
-        shapes += [patch.get_window_extent() for patch in axes.patches]
-        shapes += [path.get_extents(axes.transData).padded(1) for lines in axes.collections
-                   for path in lines.get_paths() if len(path.vertices) == 2]
+def faults(svg):
+    """Texts that overlap each other or bars, or that the figure cuts off."""
+    tree = ElementTree.fromstring(svg)
+    found, (_, _, width, height) = texts(svg), map(float, tree.get("viewBox").split())
+    bars = [box for box in boxes(tree, "rect") if box[2] - box[0] < width]
     pairs = [(one, other) for (one, box), (other, another) in itertools.combinations(found, 2) if overlap(box, another)]
-    struck = [text for text, box in found if any(overlap(box, shape) for shape in shapes)]
-    inside = figure.bbox.padded(TOLERANCE)
-    return pairs + struck + [text for text, box in found if not (inside.x0 <= box.x0 and box.x1 <= inside.x1
-                                                                 and inside.y0 <= box.y0 and box.y1 <= inside.y1)]
+    struck = [text for text, box in found if any(overlap(box, bar) for bar in bars)]
+    return pairs + struck + [text for text, box in found if box[0] < -TOLERANCE or box[1] < -TOLERANCE
+                             or box[2] > width + TOLERANCE or box[3] > height + TOLERANCE]

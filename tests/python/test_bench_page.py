@@ -1,49 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of `weightfs bench --report`, drawn by a browser from results of every row."""
+"""The page of `weightfs bench --report`, drawn by a browser from results of every row and curve."""
 
 import functools
 import html
 import json
 import re
 import shutil
+import sys
 
 import pytest
 
 from harness import process
 from harness.filesystems import REPOSITORY
 
+sys.path.append(str(REPOSITORY))
+
+from bench import page  # noqa: E402
+from bench.rows import ROWS  # noqa: E402
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PAGE = (REPOSITORY / "bench/suite/report.html").read_text(encoding="utf-8")
-RATIOS = [0.05, 0.5, 1, 1.3, 20]   # of the rows, in turn; the scale ends at 1/8 and 8
-# Says what is tested: all texts with their boxes, and the shapes of the ratios. The page is in a frame, because the
-# window of a browser may not be as narrow as it has to be.
+RATIOS = [0.005, 0.5, 1, 1.3, 200]   # of the rows, in turn; the scale ends at 1/100 and 100
+RATIOS_OF = [RATIOS[number % len(RATIOS)] for number in range(len(ROWS))]
+# Says what is tested: all texts with their boxes. The page is in a frame, because the window of a browser may not be as
+# narrow as it has to be.
 FRAME = """<title></title><script>onmessage = event => document.title = event.data</script>
 <iframe src="page.html" width="{width}" height="900" style="border: 0"></iframe>"""
 MEASURE = """<script>addEventListener("load", () => {
-  const walker = document.createTreeWalker(document.getElementById("page"), NodeFilter.SHOW_TEXT), texts = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), texts = [];
   const box = rect => [rect.left, rect.top, rect.right, rect.bottom];
   for (let node; (node = walker.nextNode());) {
+    if (node.parentElement.closest("script, title")) continue;
     const range = document.createRange();
     range.selectNodeContents(node);
     for (const rect of range.getClientRects())
       if (node.textContent.trim() && rect.width) texts.push([node.textContent, box(rect)]);
   }
-  const shapes = [...document.querySelectorAll(".ratios .way[title]")].map(way => ({name: way.title,
-    arrow: way.querySelector(".arrow")?.className ?? null, dots: way.querySelectorAll(".dot").length}));
-  const frames = [...document.querySelectorAll("section")].map(section => ({
-    title: section.querySelector("h2")?.textContent, axes: section.querySelectorAll(".row > .way").length, groups: section.querySelectorAll("h3, .group").length}));
-  parent.postMessage(JSON.stringify({texts, shapes, frames, window: innerWidth,
-    page: document.documentElement.scrollWidth, background: getComputedStyle(document.body).backgroundColor}), "*");
+  parent.postMessage(JSON.stringify({texts, window: innerWidth, page: document.documentElement.scrollWidth,
+    background: getComputedStyle(document.body).backgroundColor}), "*");
 });</script>"""
 
 
 def outcome(rounds):
-    catalog = json.loads((REPOSITORY / "bench/suite/rows.json").read_text(encoding="utf-8"))
     rows = []
-    for number, row in enumerate(catalog):
+    for number, row in enumerate(ROWS):
         ratio, median = RATIOS[number % len(RATIOS)], 2e9 if row["unit"] == "GB/s" else 10.0 ** (3 + number % 4)
         spread = 0.2 * (rounds > 1)
-        ways = {way: {"median": value, "min": value * (1 - spread), "max": value * (1 + spread)}
+        ways = {way: {"median": value, "min": value * (1 - spread), "max": value * (1 + spread), "samples": [1] * rounds}
                 for way, value in (("weightfs", median * ratio), ("reference", median), ("host", median))}
         rows.append({key: row[key] for key in ("id", "group", "title", "unit")} | {
             "ways": ways, "notes": [], "not_measured": {"fio": "fio is not installed"},
@@ -59,14 +61,21 @@ def outcome(rounds):
             "curves": [curve | {"unit": "GB/s", "limit": "limited by the disk", "checks": []} for curve in curves]}
 
 
+def page_of(rounds=5):
+    result = outcome(rounds)
+    return page.html("weightfs bench", result["facts"], [result])
+
+
 @pytest.fixture(scope="module")
 def draw(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("needs chromium to draw the page: apt-get install chromium")
+
     @functools.cache
-    def drawn(width=1280, rounds=5, dark=False):
+    def drawn(width=1280, dark=False):
         folder = tmp_path_factory.mktemp("page")
         (folder / "frame.html").write_text(FRAME.format(width=width))
-        (folder / "page.html").write_text(PAGE.replace("@DATA@", json.dumps(outcome(rounds))).replace(
-            "</body>", f"{MEASURE}</body>"))
+        (folder / "page.html").write_text(page_of().replace("</body>", f"{MEASURE}</body>"))
         done = process.run([CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900",
                             f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=5000",
                             f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"file://{folder / 'frame.html'}"],
@@ -76,8 +85,7 @@ def draw(tmp_path_factory):
     return drawn
 
 
-pytestmark = [pytest.mark.limit(300), pytest.mark.skipif(
-    CHROMIUM is None, reason="needs chromium to draw the page: apt-get install chromium")]
+pytestmark = pytest.mark.limit(300)
 
 
 def overlapping(texts, tolerance=2):
@@ -95,37 +103,27 @@ def test_no_text_overlaps_another_one_or_leaves_the_window(draw, width):
     drawn = draw(width)
     assert drawn["window"] == width and drawn["page"] <= width, "the page scrolls sideways"
     assert list(overlapping(drawn["texts"])) == []
-    assert [text for text, (left, _, right, _) in drawn["texts"] if left < 0 or right > width] == []
-    assert [text for text, (_, top, _, bottom) in drawn["texts"] if bottom - top < 10] == [], "too small to read"
-
-
-def test_a_ratio_beyond_the_scale_is_an_arrow(draw):
-    shapes = draw()["shapes"]
-    assert len(shapes) == 2 * len(outcome(5)["rows"])
-    for shape in shapes:
-        ratio = float(re.search(r": ([0-9.]+) of the", shape["name"]).group(1))
-        arrow = "arrow" if ratio > 8 else "arrow low" if ratio < 1 / 8 else None
-        assert (shape["arrow"], shape["dots"]) == (arrow, 0 if arrow else 1), shape
-
-
-def test_a_frame_has_one_scale_and_long_lists_have_groups(draw):
-    frames = {frame["title"]: frame for frame in draw()["frames"]}
-    assert len(frames) == 16
-    groups = set(frames) - {"Ratios", "How it grows", "All figures", "The run", "Not measured"}
-    assert all(frames[title]["axes"] == 1 for title in groups), frames
-    assert frames["Ratios"]["groups"] == frames["All figures"]["groups"] == len(groups)
-
-
-def test_one_round_claims_no_noise_and_no_medians(draw):
-    words = " ".join(text for text, _ in draw(rounds=1)["texts"])
-    assert "1 round" in words and not re.search(r"noise|[Mm]edians|whiskers", words)
-    words = " ".join(text for text, _ in draw()["texts"])
-    assert "medians of 5 rounds" in words and "noise: spread of the reference over 5 rounds" in words
+    assert [text for text, (_, top, _, bottom) in drawn["texts"] if bottom - top < 9] == [], "too small to read"
 
 
 def test_the_colors_follow_the_scheme(draw):
     light, dark = (draw(dark=dark)["background"] for dark in (False, True))
     assert light != dark
-    values = [dict(re.findall(r"--([\w-]+): (#\w+)", block))
-              for block in re.findall(r":root \{(.*?)\}", PAGE, re.DOTALL)]
-    assert values[0].keys() == values[1].keys() == set(re.findall(r"var\(--([a-z-]+)\)", PAGE)) | {"fio", "noverify"}
+
+
+def test_a_ratio_beyond_the_scale_has_an_arrow():
+    text = page_of()
+    assert text.count(">200 × →<") == 2 * RATIOS_OF.count(200) and text.count(" ×<") > 50
+    assert text.count(" × ←<") == 2 * RATIOS_OF.count(0.005)
+
+
+def test_every_group_has_a_figure_and_every_row_a_line():
+    text = page_of()
+    groups = {(row["group"], row["unit"]) for row in ROWS}
+    assert text.count("<svg") == len(groups) + 2   # the ratios, and the curves
+    assert all(text.count(f"<td data-name=\"\">{html.escape(row['title'])}</td>") >= 1 for row in ROWS)
+
+
+def test_one_round_claims_no_noise_and_no_medians():
+    assert "one round" in page_of(1) and not re.search(r"[Mm]edians|varied by", page_of(1))
+    assert "medians of 5 rounds" in page_of() and "varied by 11 % over 5 rounds" in page_of()

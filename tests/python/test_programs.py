@@ -63,7 +63,7 @@ def test_io_reports_wrong_arguments(local, capfd):
                           (["--folder", str(local), "--use_accelerator_pin_memory"], "no GPU"),
                           (["--folder", str(local), "--slow_bounce_buffer"], "for --gpu"),
                           (["--folder", str(local), "--fast_io_size", "many"], "size"),
-                          (["--folder", str(local), "--loops", "0"], "begin at 1")):
+                          (["--folder", str(local), "--loops", "0"], "at least 1")):
         with pytest.raises(SystemExit) as ended:
             io.main(wrong)
         assert ended.value.code != 0

@@ -29,7 +29,7 @@ def first_line_of(run, arguments, capfd):
 
 
 def test_the_first_line_is_the_error(local, capfd):
-    assert "begin at 1" in first_line_of(io.main, ["--folder", str(local), "--loops", "0"], capfd)
+    assert "at least 1" in first_line_of(io.main, ["--folder", str(local), "--loops", "0"], capfd)
     assert "--folder" in first_line_of(io.main, [], capfd)
     assert "--loops" in first_line_of(tune.main, ["--nvme_dir", str(local), "--loops", "0"], capfd)
     assert "--nvme_dir" in first_line_of(tune.main, [], capfd)
@@ -113,12 +113,12 @@ def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status)
 
 WAITS = """
 import multiprocessing, os, signal
-from weightfs.tools import _program
+from weightfs.bench import program
 
 def work():
     kill, calls = os.kill, []
     os.kill = lambda *call: calls.append(call) if not calls else kill(*call)   # the first finds it awake
-    _program.be_a_worker()
+    program.be_a_worker()
     lock.acquire()
 
 context = multiprocessing.get_context("fork")

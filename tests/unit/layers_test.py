@@ -21,8 +21,7 @@ ALLOWED = {
     "python": {"client", "common", "python"},
     "store": {"common", "io", "engine", "meta", "store"},
     "fs": {"common", "io", "store", "lease", "fs"},
-    "bench": {"common", "io", "engine", "lease", "client", "bench"},
-    "bench/suite": {"common", "lease", "client", "bench"},   # it measures handles; the reference is independent of them
+    "bench": {"common", "lease", "client", "bench"},   # it measures handles; the reference is independent of them
     "cli": {"common", "store", "fs", "lease", "client", "s3", "remote", "bench", "cli"},
 }
 # The folders inside store/ that each of them may include; "" is store/ itself, with store.h and types.h.
@@ -42,14 +41,14 @@ BELOW_STORE = {"space", "file", "replica", "scrub", "commit", "names"}
 # The places that may include a library, by a pattern of its headers.
 LIBRARIES = {
     r"rocksdb/": r"meta/rocks_\w+\.(cc|h)",
-    r"libaio\.h": r"io/aio_queue\.cc|bench/suite/direct_loop\.cc",
+    r"libaio\.h": r"io/aio_queue\.cc|bench/worker/direct_loop\.cc",
     r"fuse3?/|fuse\w*\.h|linux/fuse": r"fs/.*",
     r"isa-l/": r"common/checksum\.cc",
     r"blkid": r"store/.*\.cc",
     r"libmount": r"common/mounts\.cc",
     r"curl/|pugixml": r"s3/.*",
     r"openssl/": r"s3/.*|remote/manifest\.cc",
-    r"CLI/": r"cli/.*|bench/\w+\.cc",
+    r"CLI/": r"cli/.*",
     r"cuda|cufile|nv": r"no file: NVIDIA's libraries are found at run time",
 }
 # The core of the client knows its plug-ins only through interfaces; the handle and the reader assemble them.
@@ -57,7 +56,7 @@ PLUGINS = ("client/gpu/", "client/lease/")
 ASSEMBLY = r"client/(handle\w*|random_reader)\.(cc|h)"
 # nlohmann's parser has no limits, so foreign JSON is parsed by common/json.h. These parse what weightfs itself printed.
 PARSE = re.compile(r"\b[Jj]son::(parse|sax_parse|accept)\(")
-PARSERS = r"common/json\.h|bench/.*|cli/(format|info)\.cc"
+PARSERS = r"common/json\.h|bench/.*|cli/(command_tree|format|info)\.cc"
 INCLUDE = re.compile(r'^\s*#include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 

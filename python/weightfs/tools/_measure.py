@@ -15,7 +15,7 @@ from weightfs.tools._torch import torch
 import weightfs
 import weightfs.torch
 from weightfs import deepnvme
-from weightfs.tools._program import be_a_worker
+from weightfs.bench.program import be_a_worker
 
 GB = 1024 ** 3
 ENGINES = ("aio_handle", "aio_basic", "torch_io", "torch_fastio")
@@ -56,14 +56,6 @@ class Settings:
         return {"block_size": self.block_size, "queue_depth": self.queue_depth, "single_submit": self.single_submit,
                 "overlap_events": not self.sequential_requests, "intra_op_parallelism": self.io_parallel}
 
-    @property
-    def uncounted_loops(self):
-        return 0 if self.include_warmup_time else self.warmup_loops
-
-    @property
-    def counted_loops(self):
-        return self.warmup_loops + self.loops - self.uncounted_loops
-
 
 @dataclasses.dataclass
 class Result:
@@ -101,10 +93,10 @@ class Progress:
     def result(self):
         """The Result of the repetitions that every process has finished; None before the first counted one."""
         rows = list(zip(*[iter(self._values)] * self._FIELDS))
-        if any(count == 0 for count, _, _ in rows):
+        least = min(count for count, _, _ in rows)
+        if least == 0:
             return None
         # A process may be one repetition ahead, so its seconds are scaled.
-        least = min(count for count, _, _ in rows)
         return Result(task_latency_s=max(task * least / count for count, task, _ in rows),
                       e2e_latency_s=max(e2e * least / count for count, _, e2e in rows),
                       total_bytes=int(least) * self._settings.io_size * len(rows))
@@ -123,23 +115,21 @@ def measure(settings, progress=None):
     try:
         for process in processes:
             process.start()
-        answers = [_answer(processes, queue) for _ in processes]
+        failures = [failure for failure in (_failure(processes, queue) for _ in processes) if failure]
         for process in processes:
             process.join(_END_LIMIT_S)
     finally:
         for index, process in enumerate(processes):
             if process.pid is not None:
                 _end(process, index, settings)
-    # The first failure makes the other processes fail at the barrier, so it is reported first.
-    failures = [answer for answer in answers if isinstance(answer, str)]
-    failures.sort(key=lambda text: "BrokenBarrier" in text)
     if failures:
-        raise RuntimeError(failures[0])
-    return Result(task_latency_s=max(task for task, _ in answers), e2e_latency_s=max(e2e for _, e2e in answers),
-                  total_bytes=settings.io_size * settings.counted_loops * count)
+        # The first failure makes the other processes fail at the barrier, so it is reported first.
+        raise RuntimeError(min(failures, key=lambda text: "BrokenBarrier" in text))
+    return progress.result()
 
 
-def _answer(processes, queue):
+def _failure(processes, queue):
+    """Waits until one more process has ended its work. Returns its error, or None."""
     while True:
         try:
             return queue.get(timeout=1)
@@ -149,11 +139,9 @@ def _answer(processes, queue):
             if not ended and not any(process.is_alive() for process in processes):
                 ended = processes
             if ended and queue.empty():
-                raise RuntimeError(f"process {ended[0].pid} {_how(ended[0].exitcode)} and gave no result") from None
-
-
-def _how(status):
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                status = ended[0].exitcode
+                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                raise RuntimeError(f"process {ended[0].pid} {how} and gave no result") from None
 
 
 def _end(process, index, settings):
@@ -174,14 +162,15 @@ def _file_name(pid, index):
 def _work(settings, index, barrier, queue, progress):
     be_a_worker()
     try:
-        queue.put(_loops(settings, index, barrier, progress))
+        _repeat(settings, index, barrier, progress)
+        queue.put(None)
     except BaseException as error:
         barrier.abort()
         queue.put(f"{type(error).__name__}: {error}")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _loops(settings, index, barrier, progress):
+def _repeat(settings, index, barrier, progress):
     task = _Task(settings, index)
     try:
         task_s = e2e_s = 0.0
@@ -195,11 +184,10 @@ def _loops(settings, index, barrier, progress):
             together = time.perf_counter()
             if settings.validate:
                 task.validate(loop)
-            if loop >= settings.uncounted_loops:
+            if settings.include_warmup_time or loop >= settings.warmup_loops:
                 task_s += ended - start
                 e2e_s += together - start
                 progress.note(index, task_s, e2e_s)
-        return task_s, e2e_s
     finally:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)   # it is already ending
@@ -263,15 +251,15 @@ class _Task:
             raise RuntimeError(f"validation failed: {self.path(loop)} is not what was written")
 
     def _write(self, path):
-        engine = self.settings.engine
+        engine, old = self.settings.engine, {"_use_new_zipfile_serialization": not self.settings.torch_legacy_save}
         if engine == "aio_handle":
             self.handle.write_from(self.tensor, path)
         elif engine == "aio_basic":
             self._basic(deepnvme.aio_write, path)
         elif engine == "torch_io":
-            torch.save(self.tensor, path, **self._format())
+            torch.save(self.tensor, path, **old)
         else:
-            weightfs.torch.save(self.tensor, path, handle=self.handle, **self._format())
+            weightfs.torch.save(self.tensor, path, handle=self.handle, **old)
 
     def _read(self, path):
         engine = self.settings.engine
@@ -279,26 +267,15 @@ class _Task:
             self.handle.read_into(self.tensor, path)
         elif engine == "aio_basic":
             self._basic(deepnvme.aio_read, path)
-        elif engine == "torch_io":
-            self.tensor = torch.load(path)
         else:
-            self.tensor = weightfs.torch.load(path, handle=self.handle)
-
-    def _format(self):
-        return {"_use_new_zipfile_serialization": not self.settings.torch_legacy_save}
+            self.tensor = torch.load(path) if engine == "torch_io" else weightfs.torch.load(path, handle=self.handle)
 
     def _basic(self, function, path):
-        options = self.settings.options
-        _check(function(self.tensor, path, options["block_size"], options["queue_depth"], options["single_submit"],
-                        options["overlap_events"], False), path)
+        block_size, depth, single, overlap, _ = self.settings.options.values()
+        if function(self.tensor, path, block_size, depth, single, overlap, False) != 0:
+            raise RuntimeError(f"{path}: the operation failed; the line above says why")
 
     def close(self):
         self.handle.close()
         for name in self.made:
-            if os.path.exists(name):
-                os.unlink(name)
-
-
-def _check(status, path):
-    if status != 0:
-        raise RuntimeError(f"{path}: the operation failed; the line above says why")
+            Path(name).unlink(missing_ok=True)

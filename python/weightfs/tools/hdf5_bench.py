@@ -14,56 +14,34 @@ import itertools
 import json
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import h5py
 import numpy as np
 
 import weightfs
 import weightfs.hdf5
-from weightfs._numbers import parse_size
-from weightfs.tools._pages import drop_pages
+from weightfs.bench import compare
+from weightfs.bench.machine import drop_pages, size_text, sync_file
+from weightfs.bench.program import Bar, Output, Parser, directory, number_from, size
 
 MIB = 1 << 20
 HDF5_DRIVERS = ("sec2", "stdio", "weightfs")
 DRIVERS = (*HDF5_DRIVERS, "handle")
 Settings = Dict[str, Any]
-Rates = Dict[str, Dict[str, List[float]]]   # by "write" or "read", and by driver
 
 
-def size_of(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def sizes_of(text: str) -> List[int]:
-    return [size_of(part) for part in text.split(",")]
-
-
-def counts_of(text: str) -> List[int]:
-    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive whole numbers, separated by commas")
-    return [int(part) for part in text.split(",")]
+def list_of(parse_one: Callable[[str], int]) -> Callable[[str], List[int]]:
+    return lambda text: [parse_one(part) for part in text.split(",")]
 
 
 def opened(driver: str, path: str, mode: str, settings: Settings) -> h5py.File:
     if driver == "weightfs":
         return weightfs.hdf5.File(path, mode, **settings)
     return h5py.File(path, mode, driver=driver)
-
-
-def make_durable(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write(driver: str, path: str, request: int, total: int, settings: Settings, buffer: np.ndarray) -> float:
@@ -83,7 +61,7 @@ def write(driver: str, path: str, request: int, total: int, settings: Settings, 
         data = file.create_dataset("x", (total,), "uint8")
         for at in range(0, total, request):
             data.write_direct(part, dest_sel=np.s_[at:at + request])
-    make_durable(path)
+    sync_file(path)
     return time.perf_counter() - begin
 
 
@@ -189,116 +167,86 @@ def timed(action: Callable[..., float], driver: str, folder: str, request: int, 
     return max(seconds)
 
 
-class Report:
-    """Collects rates and prints one row of the table per measurement."""
-
-    def __init__(self) -> None:
-        self.rows: List[Dict[str, Any]] = []
-
-    def add(self, kind: str, label: str, rates: Dict[str, List[float]], unit: str, **details: Any) -> None:
-        medians = {name: statistics.median(values) for name, values in rates.items()}
-        # Ratios within a round: its measurements ran under similar load.
-        ratios = {name: statistics.median(ours / theirs for ours, theirs in zip(rates["weightfs"], rates[name]))
-                  for name in rates if name != "weightfs"}
-        self.rows.append({"kind": kind, "label": label, "unit": unit, "median": medians, "rounds": rates,
-                          "weightfs_over": ratios, **details})
-        numbers = "  ".join(f"{name} {value:8.2f}" for name, value in medians.items())
-        print(f"{kind:6} {label:32} {numbers} {unit:5}  weightfs over " +
-              ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), flush=True)
-
-
-def parse(arguments: List[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m weightfs.tools.hdf5_bench", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="directory of the files, which are removed at the end")
-    parser.add_argument("--requests", type=sizes_of, default=[MIB, 4 * MIB, 16 * MIB, 64 * MIB], metavar="SIZE,…",
+def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
+    parser = Parser(prog="python -m weightfs.tools.hdf5_bench", description=__doc__)
+    parser.add_argument("folder", type=directory, help="directory of the files, which are removed at the end")
+    parser.add_argument("--requests", type=list_of(size), default="1M,4M,16M,64M", metavar="SIZE,…",
                         help="bytes per request (default 1M,4M,16M,64M; the study goes to 1G)")
-    parser.add_argument("--total", type=size_of, default=256 * MIB, metavar="SIZE",
+    parser.add_argument("--total", type=size, default="256M", metavar="SIZE",
                         help="bytes per file, a multiple of each request (default 256M)")
-    parser.add_argument("--processes", type=counts_of, default=[1, 2], metavar="N,…",
+    parser.add_argument("--processes", type=list_of(number_from(1)), default="1,2", metavar="N,…",
                         help="concurrent processes, each with its own file (default 1,2)")
-    parser.add_argument("--threads", type=counts_of, default=[1, 2, 4], metavar="N,…",
+    parser.add_argument("--threads", type=list_of(number_from(1)), default="1,2,4", metavar="N,…",
                         help="num_threads of the sweep (default 1,2,4)")
-    parser.add_argument("--blocks", type=sizes_of, default=[MIB, 4 * MIB], metavar="SIZE,…",
+    parser.add_argument("--blocks", type=list_of(size), default="1M,4M", metavar="SIZE,…",
                         help="block_size of the sweep (default 1M,4M)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median counts (default 3)")
+    parser.add_argument("--rounds", type=number_from(1), default=3, help="rounds, of which the median counts (default 3)")
     parser.add_argument("--small", action=argparse.BooleanOptionalAction, default=True,
                         help="also measure small chunks and many attributes (default)")
-    parser.add_argument("--json", metavar="FILE", help="write all results to FILE as JSON")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="write all results as JSON to FILE; without "
+                        "FILE to standard output")
     given = parser.parse_args(arguments)
-    if given.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    wrong = [request for request in given.requests if given.total % request]
-    if wrong:
-        parser.error(f"--total {given.total} is not a multiple of the request {wrong[0]}")
-    if not os.path.isdir(given.folder):
-        parser.error(f"{given.folder}: no such directory")
+    for request in given.requests:
+        if given.total % request:
+            parser.error(f"--total {given.total} is not a multiple of the request {request}")
     return given
 
 
 class Bench:
-    """Runs the measurements in one directory."""
+    """Runs the measurements in one directory, and collects their rows."""
 
-    def __init__(self, given: argparse.Namespace, folder: str) -> None:
-        self.given, self.folder = given, folder
-        self.report = Report()
+    def __init__(self, given: argparse.Namespace, folder: str, show: Callable[[str], None]) -> None:
+        self.given, self.folder, self.show = given, folder, show
+        self.rows: List[Dict[str, Any]] = []
         self.settings: Settings = {"num_threads": 2, "block_size": MIB, "queue_depth": 32}
         self.buffer = np.random.default_rng(1).integers(0, 256, max(given.requests), "uint8")
 
-    def rates(self, drivers: Sequence[str], request: int, settings: Settings, processes: int = 1) -> Rates:
-        """Measures writes and reads of large requests, in GB/s."""
-        rates: Rates = {kind: {driver: [] for driver in drivers} for kind in ACTIONS}
-        for _, (kind, action), driver in itertools.product(range(self.given.rounds), ACTIONS.items(), drivers):
-            seconds = timed(action, driver, self.folder, request, self.given.total, settings, processes, self.buffer)
-            rates[kind][driver].append(processes * self.given.total / seconds / 1e9)
-        return rates
+    def measure(self, table: str, label: str, unit: str, drivers: Sequence[str],
+                work: Callable[[str], Sequence[float]]) -> None:
+        """work(driver): the values of writes and of reads."""
+        self.show(label)
+        values: Dict[str, List[Sequence[float]]] = {driver: [] for driver in drivers}
+        compare.measure(values, self.given.rounds, work)
+        self.rows += [compare.row(f"{kind}, {label}", unit, {driver: [pair[at] for pair in values[driver]]
+                                                             for driver in drivers}, table=table, group=f"{kind}s, {table}")
+                      for at, kind in enumerate(ACTIONS)]
 
-    def measure_requests(self) -> None:
+    def large(self, driver: str, request: int, settings: Settings, processes: int = 1) -> Sequence[float]:
+        """The rates of writing and reading large requests."""
+        return [processes * self.given.total / timed(action, driver, self.folder, request, self.given.total, settings,
+                                                     processes, self.buffer) for action in ACTIONS.values()]
+
+    def measure_all(self) -> None:
         for processes, request in itertools.product(self.given.processes, self.given.requests):
-            rates = self.rates(DRIVERS, request, self.settings, processes)
-            for kind in rates:
-                self.report.add(kind, f"{request >> 10} KiB, processes: {processes}", rates[kind], "GB/s",
-                                request=request, processes=processes)
+            self.measure("GB/s over the size of the requests", f"{size_text(request)}, processes: {processes}", "GB/s",
+                         DRIVERS, lambda driver: self.large(driver, request, self.settings, processes))
             for name in os.listdir(self.folder):
                 os.unlink(os.path.join(self.folder, name))
-
-    def measure_settings(self) -> None:
         request = max(self.given.requests)
         for threads, block in itertools.product(self.given.threads, self.given.blocks):
-            rates = self.rates(("weightfs", "handle"), request,
-                               {**self.settings, "num_threads": threads, "block_size": block})
-            for kind in rates:
-                self.report.add(kind, f"threads {threads}, blocks of {block >> 10} KiB", rates[kind], "GB/s",
-                                request=request, num_threads=threads, block_size=block)
-
-    def measure_small(self) -> None:
-        for label, small in SMALL.items():
-            rates: Rates = {kind: {driver: [] for driver in HDF5_DRIVERS} for kind in ACTIONS}
-            for _, driver in itertools.product(range(self.given.rounds), HDF5_DRIVERS):
-                seconds = small(driver, os.path.join(self.folder, f"{driver}.h5"), self.settings)
-                for kind, spent in zip(rates, seconds):
-                    rates[kind][driver].append(1 / spent)
-            for kind in rates:
-                self.report.add(kind, label, rates[kind], "1/s")
-
-    def save(self, path: str) -> None:
-        with open(path, "w", encoding="utf-8") as stream:
-            json.dump({"hdf5": h5py.version.hdf5_version, "h5py": h5py.version.version, "total": self.given.total,
-                       "settings": self.settings, "rows": self.report.rows}, stream, indent=1)
+            settings = {**self.settings, "num_threads": threads, "block_size": block}
+            self.measure("GB/s over the settings of the driver", f"threads {threads}, blocks of {size_text(block)}",
+                         "GB/s", ("weightfs", "handle"), lambda driver: self.large(driver, request, settings))
+        for label, small in SMALL.items() if self.given.small else ():
+            self.measure("seconds of small requests", label, "s", HDF5_DRIVERS,
+                         lambda driver: small(driver, os.path.join(self.folder, f"{driver}.h5"), self.settings))
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: Optional[List[str]] = None) -> int:
     given = parse(arguments)
+    bar = Bar("hdf5_bench")
     with tempfile.TemporaryDirectory(prefix="hdf5-bench-", dir=given.folder) as folder:
-        bench = Bench(given, folder)
-        bench.measure_requests()
-        bench.measure_settings()
-        if given.small:
-            bench.measure_small()
-    if given.json:
-        bench.save(given.json)
+        bench = Bench(given, folder, bar.show)
+        bench.measure_all()
+    bar.end()
+    summary = [row["id"] for row in bench.rows if row["id"].endswith("processes: 1")][-2:]
+    result = compare.result("hdf5_bench", given.rounds, bench.rows, summary, notes=[
+        f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}, {size_text(given.total)} per file"])
+    if given.json not in (None, "-"):
+        Output(given.json).write(json.dumps(result, indent=1))
+    compare.output(result, given.json == "-")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

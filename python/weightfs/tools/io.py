@@ -3,27 +3,27 @@
 
 After Ctrl-C or SIGTERM it prints the results so far and exits with 130 or 143."""
 
-import os
+import argparse
+import dataclasses
 import sys
 
 from weightfs.tools._torch import torch
 
-from weightfs._numbers import parse_size
+from weightfs.bench.program import Parser, Stop, directory, number_from, run, size
 from weightfs.tools._measure import ENGINES, NO_GPU, Progress, Settings, measure
-from weightfs.tools._program import Parser, Stop, run
 
 
 def parse(arguments):
     parser = Parser(prog="weightfs-io", description=__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--folder", help="where the files are written and read")
+    where.add_argument("--folder", type=directory, help="where the files are written and read")
     where.add_argument("--folder_to_device_mapping", nargs="+", action="extend", metavar="DIR:DEV",
                        help="a process for each; DEV is the number of its GPU, which is ignored without --gpu")
-    parser.add_argument("--io_size", default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
+    parser.add_argument("--io_size", type=size, default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
     parser.add_argument("--read", action="store_true", help="measure reads (default: writes)")
-    parser.add_argument("--block_size", default="1M", help="bytes of one transfer (default 1M)")
-    parser.add_argument("--queue_depth", type=int, default=32, help="transfers in the kernel at once (default 32)")
-    parser.add_argument("--io_parallel", type=int, default=1, help="slices of each operation (default 1)")
+    parser.add_argument("--block_size", type=size, default="1M", help="bytes of one transfer (default 1M)")
+    parser.add_argument("--queue_depth", type=number_from(1), default=32, help="transfers in the kernel at once (default 32)")
+    parser.add_argument("--io_parallel", type=number_from(1), default=1, help="slices of each operation (default 1)")
     parser.add_argument("--single_submit", action="store_true", help="one transfer in each system call")
     parser.add_argument("--sequential_requests", action="store_true",
                         help="one batch of queue_depth after the other, without overlap")
@@ -31,10 +31,10 @@ def parse(arguments):
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0],
                         help="aio_handle (default); aio_basic: a handle for each operation; torch_io: torch.save and "
                         "load; torch_fastio: those of weightfs.torch")
-    parser.add_argument("--loops", type=int, default=3, help="measured repetitions (default 3)")
-    parser.add_argument("--warmup_loops", type=int, default=1, help="warm-up repetitions (default 1)")
+    parser.add_argument("--loops", type=number_from(1), default=3, help="measured repetitions (default 3)")
+    parser.add_argument("--warmup_loops", type=number_from(0), default=1, help="warm-up repetitions (default 1)")
     parser.add_argument("--include_warmup_time", action="store_true", help="include the warm-up repetitions")
-    parser.add_argument("--multi_process", type=int, default=1, help="processes for each folder (default 1)")
+    parser.add_argument("--multi_process", type=number_from(1), default=1, help="processes for each folder (default 1)")
     parser.add_argument("--different_file_each_iteration", action="store_true", help="a new file for each repetition")
     parser.add_argument("--gpu", action="store_true", help="transfer tensors of a GPU")
     parser.add_argument("--use_gds", action="store_true",
@@ -44,7 +44,7 @@ def parse(arguments):
     parser.add_argument("--use_accelerator_pin_memory", action="store_true",
                         help="page-lock the host's tensors with CUDA, not with the handle")
     parser.add_argument("--torch_legacy_save", action="store_true", help="torch's format before zip files")
-    parser.add_argument("--fast_io_size", default="64M",
+    parser.add_argument("--fast_io_size", type=size, default="64M",
                         help="no effect: ds_io's buffer for torch_fastio, which needs none here")
     return parser, parser.parse_args(arguments)
 
@@ -58,26 +58,9 @@ def settings_of(parser, args):
     if args.slow_bounce_buffer and (args.use_gds or not args.gpu):
         parser.error("--slow_bounce_buffer is for --gpu without --use_gds")
     places = [_place_of(parser, mapping, on_gpu) for mapping in args.folder_to_device_mapping or [f"{args.folder}:0"]]
-    for folder, _ in places:
-        if not os.path.isdir(folder):
-            parser.error(f"{folder}: no such directory")
-    if min(args.queue_depth, args.io_parallel, args.loops, args.multi_process) < 1 or args.warmup_loops < 0:
-        parser.error("numbers of loops, processes, slices and transfers begin at 1 (warm-ups at 0)")
-    try:
-        io_size, block_size = parse_size(args.io_size), parse_size(args.block_size)
-        parse_size(args.fast_io_size)
-    except ValueError as error:
-        parser.error(str(error))
     each = [place for place in places for _ in range(args.multi_process)]
-    return Settings(folders=[folder for folder, _ in each], gpus=[gpu for _, gpu in each] if on_gpu else [],
-                    use_gds=args.use_gds, io_size=io_size, read=args.read, block_size=block_size,
-                    queue_depth=args.queue_depth, io_parallel=args.io_parallel, single_submit=args.single_submit,
-                    sequential_requests=args.sequential_requests, validate=args.validate, engine=args.engine,
-                    loops=args.loops, warmup_loops=args.warmup_loops,
-                    different_file_each_iteration=args.different_file_each_iteration,
-                    include_warmup_time=args.include_warmup_time, torch_legacy_save=args.torch_legacy_save,
-                    use_accelerator_pin_memory=args.use_accelerator_pin_memory,
-                    slow_bounce_buffer=args.slow_bounce_buffer)
+    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Settings) if hasattr(args, field.name)}
+    return Settings(**given, folders=[folder for folder, _ in each], gpus=[gpu for _, gpu in each] if on_gpu else [])
 
 
 def _place_of(parser, mapping, on_gpu):
@@ -85,6 +68,10 @@ def _place_of(parser, mapping, on_gpu):
     folder, colon, gpu = mapping.rpartition(":")
     if not colon:
         folder, gpu = mapping, "0"
+    try:
+        directory(folder)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
     if on_gpu and not (gpu.isdigit() and int(gpu) < torch.cuda.device_count()):
         parser.error(f"{mapping}: there is no GPU {gpu}")
     return folder, int(gpu) if on_gpu else 0

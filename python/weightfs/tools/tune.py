@@ -15,9 +15,8 @@ from pathlib import Path
 
 from weightfs.tools._torch import torch
 
-from weightfs._numbers import parse_size
+from weightfs.bench.program import Parser, Stop, directory, number_from, run, size
 from weightfs.tools._measure import NO_GPU, Settings, measure
-from weightfs.tools._program import Parser, Stop, run
 
 # The values to try. The names are options of weightfs-io and arguments of Settings.
 SWEEP = {"block_size": [1 << 20, 8 << 20], "queue_depth": [32, 128], "sequential_requests": [False, True],
@@ -25,17 +24,16 @@ SWEEP = {"block_size": [1 << 20, 8 << 20], "queue_depth": [32, 128], "sequential
 
 
 def parse(arguments):
-    parser = Parser(prog="weightfs-tune", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nvme_dir", nargs="+", required=True, help="a directory on each disk to be used together")
+    parser = Parser(prog="weightfs-tune", description=__doc__)
+    parser.add_argument("--nvme_dir", type=directory, nargs="+", required=True, help="a directory on each disk to be used together")
     parser.add_argument("--sweep_config", metavar="FILE",
                         help='settings to try, as JSON: {"block_size": ["128K", "1M"], "queue_depth": [32, 128], '
                         '"sequential_requests": [false], "single_submit": [false], "io_parallel": [1, 8]}; omitted '
                         "settings have the defaults of weightfs-io (without the option: 64 combinations)")
     parser.add_argument("--no_read", action="store_true", help="do not measure reads")
     parser.add_argument("--no_write", action="store_true", help="do not measure writes")
-    parser.add_argument("--io_size", default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
-    parser.add_argument("--loops", type=int, default=1, help="repetitions of each measurement (default 1)")
+    parser.add_argument("--io_size", type=size, default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
+    parser.add_argument("--loops", type=number_from(1), default=1, help="repetitions of each measurement (default 1)")
     parser.add_argument("--flush_page_cache", action="store_true",
                         help="drop the kernel's page cache before each measurement (needs root)")
     parser.add_argument("--log_dir", help="directory for the results of all measurements (sweep.json)")
@@ -74,8 +72,8 @@ def _value(path, name, value):
     is_flag = isinstance(SWEEP[name][0], bool)
     if name == "block_size" and isinstance(value, str):
         try:
-            return parse_size(value)
-        except ValueError as error:
+            return size(value)
+        except argparse.ArgumentTypeError as error:
             raise ValueError(f"{path}: block_size: {error}") from error
     if isinstance(value, bool) != is_flag or not isinstance(value, int) or (not is_flag and value < 1):
         wanted = "true or false" if is_flag else "a whole number from 1 on"
@@ -172,21 +170,15 @@ def _main(arguments):
     parser, args = parse(arguments)
     if (args.gpu or args.gds) and not torch.cuda.is_available():
         parser.exit(1, f"weightfs-tune: {NO_GPU}\n")
-    for folder in args.nvme_dir:
-        if not os.path.isdir(folder):
-            parser.error(f"{folder}: no such directory")
-    if args.loops < 1:
-        parser.error("--loops begins at 1")
     if args.no_read and args.no_write:
         parser.error("--no_read and --no_write together leave nothing to measure")
     try:
-        io_size = parse_size(args.io_size)
         sweep = read_sweep(args.sweep_config) if args.sweep_config else SWEEP
     except ValueError as error:
         parser.error(str(error))
     if args.log_dir:
         check_log_dir(parser, args.log_dir)
-    return _tune(args, io_size, sweep)
+    return _tune(args, args.io_size, sweep)
 
 
 def _tune(args, io_size, sweep):

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts of `weightfs bench`: ratios, targets, and conditions under which a figure has no meaning."""
-import json
+"""`weightfs bench`: its arguments and rows, the verdicts (ratios, targets, and conditions under which a figure has no
+meaning), and the comparisons of the other programs."""
+import contextlib
+import io
 import pathlib
 import sys
 import unittest
 
-SUITE = pathlib.Path(__file__).resolve().parents[3] / "bench/suite"
-sys.path.insert(0, str(SUITE.parent))
-from suite import verdict  # noqa: E402  (after the path to it)
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
+from bench import compare, options, rows, tables, verdict  # noqa: E402  (after the path to it)
 
-ROWS = {row["id"]: row for row in json.loads((SUITE / "rows.json").read_text(encoding="utf-8"))}
+ROWS = {row["id"]: row for row in rows.ROWS}
 
 
 def judged(name, *, in_memory=False, size=1 << 20, device_reads=None, missing=(), **rates):
@@ -129,6 +131,91 @@ class Ratios(unittest.TestCase):
         noise = verdict.noise_of(results)
         self.assertAlmostEqual(noise["widest"], 50 / 75)
         self.assertEqual(noise["read_reference"]["median"], 105)
+
+
+class Catalog(unittest.TestCase):
+    def test_targets_are_listed(self):
+        self.assertEqual(rows.targets(ROWS["devices-write"])[1], "1.9 to 2.1 × one device")
+        self.assertEqual(rows.targets(ROWS["read-1m"]), ("≥ 0.95", "≥ 1.0; ≥ 1.3 where the host is slow"))
+
+    def test_rows_are_selected_by_name_group_and_pattern(self):
+        for patterns, selected in (([], True), (["numpy", "read"], True), (["*-1m"], True), (["write*"], False)):
+            self.assertEqual(rows.is_selected(ROWS["read-1m"], patterns), selected)
+
+    def test_curves_that_cannot_be_measured_are_not_selected(self):
+        self.assertEqual(rows.selected_curves([], True, 0), ["streams", "aging", "files"])
+        self.assertEqual(rows.selected_curves([], True, 1), ["streams", "large", "aging", "files"])
+        self.assertEqual(rows.selected_curves(["read", "[!f]*m*"], True, 1), ["streams"])
+        self.assertEqual(rows.selected_curves(["scaling"], False, 1), ["streams"])
+
+
+class Arguments(unittest.TestCase):
+    def refused(self, *words):
+        with contextlib.redirect_stderr(io.StringIO()) as printed, self.assertRaises(SystemExit) as ended:
+            options.parse("/bin/false", words)
+        self.assertEqual((ended.exception.code, printed.getvalue().count("\n")), (2, 1))
+        self.assertTrue(printed.getvalue().startswith("weightfs: bench: "))
+        return printed.getvalue()
+
+    def test_wrong_ones_are_refused_in_one_line(self):
+        for words, reason in (
+                ([], "DIR is missing: give a mount or any directory"),
+                (["--json", "/proc"], "DIR is missing: --json took '/proc' as its FILE; write '/proc --json'"),
+                (["/nonexistent/directory"], "/nonexistent/directory: no such directory"),
+                (["/proc", "--host", "/nonexistent"], "--host: /nonexistent: no such directory"),
+                (["/proc", "--rounds", "0"], "--rounds 0: too few for a median; give at least 5"),
+                (["/proc", "--quick", "--rounds", "0"], "--rounds 0: too few"),
+                (["/proc", "--rounds", "4"], "--rounds 4: too few"),
+                (["/proc", "--rounds", "x"], "--rounds: 'x' is not a whole number"),
+                (["/proc", "--rounds", "-5"], "--rounds"),
+                (["/proc", "--rounds"], "--rounds: expected one argument"),
+                (["/proc", "--size", "5"], "--size 5: too small; give at least 32M"),
+                (["/proc", "--size", "33M"], "--size 33M: not a multiple of 2M; give e.g. 32M or 34M"),
+                (["/proc", "--size", "0"], "--size: '0' is not a size"),
+                (["/proc", "--size", "much"], "--size: 'much' is not a size"),
+                (["/proc", "--scaling", "--large-size", "1M"], "too small; give at least 32M"),
+                (["/proc", "--scaling", "--size", "1G", "--large-size", "64M"], "give at least 1024M"),
+                (["/proc", "--large-size", "64G"], "--large-size also needs --scaling"),
+                (["/proc", "--files", "4000"], "--files also needs --scaling"),
+                (["/proc", "--scaling", "--files", "10"], "--files 10: too few; give at least 1000"),
+                (["/proc", "--seed", "0"], "--seed: '0' is not a whole number of at least 1"),
+                (["/proc", "--only", "nonsense"], "--only nonsense: no such row or group"),
+                (["/proc", "--only", "streams"], "--only streams: also needs --scaling"),
+                (["/proc", "--only", "read,stream*"], "--only stream*: also needs --scaling"),
+                (["/proc", "--only", "scaling"], "--only scaling: also needs --scaling"),
+                (["/proc", "--scaling", "--only", "large"], "--only large: also needs --large-size"),
+                (["/proc", "--only", "read", "/tmp"], "unrecognized arguments: /tmp"),
+                (["/proc", "--report"], "--report: expected one argument"),
+                (["--list", "--report", "x.html"], "--report needs a run")):
+            with self.subTest(words):
+                self.assertIn(reason, self.refused(*words))
+
+    def test_the_printed_command_repeats_the_run(self):
+        words = ["/proc", "--quick", "--seed", "7", "--scaling", "--only", "a*,streams", "--only", "read", "--files", "2000"]
+        words.remove("--only"), words.remove("a*,streams")
+        chosen = options.parse("/bin/false", [*words, "--only", "streams"])
+        self.assertEqual((chosen.only, chosen.rounds, chosen.curves), (["read", "streams"], 1, ["streams"]))
+        self.assertEqual(options.command_of(chosen, 64 << 20), "weightfs bench /proc --size 64M --rounds 1 --quick --only "
+                         "read,streams --scaling --files 2000 --seed 7")
+
+
+class Comparisons(unittest.TestCase):
+    def test_every_round_has_each_way_once_and_the_first_does_not_count(self):
+        calls = []
+        values = compare.measure({"a": [], "b": []}, 2, lambda way: calls.append(way) or len(calls))
+        self.assertEqual([sorted(calls[at:at + 2]) for at in (0, 2, 4)], [["a", "b"]] * 3)
+        self.assertEqual((len(values["a"]), min(values["a"] + values["b"])), (2, 3))
+
+    def test_ratios_are_medians_of_the_rounds(self):
+        row = compare.row("x", "s", {"weightfs": [1, 2, 3], "other": [2, 2, 30]})
+        self.assertEqual(row["checks"], [{"against": "other", "value": 2}])
+        row = compare.row("x", "GB/s", {"a": [1e9, 4e9], "b": [2e9, 2e9]}, "b")
+        self.assertEqual([check["value"] for check in row["checks"]], [1.25, 1])
+
+    def test_ways_with_a_common_base_are_the_lines_of_the_table(self):
+        row = compare.row("x", "GB/s", {"a": [1e9, 4e9], "b": [2e9, 2e9]}, "b")
+        table, = tables.tables(compare.result("program", 2, [row]))
+        self.assertEqual(table.rows, [["a", "2.50 (1.00–4.00)", "1.25"], ["b", "2.00 (2.00–2.00)", "1.00"]])
 
 
 if __name__ == "__main__":

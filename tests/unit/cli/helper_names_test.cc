@@ -12,6 +12,7 @@ using testing::ElementsAre;
 TEST(HelperNamesTest, TheProgramsOwnNameChangesNothing) {
   EXPECT_THAT(TranslateHelperName("/usr/bin/weightfs", {"mount", "-n"}), ElementsAre("mount", "-n"));
   EXPECT_THAT(TranslateHelperName("", {"info"}), ElementsAre("info"));
+  EXPECT_THAT(TranslateHelperName("/usr/bin/weightfs-bench", {"--list"}), ElementsAre("bench", "--list"));
 }
 
 TEST(HelperNamesTest, MountTakesItsOptionsAndDropsWhatOnlyMountNeeds) {

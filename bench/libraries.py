@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Python library in `weightfs bench`: a process that has already imported the library, and saves and loads as
+programs do.
+
+Each line on standard input is a job in JSON. Each line on standard output is its answer: {"seconds", "cpu"} of saving
+or loading alone, or {"error"}. The first job is {"do": "prepare", "library", "bytes"}; its answer is the version."""
+
+import sys
+
+if __name__ == "__main__":
+    del sys.path[0]   # this directory, whose modules are those of a package
+
+import importlib
+import json
+import os
+import time
+import warnings
+
+PIECES = 16
+
+
+# The loaders of safetensors files that other libraries have
+
+def load_safetensors(path):
+    return importlib.import_module("safetensors.torch").load_file(path)
+
+
+def load_fastsafetensors(path):
+    from fastsafetensors import fastsafe_open
+    with fastsafe_open([path], nogds=True, device="cpu") as model:
+        return {name: model.get_tensor(name) for name in model.keys()}
+
+
+def load_runai(path):
+    from runai_model_streamer import SafetensorsStreamer
+    with SafetensorsStreamer() as streamer:
+        streamer.stream_file(path)
+        return dict(streamer.get_tensors())
+
+
+class Torch:
+    """A state dict with a few large tensors and as many small ones, like a model's. All processes make the same one."""
+
+    module = "torch"
+
+    def __init__(self, size):
+        self.torch, self.files = (importlib.import_module(name) for name in ("torch", self.module))
+        self.version = self.torch.__version__
+        count, generator = max(size // PIECES // 8, 1), self.torch.Generator().manual_seed(1)
+        first = self.torch.empty(count, dtype=self.torch.int64).random_(generator=generator)
+        self.state = {f"layer{index}.weight": first + index for index in range(PIECES)}
+        self.state |= {f"layer{index}.bias": self.torch.arange(64) + index for index in range(PIECES)}
+
+    def save(self, path):
+        self.files.save(self.state, path)
+
+    def load(self, path):
+        return self.files.load(path, map_location="cpu", weights_only=True)
+
+    def is_right(self, loaded):
+        return loaded.keys() == self.state.keys() and all(
+            self.torch.equal(loaded[name], tensor) for name, tensor in self.state.items())
+
+
+class WeightfsTorch(Torch):
+    module = "weightfs.torch"
+
+    def save(self, path):
+        self.files.save(self.state, path, durable=True)
+
+
+class DistributedCheckpoint(Torch):
+    """torch.distributed.checkpoint in one process. A checkpoint is a directory."""
+
+    module = "torch.distributed.checkpoint"
+
+    def __init__(self, size):
+        super().__init__(size)
+        self.save_state, self.load_state = self.files.save, self.files.load   # torch 2.2 or newer
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")   # that there is one process
+
+    def save(self, path):
+        self.save_state(self.state, checkpoint_id=path)
+
+    def load(self, path):
+        loaded = {name: self.torch.empty_like(tensor) for name, tensor in self.state.items()}
+        self.load_state(loaded, checkpoint_id=path)
+        return loaded
+
+
+class Safetensors(Torch):
+    def __init__(self, size, module, load_tensors=None):
+        self.module = module
+        super().__init__(size)
+        self.load_tensors = load_tensors or self.files.load_file
+
+    def save(self, path):
+        self.files.save_file(self.state, path)
+
+    def load(self, path):
+        """Some loaders only map the file; the tensors are loaded on first access."""
+        loaded = self.load_tensors(path)
+        for tensor in loaded.values():
+            tensor.view(self.torch.uint8)[::4096].sum()
+        return loaded
+
+
+class Numpy:
+    def __init__(self, size):
+        self.numpy = importlib.import_module("numpy")
+        self.version = self.numpy.__version__
+        self.array = self.numpy.random.default_rng(1).integers(0, 1 << 62, size // 8, dtype="int64")
+
+    def save(self, path):
+        # np.save appends ".npy" to a name that lacks it.
+        with open(path, "wb") as stream:
+            self.numpy.save(stream, self.array)
+
+    def load(self, path):
+        return self.numpy.load(path)
+
+    def is_right(self, loaded):
+        return self.numpy.array_equal(loaded, self.array)
+
+
+class Handle:
+    """What a DeepNVMe program does with a tensor in locked memory of its handle; the variants differ only in the
+    import."""
+
+    def __init__(self, size, package, builders):
+        torch, builders = importlib.import_module("torch"), importlib.import_module(builders)
+        self.version = importlib.import_module(package).__version__
+        self.handle = builders.AsyncIOBuilder().load().aio_handle(1 << 20, 32, False, True, 1)
+        kind = torch.empty(0, dtype=torch.uint8)
+        self.tensor, self.loaded = (self.handle.new_cpu_locked_tensor(size, kind) for _ in range(2))
+        self.tensor.random_()
+        self.loaded.zero_()
+        self.is_right = lambda loaded: torch.equal(loaded, self.tensor)
+
+    def save(self, path):
+        self.handle.sync_pwrite(self.tensor, path)
+
+    def load(self, path):
+        self.handle.sync_pread(self.loaded, path)
+        return self.loaded
+
+
+LIBRARIES = {"torch": Torch, "weightfs.torch": WeightfsTorch, "torch.distributed.checkpoint": DistributedCheckpoint,
+             "safetensors": lambda size: Safetensors(size, "safetensors.torch"),
+             "weightfs.safetensors": lambda size: Safetensors(size, "weightfs.safetensors"),
+             "fastsafetensors": lambda size: Safetensors(size, "fastsafetensors", load_fastsafetensors),
+             "runai_model_streamer": lambda size: Safetensors(size, "runai_model_streamer", load_runai), "numpy": Numpy,
+             "deepspeed": lambda size: Handle(size, "deepspeed", "deepspeed.ops.op_builder"),
+             "weightfs": lambda size: Handle(size, "weightfs", "weightfs.deepnvme")}
+
+
+def timed(work, path):
+    cpu, begin = time.process_time(), time.monotonic()
+    result = work(path)
+    return result, {"seconds": time.monotonic() - begin, "cpu": time.process_time() - cpu}
+
+
+def save(library, job):
+    def save_and_sync(path):
+        library.save(path)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    return timed(save_and_sync, job["path"])[1]
+
+
+def load(library, job):
+    loaded, answer = timed(library.load, job["path"])
+    if job["check"] and not library.is_right(loaded):
+        raise ValueError(f"{job['path']} does not hold what was saved")
+    return answer
+
+
+def main():
+    # A library's own output must not be mistaken for an answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    library = None
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            if job["do"] == "prepare":
+                library = LIBRARIES[job["library"]](job["bytes"])
+                answer = {"version": library.version}
+            else:
+                answer = {"save": save, "load": load}[job["do"]](library, job)
+        except ImportError as error:
+            answer = {"missing": str(error)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of `weightfs bench`. All of them are checked before anything is measured or created."""
+
+import argparse
+import json
+import os
+import random
+import shlex
+
+from . import rows
+from .machine import MIB, mounts
+from .program import Failure, Parser, command, directory, number_from, size
+
+SIZE_STEP, LEAST_SIZE = 2 * MIB, 32 * MIB
+FEWEST_ROUNDS, FEWEST_FILES, MANY_FILES, QUICK_FILES = 5, 1000, 1_000_000, 4000
+SUMMARY = "Compare a mount with the raw disk and the host's filesystem"
+FOOTER = """The reference is libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages, on the host's
+filesystem. A ratio that misses its target is reported; the command still succeeds.
+
+Examples:
+  weightfs bench /mnt/tensors --json bench.json --report bench.html
+  weightfs bench /var/tmp --only 'read*,write-1m'
+  weightfs bench /dev/shm --size 1G"""
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """The layout of the program's other commands."""
+
+    def __init__(self, prog):
+        super().__init__(prog, max_help_position=34, width=100)
+
+    def _format_action_invocation(self, action):
+        return super()._format_action_invocation(action).replace(", ", ",")
+
+    def _get_default_metavar_for_optional(self, action):
+        return action.dest.upper()
+
+
+def make_parser():
+    parser = Parser(prog="weightfs bench", description=SUMMARY, epilog=FOOTER, add_help=False,
+                    formatter_class=Formatter)
+    parser._positionals.title, parser._optionals.title = "Positionals", "Options"
+    add = parser.add_argument
+    add("directory", nargs="?", metavar="DIR", help="A directory in a mount: measures that mount. Any other directory: "
+        "creates a store there, measures it and removes it")
+    add("-h", "--help", action="help", help="Print this help message and exit")
+    add("--size", type=size, default=0, metavar="SIZE", help="Size of the large file: a multiple of 2M, at least 32M. "
+        "Default: depends on free space and memory")
+    add("--rounds", type=number_from(0), metavar="N", help="Counted rounds, after one warm-up round: at least 5, or 1 "
+        "with --quick. Default: the minimum")
+    add("--quick", action="store_true", help="Little data and one round: for a quick check, not for results")
+    add("--only", action="extend", type=lambda text: text.split(","), default=[], nargs=1, metavar="ROW,...",
+        help="Only these rows or groups: names or shell patterns, separated by commas")
+    add("--list", action="store_true", help="List the rows and their targets, and measure nothing")
+    add("--json", nargs="?", const="-", metavar="FILE", help="Write every sample as JSON to FILE; without FILE to "
+        "standard output")
+    add("--report", metavar="FILE.html", help="Write a self-contained page with plots to FILE.html")
+    add("--scaling", action="store_true", help="Also measure scaling: streams, a large file, an aging store, many "
+        "files. Takes a long time")
+    add("--large-size", type=size, default=0, metavar="SIZE", help="Size of the large file of --scaling, at least "
+        "--size; without it, that curve is omitted")
+    add("--files", type=number_from(1), metavar="N", help="Number of files of --scaling, at least 1000. Default: "
+        "1000000, or 4000 with --quick")
+    add("-o", dest="mount_options", metavar="OPTIONS", help="Mount options of the store that bench creates")
+    add("--host", type=directory, metavar="DIR", help="Directory for the host's files. Default: next to the store")
+    add("--python", metavar="PATH", help="Python of the torch, safetensors and numpy rows. Default: that of "
+        "$VIRTUAL_ENV, or python3")
+    add("--seed", type=number_from(1), metavar="N", help="Seed of the order and of the random offsets, at least 1. "
+        "Default: a random one, which the run prints")
+    add("--drop-caches", action="store_true", help="Drop the caches of the whole machine before every cold read, as "
+        "root. Default: only those of the benchmark's files")
+    return parser
+
+
+def describe():
+    """The command for the man pages and completions, which the build makes with those of the other commands."""
+    actions = make_parser()._actions
+    return json.dumps({"name": "bench", "summary": SUMMARY, "footer": FOOTER, "options": [
+        {"names": action.option_strings, "value": action.metavar or "", "meaning": action.help,
+         "optional_value": bool(action.option_strings) and action.nargs == "?", "repeated": action.nargs == 1}
+        for action in sorted(actions, key=lambda action: action.dest != "help")]})
+
+
+def store_above(path):
+    """The store of the weightfs mount that contains a path, or ""."""
+    best = ("", "", "")
+    for source, point, kind in mounts():
+        if f"{path}/".startswith(point.rstrip("/") + "/") and len(point) >= len(best[1]):
+            best = (source, point, kind)
+    return best[0] if best[2] == "fuse.weightfs" else ""
+
+
+def check_sizes(parser, options):
+    sizes = [("--size", options.size, LEAST_SIZE, SIZE_STEP),
+             ("--large-size", options.large_size, max(options.size, LEAST_SIZE), MIB)]
+    for name, value, least, step in sizes:
+        if value and value < least:
+            parser.error(f"{name} {value}: too small; give at least {least // MIB}M")
+        if value % step:
+            below = value // step * step // MIB
+            parser.error(f"{name} {value // MIB}M: not a multiple of {step // MIB}M; give e.g. {below}M or "
+                         f"{below + step // MIB}M")
+
+
+def check_selection(parser, options):
+    """Every pattern must select a row, or a curve that will be measured."""
+    for pattern in options.only:
+        if any(rows.is_selected(row, [pattern]) for row in rows.ROWS):
+            continue
+        if not rows.selected_curves([pattern], True, True):
+            problem = "no such row or group; 'weightfs bench --list' shows them"
+        elif not options.scaling:
+            problem = "also needs --scaling"
+        elif rows.selected_curves([pattern], not options.store, options.large_size):
+            continue
+        elif options.store:
+            problem = f"needs its own store, but {options.directory} is in a mount; give another directory"
+        else:
+            problem = "also needs --large-size"
+        parser.error(f"--only {pattern}: {problem}")
+
+
+def check_store(parser, options):
+    for name, given in (("--large-size", options.large_size), ("--files", options.files)):
+        if given and not options.scaling:
+            parser.error(f"{name} also needs --scaling")
+        if given and options.store:
+            parser.error(f"{name} needs its own store, but {options.directory} is in a mount; give another directory")
+    if options.mount_options and options.store:
+        parser.error(f"-o applies only to a store that bench creates; {options.directory} is in an existing mount")
+    if options.mount_options:
+        try:
+            command(options.program, "mount", "/proc", options.directory, "-o", options.mount_options)
+        except Failure as error:   # always, because /proc is no store; but the options are checked first
+            reason = str(error).partition("failed: weightfs: ")[2]
+            if not reason.startswith("/proc"):
+                parser.error(f"-o {options.mount_options}: {reason}")
+
+
+def parse(program, arguments):
+    """Returns the complete options, or ends the process with a line that names the argument and its limits."""
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    options.only = [name for names in options.only for name in names]
+    options.program = program
+    if options.list:
+        if options.report:
+            parser.error("--report needs a run, and --list measures nothing; omit one of them")
+        return options
+    if not options.directory:
+        parser.error(f"DIR is missing: --json took '{options.json}' as its FILE; write '{options.json} --json'"
+                     if options.json and os.path.isdir(options.json) else
+                     "DIR is missing: give a mount or any directory; e.g. 'weightfs bench /var/tmp'")
+    if not os.path.isdir(options.directory):
+        parser.error(f"{options.directory}: no such directory; create it first")
+    check_sizes(parser, options)
+    fewest = 1 if options.quick else FEWEST_ROUNDS
+    options.rounds = fewest if options.rounds is None else options.rounds
+    if options.rounds < fewest:
+        parser.error(f"--rounds {options.rounds}: too few for a median; give at least {FEWEST_ROUNDS}, or at least 1 "
+                     "with --quick")
+    if options.files and options.files < FEWEST_FILES:
+        parser.error(f"--files {options.files}: too few; give at least {FEWEST_FILES}")
+    options.directory = os.path.realpath(options.directory)
+    options.store = store_above(options.directory)
+    check_store(parser, options)
+    check_selection(parser, options)
+    if options.drop_caches and not os.access("/proc/sys/vm/drop_caches", os.W_OK):
+        parser.error("--drop-caches: only root may drop the machine's caches; without it, only the benchmark's files "
+                     "are dropped")
+    options.curves = (rows.selected_curves(options.only, not options.store, options.large_size)
+                      if options.scaling else [])
+    if options.scaling and not options.store:
+        options.files = options.files or (QUICK_FILES if options.quick else MANY_FILES)
+    options.seed = options.seed or random.getrandbits(32) or 1
+    return options
+
+
+def command_of(options, file_size):
+    """The command line that repeats a run."""
+    words = ["weightfs", "bench", options.directory]
+    values = vars(options) | {"size": f"{file_size // MIB}M", "json": None, "report": None,
+                              "large_size": options.large_size and f"{options.large_size // MIB}M"}
+    for action in make_parser()._actions:
+        value = values.get(action.dest)
+        if action.option_strings and value:
+            words += [action.option_strings[-1], *([] if value is True else [
+                ",".join(value) if isinstance(value, list) else str(value)])]
+    return shlex.join(words)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How cost grows with the number of streams, the size of a file, the age of a store, and the number of files. Takes
+long."""
+
+import contextlib
+import math
+import random
+import statistics
+import time
+
+from .cases import compared
+from .machine import GIB, MIB, ProcessorTimes, free_space, kernel_figure, size_text
+from .verdict import check
+
+AGED_OF_FRESH, AGE_ROUNDS, AGE_STEP, FULL = 0.9, 50, 10, 0.9
+SMALL_FILE, IN_DIRECTORY = 4096, 1000
+THROUGHPUT = "throughput, GB/s"
+
+
+def curve(name, title, x_title, y_title, unit, points, limit="", checks=()):
+    return {"id": name, "title": title, "x_title": x_title, "y_title": y_title, "unit": unit,
+            "points": [{"x": x, "values": values} for x, values in points], "limit": limit, "checks": list(checks)}
+
+
+class Best:
+    """The best rate of a curve, and the CPU utilization at that rate, which shows the limiting resource."""
+
+    def __init__(self):
+        self.rate = self.busy = 0
+
+    def add(self, rate, busy):
+        if rate > self.rate:
+            self.rate, self.busy = rate, busy
+
+    def limit(self, reference):
+        processors = f"the processors are {self.busy * 100:.0f} % busy"
+        if not reference:
+            return f"{processors} (reads)"
+        part = self.rate / reference
+        what = "the disk" if part >= 0.85 else "the processors" if self.busy >= 0.85 else "waiting"
+        return f"limited by {what}: at its best {part:.2f} of the reference, {processors} (reads)"
+
+
+def gb_per_second(answer):
+    return answer["amount"] / answer["seconds"] / 1e9
+
+
+def read_cold(run, directory, path, size):
+    directory.make_cold(path)
+    return gb_per_second(run.worker.ask("read", path=path, size=size))
+
+
+def read_reference(run):
+    if run.no_raw_reads:
+        return 0
+    do = "read" if run.in_memory else "aio-read"
+    return statistics.median(gb_per_second(run.worker.ask(do, **run.raw_read())) for _ in range(3))
+
+
+def streams(run, reference):
+    """Reads as many files at once as there are streams."""
+    best, points, turns = Best(), [], 0
+    size = max(run.size // 8 // MIB * MIB, MIB)
+    names = [f"stream-{index}" for index in range(8)]
+
+    def measure(directory, do, count):
+        paths = [directory.file(name) for name in names[:count]]
+        if do == "read":
+            directory.make_cold(*paths)
+        else:
+            for name in names[:count]:
+                directory.remove(name)
+        jobs = [{"do": do, "path": path, "size": size} for path in paths]
+        return gb_per_second(run.worker.ask("together", jobs=jobs))
+
+    for count in (1, 2, 4, 8):
+        rates = {}
+        for turn in range(run.options.rounds + 1):
+            run.show(f"scaling: {count} files at once", turns / 4 / (run.options.rounds + 1))
+            turns += 1
+            for way, directory in compared(run):
+                for do in ("write", "read"):
+                    times = ProcessorTimes()
+                    rate = measure(directory, do, count)
+                    if turn == 0:
+                        continue
+                    rates.setdefault(f"{way}, {do}", []).append(rate)
+                    if (way, do) == ("weightfs", "read"):
+                        best.add(rate, times.parts_since()[0])
+        points.append((count, {name: statistics.median(rates[name]) for name in sorted(rates)}))
+    for _, directory in compared(run):
+        for name in names:
+            directory.remove(name)
+    return [curve("streams", "Files at once", "files read or written at once", THROUGHPUT, "GB/s", points,
+                  best.limit(reference))]
+
+
+def large(run, reference):
+    best, points, moved = Best(), [], 0
+    most = run.options.large_size
+    sizes = [run.size, max(most // 4 // run.size, 1) * run.size, most]
+    run.show("scaling: making a store for the large file")
+    with contextlib.ExitStack() as stack:
+        directory = run.on(run.make_store("large", most + most // 50 + GIB, stack))
+        path = directory.file("large")
+        for size in sizes:
+            run.show(f"scaling: one file of {size_text(size)}", moved / sum(sizes))
+            moved += size
+            written = gb_per_second(run.worker.ask("write", path=path, size=size))
+            times = ProcessorTimes()
+            read = read_cold(run, directory, path, size)
+            best.add(read, times.parts_since()[0])
+            points.append((size / GIB, {"weightfs, read": read, "weightfs, write": written}))
+            directory.remove("large")
+    return [curve("large", "One large file", "GiB in the file", THROUGHPUT, "GB/s", points, best.limit(reference))]
+
+
+def aging(run, reference):
+    """A store that is kept full while files of all sizes are deleted and created."""
+    chance, files, points = random.Random(run.options.seed), {}, []
+    with contextlib.ExitStack() as stack:
+        directory = run.on(run.make_store("aging", max(2 * run.size, 512 * MIB), stack))
+        space = free_space(directory.path)
+
+        def fill():
+            # As many small files as large ones: 64 KiB to 64 MiB, or a hundredth of the pool.
+            most = math.log2(min(max(space // 100, MIB), 64 * MIB))
+            while sum(files.values()) < FULL * space:
+                name = f"aged-{fill.made}"
+                fill.made += 1
+                files[name] = math.ceil(2 ** chance.uniform(16, most) / 4096) * 4096
+                run.worker.ask("write", path=directory.file(name), size=files[name])
+
+        def measure(turn):
+            size = min(space // 20 // MIB * MIB, run.size)
+            written = gb_per_second(run.worker.ask("write", path=directory.file("new"), size=size))
+            read = statistics.median(read_cold(run, directory, directory.file("new"), size) for _ in range(3))
+            directory.remove("new")
+            points.append((turn, {"weightfs, read": read, "weightfs, write": written}))
+
+        fill.made = 0
+        measure(0)
+        fill()
+        for turn in range(1, AGE_ROUNDS + 1):
+            run.show("scaling: aging a store", turn / AGE_ROUNDS)
+            for name in chance.sample(sorted(files), len(files) // 10):
+                directory.remove(name)
+                del files[name]
+            fill()
+            if turn % AGE_STEP == 0:
+                measure(turn)
+    fresh, aged = points[0][1]["weightfs, read"], points[-1][1]["weightfs, read"]
+    limit = reference and (f"a fresh store reads at {fresh / reference:.2f} of the reference, the aged one at "
+                           f"{aged / reference:.2f}") or ""
+    return [curve("aging", "A store that ages at 90 %", "rounds of deletes and creates", THROUGHPUT, "GB/s", points,
+                  limit, [check("aged to fresh", aged / fresh, at_least=AGED_OF_FRESH)])]
+
+
+def many_files(run, _):
+    many, made, rates, memory, mounts = run.options.files, 0, [], [], []
+    with contextlib.ExitStack() as stack:
+        store = run.make_store("files", many * SMALL_FILE * 21 // 20 + 512 * MIB, stack)
+        for quarter in (1, 2, 3, 4):
+            first, begin, times = made, time.monotonic(), ProcessorTimes()
+            while made < many * quarter // 4:
+                run.show("scaling: making files", made / many)
+                count = min(IN_DIRECTORY, many * quarter // 4 - made)
+                run.worker.ask("create", path=f"{store.mount}/from-{made:07}", count=count, size=SMALL_FILE)
+                made += count
+            rates.append((made, {"weightfs": (made - first) / (time.monotonic() - begin)}))
+            busy = times.parts_since()[0]
+            memory.append((made, {"weightfs": kernel_figure("VmRSS", store.daemon) / MIB}))
+            store.unmount()
+            begin = time.monotonic()
+            store.mount_it()
+            mounts.append((made, {"weightfs": time.monotonic() - begin}))
+    files = "files in the store"
+    return [curve("files-create", "Creating files", files, "files created per second", "files/s", rates,
+                  f"the processors are {busy * 100:.0f} % busy"),
+            curve("files-memory", "The daemon's memory", files, "memory, MiB", "MiB", memory,
+                  "before it was unmounted, with what it keeps of names and buffers"),
+            curve("files-mount", "Mounting", files, "time to mount, s", "s", mounts,
+                  "after a clean unmount, until the mount answers")]
+
+
+CURVES = {"streams": streams, "large": large, "aging": aging, "files": many_files}
+
+
+def measure_scaling(run):
+    names = run.options.curves
+    reference = read_reference(run) if names else 0
+    curves = []
+    for name in names:
+        run.start_phase(name)
+        curves += CURVES[name](run, reference)
+    return curves

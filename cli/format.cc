@@ -32,7 +32,7 @@ constexpr uint64_t kExplainedFill = 1 << 30;  // bytes; less takes no time
 struct Arguments {
   std::string store, size, fill;
   std::vector<std::string> devices;
-  bool force = false, discard_damaged = false, sparse = false, json = false;
+  bool force = false, discard_damaged = false, partition = false, sparse = false, json = false;
 };
 
 // A value of --fill; nullopt for any other text.
@@ -107,6 +107,10 @@ int Run(const Arguments& arguments) {
     return FailUsage("format", "--size or --device is missing; write e.g. --size 8G");
   }
   options.devices = arguments.devices;
+  options.partition = arguments.partition;
+  if (arguments.partition && arguments.devices.empty()) {
+    return FailUsage("format", "--partition makes a partition of a disk; name the disk with --device");
+  }
   options.force = arguments.force || arguments.discard_damaged;
   options.discard_damaged = arguments.discard_damaged;
   if (arguments.sparse && !arguments.fill.empty()) {
@@ -156,6 +160,9 @@ void AddFormat(CLI::App& app, int* exit_code) {
                    "large tensors are striped over them")
       ->type_name("PATH")
       ->allow_extra_args(false);
+  command->add_flag("--partition", arguments->partition,
+                    "Make a partition over each --device, which must be a whole disk without partitions, and create "
+                    "the store in it: disk tools show the partition's type and its name, weightfs-ID-NUMBER");
   command->add_flag("--force", arguments->force, "Overwrite an existing store, and any other content of the devices");
   command->add_flag("--discard-damaged", arguments->discard_damaged,
                     "Overwrite also what is left of a damaged store, which 'weightfs recover' could rebuild");
@@ -176,6 +183,7 @@ void AddFormat(CLI::App& app, int* exit_code) {
   command->footer(
       "Examples:\n"
       "  weightfs format /srv/tensors --size 200G\n"
+      "  weightfs format /srv/tensors --partition --device /dev/disk/by-id/nvme-A\n"
       "  weightfs format /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B\n"
       "  weightfs format /srv/tensors --device /dev/vdb --fill data");
   command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });

@@ -27,6 +27,8 @@
 #include "common/size_text.h"
 #include "common/unique_fd.h"
 #include "lease/ioctl.h"
+#include "store/volume/device_contents.h"
+#include "store/volume/disk_partition.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -36,7 +38,7 @@ using Json = nlohmann::ordered_json;
 
 struct Arguments {
   std::string path;
-  bool json = false;
+  bool json = false, udev = false;
 };
 
 std::string Bytes(uint64_t bytes) { return FormatSize(ByteCount{bytes}); }
@@ -280,7 +282,23 @@ int ShowFile(const Arguments& arguments, int descriptor, const struct stat& stat
   return kSuccess;
 }
 
+// The names of values are those of udev's blkid. A filesystem on several devices has one UUID, and one UUID_SUB each.
+int ShowUdevProperties(const Arguments& arguments) {
+  const auto device = OpenToExamine(arguments.path);
+  if (!device.has_value()) return Fail(device.error());
+  const auto found = ReadSuperblock(**device);
+  if (!found.has_value()) return Fail(found.error());
+  const std::string id = ToString(found->store_id), part = ToString(found->device_id);
+  const std::string label = PartitionName(found->store_id, found->device_index.value);
+  Print(stdout, fmt::format("ID_FS_TYPE=weightfs\nID_FS_USAGE=other\nID_FS_VERSION={}\nID_FS_UUID={}\n"
+                            "ID_FS_UUID_ENC={}\nID_FS_UUID_SUB={}\nID_FS_UUID_SUB_ENC={}\nID_FS_LABEL={}\n"
+                            "ID_FS_LABEL_ENC={}\n",
+                            kFormatVersion, id, id, part, part, label, label));
+  return kSuccess;
+}
+
 int Run(const Arguments& arguments) {
+  if (arguments.udev) return ShowUdevProperties(arguments);
   struct stat status = {};
   if (stat(arguments.path.c_str(), &status) != 0) {
     return Fail(AccessError(arguments.path, "cannot be accessed"));
@@ -313,6 +331,8 @@ void AddInfo(CLI::App& app, int* exit_code) {
       ->type_name("")
       ->required();
   command->add_flag("--json", arguments->json, "Print JSON: bytes, never rounded");
+  command->add_flag("--udev", arguments->udev,
+                    "PATH is a device of a store: print what it is for rules of udev, so that lsblk -f shows it");
   command->footer(
       "For a file, info lists its extents: the offset in the file, the device, the offset there and its "
       "alignment.\n\n"

@@ -33,6 +33,7 @@ uint32_t CrcOf(AlignedRecord& record) { return Crc32c(BytesOf(record).first(offs
 struct Survey {
   std::optional<SuperblockRecord> best;  // the valid copy with the highest sequence
   std::vector<uint64_t> damaged;         // offsets of invalid copies with our magic
+  std::optional<int64_t> shift;          // where the device begins to which a copy at another offset belongs
   std::optional<Error> unreadable;       // the first read error
 };
 
@@ -47,8 +48,12 @@ Survey ReadCopies(BlockDevice& device) {
     }
     if (record.magic != kSuperblockMagic) continue;
     // The magic, the version and the checksum have the same offsets in every version.
-    if (record.crc != CrcOf(record) || record.copy_offset != offset) {
+    if (record.crc != CrcOf(record)) {
       survey.damaged.push_back(offset);
+      continue;
+    }
+    if (record.copy_offset != offset) {
+      survey.shift = static_cast<int64_t>(offset - record.copy_offset);
       continue;
     }
     if (!survey.best || record.sequence > survey.best->sequence) survey.best = record;
@@ -60,6 +65,14 @@ Error NoValidCopy(const BlockDevice& device, const Survey& survey) {
   if (survey.unreadable) {
     return {ErrorCode::kIo, fmt::format("{}: no superblock could be read: {}; check the device (dmesg)", device.path(),
                                         ToString(*survey.unreadable))};
+  }
+  if (survey.shift) {
+    return {ErrorCode::kInvalid,
+            *survey.shift > 0 ? fmt::format("{}: a weightfs device begins at its byte {}, where a partition is or was; "
+                                            "name the partition, or restore the partition table",
+                                            device.path(), *survey.shift)
+                              : fmt::format("{}: a weightfs device begins {} bytes before it; name the whole disk",
+                                            device.path(), -*survey.shift)};
   }
   if (!survey.damaged.empty()) {
     return {ErrorCode::kCorrupt, fmt::format("{}: a weightfs device, but all {} copies of its superblock are damaged; "

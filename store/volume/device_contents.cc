@@ -18,9 +18,12 @@
 #include "engine/file_device.h"
 #include "engine/superblock.h"
 #include "store/replica/replica_reader.h"
+#include "store/volume/disk_partition.h"
 
 namespace weightfs {
 namespace {
+
+constexpr uint64_t kSector = 512;  // of libblkid, whatever the device has
 
 struct ProbeFree {
   void operator()(blkid_struct_probe* probe) const { blkid_free_probe(probe); }
@@ -33,41 +36,11 @@ std::string Value(blkid_probe probe, const char* name) {
   return value;
 }
 
-// Describes content that libblkid recognizes: a filesystem, RAID, swap or a partition table.
-Result<std::optional<std::string>> DescribeSignature(int descriptor, const std::string& path) {
-  Probe probe(blkid_new_probe());
-  if (probe == nullptr || blkid_probe_set_device(probe.get(), descriptor, 0, 0) != 0) {
-    return Error{ErrorCode::kIo, fmt::format("{}: libblkid cannot read it; check the device (dmesg)", path)};
-  }
-  blkid_probe_enable_superblocks(probe.get(), 1);
-  blkid_probe_set_superblocks_flags(probe.get(), BLKID_SUBLKS_TYPE | BLKID_SUBLKS_USAGE | BLKID_SUBLKS_LABEL);
-  blkid_probe_enable_partitions(probe.get(), 1);
-  switch (blkid_do_safeprobe(probe.get())) {
-    case 1: return std::optional<std::string>();
-    case -2: return std::optional<std::string>("signatures of several kinds");
-    case 0: break;
-    default: return Error{ErrorCode::kIo, fmt::format("{}: libblkid cannot read it; check the device (dmesg)", path)};
-  }
-  const std::string type = Value(probe.get(), "TYPE"), usage = Value(probe.get(), "USAGE");
-  const std::string label = Value(probe.get(), "LABEL"), table = Value(probe.get(), "PTTYPE");
-  std::string words = type.empty() ? fmt::format("a partition table ({})", table)
-                                   : fmt::format("a signature of {} ({})", type, usage.empty() ? "unknown use" : usage);
-  if (!label.empty()) words += fmt::format(" labeled '{}'", label);
-  return std::optional<std::string>(std::move(words));
-}
-
-// Nullopt if it is no device of a store.
-Result<std::optional<DeviceContents>> DescribeStoreDevice(const std::string& path, bool has_magic) {
-  ASSIGN_OR_RETURN(const auto device, OpenToExamine(path));
-  const auto superblock = ReadSuperblock(*device);
-  if (superblock || superblock.error().code == ErrorCode::kVersion) {
-    return std::optional(DeviceContents{"a device of a weightfs store", true, false});
-  }
-  if (superblock.error().code != ErrorCode::kCorrupt) return superblock.error();
-  BlockDevice* const one[] = {device.get()};
-  ASSIGN_OR_RETURN(const auto root, replica::FindRoot(one, std::nullopt));
-  if (!has_magic && !root) return std::optional<DeviceContents>();
-  return std::optional(DeviceContents{"a device of a weightfs store, with a damaged superblock", true, true});
+std::string DescribeValues(blkid_probe probe) {
+  const std::string type = Value(probe, "TYPE"), usage = Value(probe, "USAGE"), label = Value(probe, "LABEL");
+  if (type.empty()) return fmt::format("a partition table ({})", Value(probe, "PTTYPE"));
+  return fmt::format("a signature of {} ({}){}", type, usage.empty() ? "unknown use" : usage,
+                     label.empty() ? "" : fmt::format(" labeled '{}'", label));
 }
 
 struct Head {
@@ -75,12 +48,13 @@ struct Head {
   std::optional<size_t> first_byte;  // that is not zero
 };
 
-// Checks every byte before the data area, which format overwrites.
-Result<Head> ReadHead(int descriptor, const std::string& path) {
+// Checks every byte before the data area, which format overwrites, of a device that begins at `start`.
+Result<Head> ReadHead(int descriptor, const std::string& path, uint64_t start = 0) {
   std::vector<unsigned char> head(kDataOffset);
   size_t filled = 0;
   while (filled < head.size()) {
-    const ssize_t got = pread(descriptor, head.data() + filled, head.size() - filled, static_cast<off_t>(filled));
+    const ssize_t got = pread(descriptor, head.data() + filled, head.size() - filled,
+                              static_cast<off_t>(start + filled));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return SystemError(path, "cannot be read");
     if (got == 0) break;
@@ -99,6 +73,68 @@ Result<Head> ReadHead(int descriptor, const std::string& path) {
   return read;
 }
 
+// Adds what the partitions of the disk contain.
+Result<void> AddPartitions(const std::string& disk, DeviceContents* contents) {
+  for (const std::string& node : PartitionsOf(disk)) {
+    ASSIGN_OR_RETURN(const auto found, DescribeContents(node));
+    if (!found) continue;
+    contents->words += fmt::format(", and in {} {}", node, found->words);
+    contents->of_store = contents->of_store || found->of_store;
+    contents->damaged = contents->damaged || found->damaged;
+    contents->unused = false;
+  }
+  return {};
+}
+
+// Describes content that libblkid recognizes: a filesystem, RAID, swap or a partition table.
+Result<std::optional<DeviceContents>> DescribeSignature(int descriptor, const std::string& path) {
+  Probe probe(blkid_new_probe());
+  if (probe == nullptr || blkid_probe_set_device(probe.get(), descriptor, 0, 0) != 0) {
+    return Error{ErrorCode::kIo, fmt::format("{}: libblkid cannot read it; check the device (dmesg)", path)};
+  }
+  blkid_probe_enable_superblocks(probe.get(), 1);
+  blkid_probe_set_superblocks_flags(probe.get(), BLKID_SUBLKS_TYPE | BLKID_SUBLKS_USAGE | BLKID_SUBLKS_LABEL);
+  blkid_probe_enable_partitions(probe.get(), 1);
+  DeviceContents contents;
+  switch (blkid_do_safeprobe(probe.get())) {
+    case 1: return std::optional<DeviceContents>();
+    case -2: contents.words = "signatures of several kinds"; break;
+    case 0: contents.words = DescribeValues(probe.get()); break;
+    default: return Error{ErrorCode::kIo, fmt::format("{}: libblkid cannot read it; check the device (dmesg)", path)};
+  }
+  if (blkid_partlist list = blkid_probe_get_partitions(probe.get())) {
+    contents.partitions = blkid_partlist_numof_partitions(list);
+    contents.words += fmt::format(" with {} partition{}", contents.partitions, contents.partitions == 1 ? "" : "s");
+    const auto first = contents.partitions == 1 ? blkid_partlist_get_partition(list, 0) : nullptr;
+    const char* const kind = first != nullptr ? blkid_partition_get_type_string(first) : nullptr;
+    if (kind != nullptr && std::string_view(kind) == kPartitionType && Value(probe.get(), "TYPE").empty()) {
+      // The kernel may not have read the table yet.
+      const auto start = static_cast<uint64_t>(blkid_partition_get_start(first)) * kSector;
+      ASSIGN_OR_RETURN(const Head head, ReadHead(descriptor, path, start));
+      contents.unused = !head.first_byte;
+    }
+    RETURN_IF_ERROR(AddPartitions(path, &contents));
+  }
+  return std::optional(std::move(contents));
+}
+
+// Nullopt if it is no device of a store.
+Result<std::optional<DeviceContents>> DescribeStoreDevice(const std::string& path, bool has_magic) {
+  ASSIGN_OR_RETURN(const auto device, OpenToExamine(path));
+  const auto superblock = ReadSuperblock(*device);
+  if (superblock || superblock.error().code == ErrorCode::kVersion) {
+    return std::optional(DeviceContents{"a device of a weightfs store", true, false});
+  }
+  if (superblock.error().code == ErrorCode::kInvalid) {
+    return std::optional(DeviceContents{"a device of a weightfs store at another offset", true, true});
+  }
+  if (superblock.error().code != ErrorCode::kCorrupt) return superblock.error();
+  BlockDevice* const one[] = {device.get()};
+  ASSIGN_OR_RETURN(const auto root, replica::FindRoot(one, std::nullopt));
+  if (!has_magic && !root) return std::optional<DeviceContents>();
+  return std::optional(DeviceContents{"a device of a weightfs store, with a damaged superblock", true, true});
+}
+
 }  // namespace
 
 Result<std::unique_ptr<FileDevice>> OpenToExamine(const std::string& path) {
@@ -114,13 +150,14 @@ Result<std::optional<DeviceContents>> DescribeContents(const std::string& path) 
   if (got < 0) return SystemError(path, "cannot be read");
   if (got == 0) return std::optional<DeviceContents>();
   ASSIGN_OR_RETURN(const Head head, ReadHead(device.get(), path));
-  if (head.first_byte) {
-    ASSIGN_OR_RETURN(auto store, DescribeStoreDevice(path, head.has_magic));
-    if (store) return store;
-  }
   // It also recognizes signatures behind the head.
   ASSIGN_OR_RETURN(auto signature, DescribeSignature(device.get(), path));
-  if (signature) return std::optional(DeviceContents{std::move(*signature)});
+  if (head.first_byte) {
+    ASSIGN_OR_RETURN(auto store, DescribeStoreDevice(path, head.has_magic));
+    // Copies of superblocks in a partition are not those of a damaged device.
+    if (store && !(store->damaged && signature && signature->partitions > 0)) return store;
+  }
+  if (signature) return signature;
   if (!head.first_byte) return std::optional<DeviceContents>();
   return std::optional(DeviceContents{fmt::format("data (the byte at {} is not zero)", *head.first_byte)});
 }

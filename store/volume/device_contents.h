@@ -18,10 +18,12 @@ struct DeviceContents {
   std::string words;      // "a signature of ext4 (filesystem)", "a device of a weightfs store"
   bool of_store = false;  // by a superblock, or by a root of the replica
   bool damaged = false;   // of a store, but without a valid superblock: RecoverStore may rebuild it
+  int partitions = 0;     // of its partition table
+  bool unused = false;    // it has one partition, which is of kPartitionType and empty: MakePartition was interrupted
 };
 
-// Describes the content. Returns nullopt when libblkid finds no signature and all bytes before the data area are zero.
-// Returns kIo with a full message when the content cannot be read.
+// Describes the content, also of the partitions of a disk. Returns nullopt when libblkid finds no signature and all
+// bytes before the data area are zero. Returns kIo with a full message when the content cannot be read.
 Result<std::optional<DeviceContents>> DescribeContents(const std::string& path);
 
 }  // namespace weightfs

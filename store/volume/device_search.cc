@@ -37,12 +37,16 @@ std::optional<Candidate> Probe(const std::string& path, const Uuid& store) {
   return Candidate{path, block ? status.st_rdev : status.st_dev, block ? 0 : status.st_ino, superblock->device_id};
 }
 
-// Sorted, so that the same link is found each time.
+// Sorted, so that the same link is found each time. A disk without a serial number has no link in by-id, and only
+// partitions have one in by-partuuid.
 std::vector<std::string> PathsIn(const std::string& links) {
   std::vector<std::string> paths;
-  std::error_code error;
-  for (std::filesystem::directory_iterator entry(links, error), end; !error && entry != end; entry.increment(error)) {
-    paths.push_back(entry->path().string());
+  for (const char* kind : {"/by-id", "/by-partuuid"}) {
+    std::error_code error;
+    std::filesystem::directory_iterator entry(links + kind, error);
+    for (const decltype(entry) end; !error && entry != end; entry.increment(error)) {
+      paths.push_back(entry->path().string());
+    }
   }
   std::sort(paths.begin(), paths.end());
   return paths;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
@@ -23,6 +24,7 @@
 #include "meta/rocks_kv_store.h"
 #include "store/names/namespace.h"
 #include "store/volume/device_contents.h"
+#include "store/volume/disk_partition.h"
 #include "store/volume/pool_file.h"
 #include "store/volume/store_directory.h"
 
@@ -75,6 +77,7 @@ class Formatter {
       RETURN_IF_ERROR(OpenGivenDevices());
     }
     RETURN_IF_ERROR(RemoveOldStore());
+    if (options_.partition) RETURN_IF_ERROR(PartitionDisks());
     RETURN_IF_ERROR(FillDevices());
     RETURN_IF_ERROR(WriteSuperblocks());
     RETURN_IF_ERROR(MakeCatalog());
@@ -101,6 +104,7 @@ class Formatter {
   Result<void> CheckEmpty(const std::string& path);
   Result<void> AddTarget(const std::string& path, std::string recorded_path, ByteCount size);
   Result<void> RemoveOldStore();
+  Result<void> PartitionDisks();
   Result<void> FillDevices();
   Result<void> WriteSuperblocks();
   Result<void> MakeCatalog();
@@ -116,7 +120,7 @@ class Formatter {
   Rollback rollback_;           // runs after the targets are closed and before the lock is released
   bool pool_is_given_ = false;  // given as a --device
   std::vector<Target> targets_;
-  StoreDescription description_;
+  StoreDescription description_{.id = NewUuid()};
   FillReport fill_;
 };
 
@@ -181,7 +185,7 @@ Result<void> Formatter::CheckEntries() {
   std::error_code error;
   for (fs::directory_iterator entry(directory_, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
-    if (name == "lost+found") continue;
+    if (name == "lost+found" || name == kLockName) continue;  // a format that was killed leaves the lock
     if (HoldsStore(directory_)) {
       return Error{ErrorCode::kExists,
                    fmt::format("{}: already holds a store; --force destroys it and creates a new one", directory_)};
@@ -224,10 +228,13 @@ Result<void> Formatter::ResizePool(off_t size) {
 
 Result<void> Formatter::CheckEmpty(const std::string& path) {
   const auto contents = DescribeContents(path);
-  if (!contents && !options_.force) return contents.error();
-  const bool damaged = contents && *contents && (*contents)->damaged;
-  if (!contents || !*contents || (damaged ? options_.discard_damaged : options_.force)) return {};
+  if (!contents && (options_.partition || !options_.force)) return contents.error();
+  if (!contents || !*contents || (options_.partition && (*contents)->unused)) return {};
+  const bool damaged = (*contents)->damaged;
+  const bool in_partitions = options_.partition && (*contents)->partitions > 0;
+  if (!in_partitions && (damaged ? options_.discard_damaged : options_.force)) return {};
   std::string advice = fmt::format("{} overwrites it", damaged ? "--discard-damaged" : "--force");
+  if (in_partitions) advice = fmt::format("'sfdisk --delete {}' removes its partitions", ShellQuote(path));
   if ((*contents)->of_store) advice = "'weightfs recover' rebuilds a store that has lost its directory, and " + advice;
   return Error{ErrorCode::kExists, fmt::format("{}: already holds {}; {}", path, (*contents)->words, advice)};
 }
@@ -247,6 +254,7 @@ Result<void> Formatter::OpenGivenDevices() {
     if (!seen.insert(block ? std::pair(status.st_rdev, ino_t{0}) : std::pair(status.st_dev, status.st_ino)).second) {
       return Error{ErrorCode::kInvalid, fmt::format("{}: given twice", given)};
     }
+    if (options_.partition) RETURN_IF_ERROR(CheckIsDisk(given));
     RETURN_IF_ERROR(CheckEmpty(given));
     std::error_code error;
     pool_is_given_ = pool_is_given_ || fs::equivalent(given, In(kPoolName), error);
@@ -256,6 +264,9 @@ Result<void> Formatter::OpenGivenDevices() {
     }
     RETURN_IF_ERROR(AddTarget(path, path, ByteCount{}));
   }
+  // Last, because a kernel that cannot read the table of a disk forgets its partitions here.
+  if (!options_.partition) return {};
+  for (const Target& target : targets_) RETURN_IF_ERROR(CheckPartitionable(*target.device));
   return {};
 }
 
@@ -264,6 +275,8 @@ Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_
   Target target;
   ASSIGN_OR_RETURN(target.device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
   target.size = size.value != 0 ? size : target.device->size();
+  // The same space is lost at the end of the disk.
+  if (options_.partition) target.size.value -= std::min(target.size.value, 2 * kPartitionOffset);
   if (target.size.value < kMinimumDeviceSize) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: {} is too small; a device has at least {}", path,
                                                   FormatSize(target.size), FormatSize(ByteCount{kMinimumDeviceSize}))};
@@ -301,6 +314,19 @@ Result<void> Formatter::RemoveOldStore() {
   return {};
 }
 
+// From here on the targets are the partitions instead of the disks.
+Result<void> Formatter::PartitionDisks() {
+  for (size_t index = 0; index < targets_.size(); ++index) {
+    Target& target = targets_[index];
+    StoreDescription::Device& described = description_.devices[index];
+    const std::string name = PartitionName(description_.id, index);
+    ASSIGN_OR_RETURN(target.device, MakePartition(std::move(target.device), described.id, name));
+    target.size = described.size = target.device->size();
+    described.path = target.device->path();
+  }
+  return {};
+}
+
 Result<void> Formatter::FillDevices() {
   std::vector<FillTarget> targets;
   for (const Target& target : targets_) targets.push_back({target.device.get(), target.size, target.fill});
@@ -311,7 +337,6 @@ Result<void> Formatter::FillDevices() {
 Result<void> Formatter::WriteSuperblocks() {
   const auto now =
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
-  description_.id = NewUuid();
   description_.created = FormatUtc(now.count());
   for (size_t index = 0; index < targets_.size(); ++index) {
     Superblock superblock;

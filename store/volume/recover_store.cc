@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@
 #include "store/replica/mirrored_kv_store.h"
 #include "store/volume/catalog_swap.h"
 #include "store/volume/device_search.h"
+#include "store/volume/disk_partition.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs {
@@ -138,6 +140,15 @@ Result<void> Recovery::OpenDevice(const std::string& path, bool own) {
   }
   const FileDevice::Options options{.follow_links = !own, .lock_wait = DeviceLockWait(lock_)};
   ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, options));
+  // A root of the replica in a partition that begins at 1 MiB looks like one of the disk.
+  const auto superblock = ReadSuperblock(*device);
+  const auto partitions = PartitionsOf(path);
+  if (!superblock && !partitions.empty()) {
+    return Error{ErrorCode::kInvalid, fmt::format("{}: has partitions, and no superblock of its own; name the "
+                                                  "partition that holds the data: --device {}",
+                                                  path, fmt::join(partitions, " or --device "))};
+  }
+  if (!superblock && superblock.error().code == ErrorCode::kInvalid) return superblock.error();
   devices_.push_back({path, std::move(device)});
   return {};
 }

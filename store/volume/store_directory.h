@@ -63,6 +63,7 @@ struct FormatOptions {
   std::vector<std::string> devices;  // raw block devices or files; empty: the store's own `pool` file
   bool force = false;                // overwrite existing content
   bool discard_damaged = false;      // also what is left of a damaged store
+  bool partition = false;            // `devices` are whole disks; each gets one partition, which holds the data
   PoolFill fill = PoolFill::kAuto;
   uint32_t root_uid = 0, root_gid = 0;
   ProgressFunction progress;                  // of the filling; may be empty
@@ -76,9 +77,10 @@ struct NewStore {
 
 // Creates a store. Errors have full messages. Returns kExists when the directory, a pool file or a device has content
 // and `force` is not set (libblkid names a signature that it knows), or if they are parts of a damaged store and
-// `discard_damaged` is not set, kBusy when the store or a device is in use, even
-// with `force`. All checks and the space reservation come before any change of existing content. On an error everything
-// that this call created is removed.
+// `discard_damaged` is not set, kBusy when the store or a device is in use, even with `force`. With `partition`, a disk
+// with partitions is refused even then, unless its only one is empty and was made by an interrupted format. All checks
+// and the space reservation come before any change of existing content. On an error everything that this call created
+// is removed, except new partitions.
 Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& options);
 
 // Returns kNotFound when `directory` is not a store, kCorrupt when store.json is damaged, kVersion when it is newer
@@ -165,7 +167,7 @@ class StoreLock {
 // The time to wait for the devices of a store whose lock is held: zero unless their last user was killed.
 std::chrono::milliseconds DeviceLockWait(const StoreLock& lock);
 
-inline constexpr const char* kDeviceLinks = "/dev/disk/by-id";
+inline constexpr const char* kDeviceLinks = "/dev/disk";
 
 struct OpenOptions {
   bool read_only = false;

@@ -70,7 +70,8 @@ class Mount:
 class WeightfsStore:
     kind = "weightfs"
 
-    def __init__(self, directory, size="256M", devices=(), sparse=True, fill=None, force=False):
+    def __init__(self, directory, size="256M", devices=(), sparse=True, fill=None, force=False,
+                 partition=False):
         self.directory, self.size, self.devices = Path(directory), size, [Path(path) for path in devices]
         command = ["format", self.directory]
         for device in self.devices:
@@ -78,7 +79,7 @@ class WeightfsStore:
         if not self.devices:
             command += ["--size", size]
         command += ["--fill", fill] if fill else ["--sparse"] if sparse else []
-        command += ["--force"] if force else []
+        command += ["--force"] * force + ["--partition"] * partition
         weightfs(*command, limit=300)
 
     def fsck(self, codes=(0,)):

@@ -35,6 +35,8 @@ NOT_RUN = {
                         "scripts/build release ": "builds"},
     "docs/OFFLOAD.md": {"python -m weightfs.deepnvme ": "needs deepspeed; tests/clients/test_deepspeed.py runs it"},
     "docs/OPERATIONS.md": {
+        "weightfs format /srv/tensors --partition ": "needs disks; tests/mount/test_partition.py runs it",
+        "echo 'start=1MiB, ": "needs a disk; tests/mount/test_partition.py restores a table",
         "chattr +i ": "needs root and a filesystem that has the flag; a test below runs it",
         "systemctl enable ": "needs the systemd of the machine; tests/package runs it"},
     "docs/PERFORMANCE.md": {"scripts/setup ": "installs packages, builds, and measures for minutes",

@@ -165,6 +165,19 @@ TEST_F(SuperblockTest, AMisplacedCopyIsNotValid) {
   EXPECT_EQ(read->device_count, 3);
 }
 
+TEST_F(SuperblockTest, CopiesOfADeviceThatBeginsElsewhereNameItsBeginning) {
+  Damage(0);
+  Damage(1);
+  Edit(2, [](SuperblockRecord& record) { record.copy_offset = kSuperblockOffsets[0]; });
+  Edit(3, [](SuperblockRecord& record) { record.copy_offset = kSuperblockOffsets[1]; });
+  ExpectError(ErrorCode::kInvalid, "begins at its byte 1048576");
+  EditAll([offset = kMiB](SuperblockRecord& record) mutable {
+    record.copy_offset = offset;
+    offset += 512 * kKiB;
+  });
+  ExpectError(ErrorCode::kInvalid, "begins 1048576 bytes before it");
+}
+
 TEST_F(SuperblockTest, TheGreatestSequenceWins) {
   Edit(3, [](SuperblockRecord& record) {
     record.sequence = 5;

@@ -286,7 +286,7 @@ TEST_F(StoreDirectoryTest, TheDeviceOfAnotherStoreIsRefused) {
 class MovedDevicesTest : public StoreDirectoryTest {
  protected:
   MovedDevicesTest() {
-    fs::create_directory(Path("links"));
+    for (const char* kind : {"by-id", "by-partuuid"}) fs::create_directories(Path("links") + "/" + kind);
     Format("s", OnDevices({first_, second_}));
   }
 
@@ -316,20 +316,28 @@ TEST_F(MovedDevicesTest, SwappedDevicesAreFoundByTheirSuperblocks) {
 TEST_F(MovedDevicesTest, ADeviceWithAnotherNameIsFoundAmongTheLinks) {
   fs::rename(second_, Path("moved"));
   MakeFile("other", kSmall);
-  fs::create_symlink(Path("other"), Path("links/a"));
-  fs::create_symlink(Path("nowhere"), Path("links/b"));
-  fs::create_symlink(first_, Path("links/c"));
-  fs::create_symlink(Path("moved"), Path("links/d"));
-  fs::create_symlink(Path("moved"), Path("links/e"));  // disks have several names
+  fs::create_symlink(Path("other"), Path("links/by-id/a"));
+  fs::create_symlink(Path("nowhere"), Path("links/by-id/b"));
+  fs::create_symlink(first_, Path("links/by-id/c"));
+  fs::create_symlink(Path("moved"), Path("links/by-id/d"));
+  fs::create_symlink(Path("moved"), Path("links/by-id/e"));  // disks have several names
   EXPECT_TRUE(Open().has_value());
-  EXPECT_THAT(ListedPaths(), ElementsAre(first_, Path("links/d")));
+  EXPECT_THAT(ListedPaths(), ElementsAre(first_, Path("links/by-id/d")));
+}
+
+// A virtual disk without a serial number has no link in by-id, but its partition has one.
+TEST_F(MovedDevicesTest, APartitionIsFoundByItsUuid) {
+  fs::rename(second_, Path("moved"));
+  fs::create_symlink(Path("moved"), Path("links/by-partuuid/a"));
+  EXPECT_TRUE(Open().has_value());
+  EXPECT_THAT(ListedPaths(), ElementsAre(first_, Path("links/by-partuuid/a")));
 }
 
 TEST_F(MovedDevicesTest, ACopyOfADeviceIsNotTakenForIt) {
   fs::rename(second_, Path("moved"));
   fs::copy_file(Path("moved"), Path("copy"));
-  fs::create_symlink(Path("moved"), Path("links/a"));
-  fs::create_symlink(Path("copy"), Path("links/b"));
+  fs::create_symlink(Path("moved"), Path("links/by-id/a"));
+  fs::create_symlink(Path("copy"), Path("links/by-id/b"));
   const auto before = Snapshot("s");
   const auto opened = Open();
   ASSERT_FALSE(opened.has_value());
@@ -339,7 +347,7 @@ TEST_F(MovedDevicesTest, ACopyOfADeviceIsNotTakenForIt) {
 
 TEST_F(MovedDevicesTest, ADeviceAtItsListedPathIsTakenThoughThereIsACopy) {
   fs::copy_file(second_, Path("copy"));
-  fs::create_symlink(Path("copy"), Path("links/a"));
+  fs::create_symlink(Path("copy"), Path("links/by-id/a"));
   EXPECT_TRUE(Open().has_value());
   EXPECT_THAT(ListedPaths(), ElementsAre(first_, second_));
 }

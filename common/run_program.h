@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs another program.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/error.h"
+
+namespace weightfs {
+
+// Runs a program of PATH with `input` as its standard input and waits for its end. Returns its exit status (128 and the
+// signal that ended it, as in a shell); the errno if it cannot be run or waited for. `output` gets all that it prints,
+// also on standard error. The program is in a process group of its own: Ctrl-C does not interrupt it.
+Result<int> RunProgram(std::vector<std::string> words, std::string_view input = {}, std::string* output = nullptr);
+
+}  // namespace weightfs

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,14 +40,19 @@ Error Execute(const std::vector<std::string>& arguments) {
 
 }  // namespace
 
-void AddBench(CLI::App& app, int* exit_code) {
-  // A process of a run, not listed by --help.
-  app.add_subcommand("bench-worker")->group("")->callback([exit_code] { *exit_code = bench::RunWorker(); });
-  auto* command = app.add_subcommand("bench", "Compare a mount with the raw disk and the host's filesystem");
-  command->set_help_flag();  // the package has the options and explains them
-  command->prefix_command();
-  command->footer("Examples:\n  weightfs bench /mnt/tensors --json bench.json --report bench.html");
-  command->callback([command, exit_code] { *exit_code = Fail(Execute(command->remaining())); });
+Command BenchCommand() {
+  Command command("bench", "Compare a mount with the raw disk and the host's filesystem");
+  command.options.clear();  // the package has the options and explains them
+  command.footer = "Examples:\n  weightfs bench /mnt/tensors --json bench.json --report bench.html";
+  command.run_words = [](const std::vector<std::string>& words) { return Fail(Execute(words)); };
+  return command;
+}
+
+Command BenchWorkerCommand() {
+  Command command("bench-worker", "");
+  command.hidden = true;
+  command.run = bench::RunWorker;
+  return command;
 }
 
 }  // namespace weightfs::cli

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// The subcommands, one file each. Every function adds one subcommand to the program. If it is chosen, it runs and sets
-// `exit_code` to the exit code of the process.
+// The commands, one file each.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "cli/options.h"
 
 namespace weightfs::cli {
 
-void AddFormat(CLI::App& app, int* exit_code);
-void AddMount(CLI::App& app, int* exit_code);
-void AddUmount(CLI::App& app, int* exit_code);
-void AddFsck(CLI::App& app, int* exit_code);
-void AddRecover(CLI::App& app, int* exit_code);
-void AddScrub(CLI::App& app, int* exit_code);
-void AddVerify(CLI::App& app, int* exit_code);
-void AddInfo(CLI::App& app, int* exit_code);
-void AddPublish(CLI::App& app, int* exit_code);
-void AddUnpublish(CLI::App& app, int* exit_code);
-void AddPush(CLI::App& app, int* exit_code);
-void AddPull(CLI::App& app, int* exit_code);
-void AddVersions(CLI::App& app, int* exit_code);
-void AddPrune(CLI::App& app, int* exit_code);
-void AddStats(CLI::App& app, int* exit_code);
-void AddTop(CLI::App& app, int* exit_code);
-void AddDoctor(CLI::App& app, int* exit_code);
-void AddBench(CLI::App& app, int* exit_code);
+Command FormatCommand();
+Command MountCommand();
+Command UmountCommand();
+Command FsckCommand();
+Command RecoverCommand();
+Command ScrubCommand();
+Command VerifyCommand();
+Command InfoCommand();
+Command PublishCommand();
+Command UnpublishCommand();
+Command PushCommand();
+Command PullCommand();
+Command VersionsCommand();
+Command PruneCommand();
+Command StatsCommand();
+Command TopCommand();
+Command DoctorCommand();
+Command BenchCommand();
+Command BenchWorkerCommand();  // a process of a run of bench
 
 }  // namespace weightfs::cli

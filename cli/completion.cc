@@ -167,15 +167,15 @@ std::string BashCase(std::string_view name, std::string_view word, std::string_v
   return fmt::format("{}() {{\n  case {} in\n{}  esac\n}}\n", name, word, cases);
 }
 
-std::string BashTables(const std::vector<CommandEntry>& commands) {
+std::string BashTables(const std::vector<Command>& commands) {
   std::string options, kinds, arguments;
-  for (const CommandEntry& command : commands) {
+  for (const Command& command : commands) {
     std::vector<std::string> names;
     int position = 0;
-    for (const OptionEntry& option : command.options) {
+    for (const Option& option : command.options) {
       names.insert(names.end(), option.names.begin(), option.names.end());
       if (option.positional()) {
-        const std::string at = option.repeated ? "*" : fmt::format("{}", position++);
+        const std::string at = option.repeated() ? "*" : fmt::format("{}", position++);
         arguments += fmt::format("    '{} '{}) echo {} ;;\n", command.name, at, KindName(option.kind));
       } else if (option.kind != ValueKind::kNone && !option.optional_value) {
         for (const std::string& name : option.names) {
@@ -200,7 +200,7 @@ std::string ZshText(std::string_view text) {
   return escaped;
 }
 
-std::string ZshAction(const OptionEntry& option) {
+std::string ZshAction(const Option& option) {
   switch (option.kind) {
     case ValueKind::kNone: return "";
     case ValueKind::kText: return " ";
@@ -211,13 +211,13 @@ std::string ZshAction(const OptionEntry& option) {
   return "";
 }
 
-std::string ZshOption(const OptionEntry& option) {
+std::string ZshOption(const Option& option) {
   const std::string value = ZshText(option.value);
   if (option.positional()) {
-    const std::string_view place = option.repeated ? "*" : option.required ? "" : ":";
+    const std::string_view place = option.repeated() ? "*" : option.required ? "" : ":";
     return Quote(fmt::format("{}:{}:{}", place, value, ZshAction(option)));
   }
-  const std::string repeat = option.repeated ? "*" : fmt::format("({})", Join(option.names));
+  const std::string repeat = option.repeated() ? "*" : fmt::format("({})", Join(option.names));
   std::string text;
   for (const std::string& name : option.names) {
     std::string spec = fmt::format("{}{}", repeat, name);
@@ -232,9 +232,9 @@ std::string ZshOption(const OptionEntry& option) {
   return text;
 }
 
-std::string ZshOptions(const CommandEntry& command) {
+std::string ZshOptions(const Command& command) {
   std::string text;
-  for (const OptionEntry& option : command.options) text += " \\\n        " + ZshOption(option);
+  for (const Option& option : command.options) text += " \\\n        " + ZshOption(option);
   return text;
 }
 
@@ -260,7 +260,7 @@ std::string FishQuote(std::string_view text) {
   return quoted + "'";
 }
 
-std::string FishAction(const OptionEntry& option) {
+std::string FishAction(const Option& option) {
   const std::string_view exclusive = option.positional() ? "" : option.optional_value ? "" : " -x";
   switch (option.kind) {
     case ValueKind::kNone: return "";
@@ -273,11 +273,11 @@ std::string FishAction(const OptionEntry& option) {
   return "";
 }
 
-std::string FishCommand(const CommandEntry& command) {
+std::string FishCommand(const Command& command) {
   const std::string condition =
       command.name.empty() ? "__weightfs_no_command" : FishQuote("__weightfs_command " + command.name);
   std::string text;
-  for (const OptionEntry& option : command.options) {
+  for (const Option& option : command.options) {
     text += "complete -c weightfs -n " + condition;
     for (const std::string& name : option.names) {
       text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
@@ -290,9 +290,9 @@ std::string FishCommand(const CommandEntry& command) {
 
 }  // namespace
 
-std::string BashCompletion(const std::vector<CommandEntry>& commands) {
+std::string BashCompletion(const std::vector<Command>& commands) {
   std::vector<std::string> names, mount_options;
-  for (const CommandEntry& command : commands) {
+  for (const Command& command : commands) {
     if (!command.name.empty()) names.push_back(command.name);
   }
   std::string values;
@@ -307,9 +307,9 @@ std::string BashCompletion(const std::vector<CommandEntry>& commands) {
          BashTables(commands) + BashCase("_weightfs_mount_option_values", "$1", values) + std::string(kBashFunctions);
 }
 
-std::string ZshCompletion(const std::vector<CommandEntry>& commands) {
+std::string ZshCompletion(const std::vector<Command>& commands) {
   std::string names, cases;
-  for (const CommandEntry& command : commands) {
+  for (const Command& command : commands) {
     if (command.name.empty()) continue;
     std::string summary = command.summary;
     names += fmt::format("    {}\n", Quote(command.name + ":" + summary));
@@ -325,10 +325,10 @@ std::string ZshCompletion(const std::vector<CommandEntry>& commands) {
              names, ZshOptions(commands.front()), cases);
 }
 
-std::string FishCompletion(const std::vector<CommandEntry>& commands) {
+std::string FishCompletion(const std::vector<Command>& commands) {
   std::vector<std::string> names;
   std::string text;
-  for (const CommandEntry& command : commands) {
+  for (const Command& command : commands) {
     if (!command.name.empty()) {
       names.push_back(command.name);
       text += fmt::format("complete -c weightfs -n __weightfs_no_command -a {} -d {}\n", command.name,

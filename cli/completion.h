@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "cli/command_tree.h"
+#include "cli/options.h"
 
 namespace weightfs::cli {
 
 // Scripts that the shell loads by the name of the program: bash-completion's `weightfs`, zsh's `_weightfs`, and fish's
 // `weightfs.fish`. They start no program.
-std::string BashCompletion(const std::vector<CommandEntry>& commands);
-std::string ZshCompletion(const std::vector<CommandEntry>& commands);
-std::string FishCompletion(const std::vector<CommandEntry>& commands);
+std::string BashCompletion(const std::vector<Command>& commands);
+std::string ZshCompletion(const std::vector<Command>& commands);
+std::string FishCompletion(const std::vector<Command>& commands);
 
 }  // namespace weightfs::cli

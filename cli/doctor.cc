@@ -110,20 +110,20 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddDoctor(CLI::App& app, int* exit_code) {
-  auto* command =
-      app.add_subcommand("doctor", "Check this machine: available features, features in use, recommended changes");
+Command DoctorCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Also check this store and its devices")->type_name("");
-  command->add_flag("--all", arguments->all, "One line for each feature of FUSE");
-  command->add_flag("--json", arguments->json, "Print JSON");
-  command->footer(
+  Command command("doctor", "Check this machine: available features, features in use, recommended changes");
+  command.Add("[STORE]", &arguments->store, "Also check this store and its devices");
+  command.Add("--all", &arguments->all, "One line for each feature of FUSE");
+  command.Add("--json", &arguments->json, "Print JSON");
+  command.footer =
       "The first line says whether all is well. Exits with 1 if the store cannot be opened, or if a feature is\n"
       "missing that every mount needs.\n\n"
       "Examples:\n"
       "  weightfs doctor\n"
-      "  weightfs doctor /srv/tensors");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs doctor /srv/tensors";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

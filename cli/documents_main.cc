@@ -6,14 +6,18 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
-#include "cli/command_tree.h"
 #include "cli/completion.h"
 #include "cli/man_page.h"
 #include "cli/program.h"
 
 namespace {
+
+using weightfs::cli::Command;
+using weightfs::cli::Target;
 
 bool Write(const std::filesystem::path& path, const std::string& text) {
   std::error_code error;
@@ -25,6 +29,25 @@ bool Write(const std::filesystem::path& path, const std::string& text) {
   return static_cast<bool>(file);
 }
 
+// A command that another program describes (bench/options.py, describe).
+Command ParseCommand(const std::string& json) {
+  const auto described = nlohmann::json::parse(json);
+  Command command(described.at("name"), described.at("summary"));
+  command.footer = described.at("footer");
+  command.options.clear();
+  for (const auto& one : described.at("options")) {
+    std::string synopsis;
+    for (const std::string name : one.at("names")) synopsis += name + " ";
+    const std::string value = one.at("value");
+    const bool may_be_missing = one.at("optional_value") || (synopsis.empty() && !value.empty());
+    synopsis += may_be_missing ? "[" + value + "]" : value;
+    const bool repeated = one.at("repeated");
+    command.Add(synopsis, repeated ? Target(static_cast<std::vector<std::string>*>(nullptr)) : Target(),
+                one.at("meaning"));
+  }
+  return command;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -33,12 +56,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::filesystem::path directory = argv[1];
-  int exit_code = 0;
-  const auto app = weightfs::cli::MakeApp(&exit_code);
-  auto commands = weightfs::cli::DescribeCommands(*app);
+  auto commands = weightfs::cli::MakeCommands();
   std::ifstream description(argv[3]);
-  auto bench = weightfs::cli::ParseCommand({std::istreambuf_iterator<char>(description), {}});
+  auto bench = ParseCommand({std::istreambuf_iterator<char>(description), {}});
   std::ranges::replace_if(commands, [&](const auto& command) { return command.name == bench.name; }, bench);
+  std::erase_if(commands, [](const auto& command) { return command.hidden; });
+  for (auto& command : commands) std::erase_if(command.options, [](const auto& option) { return option.hidden; });
   bool written = true;
   for (const auto& [path, page] : weightfs::cli::MakeManPages(commands, argv[2])) {
     written = Write(directory / "man" / path, page) && written;

@@ -145,48 +145,43 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddFormat(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("format", "Create a store: a directory with its catalog, and a pool for the data");
+Command FormatCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Directory of the store: a new or an empty directory")
-      ->type_name("")
-      ->required();
-  command->add_option("--size", arguments->size, "Size of the pool file STORE/pool: a number with K, M, G or T")
-      ->type_name("SIZE")
-      ->check(CheckSize);
+  Command command("format", "Create a store: a directory with its catalog, and a pool for the data");
+  command.Add("STORE", &arguments->store, "Directory of the store: a new or an empty directory");
+  command.AddSize("--size SIZE", &arguments->size, "Size of the pool file STORE/pool: a number with K, M, G or T",
+                  "8G");
+  command.Add("--device PATH", &arguments->devices,
+              "Block device or file that holds the data instead of a pool file; repeat the option for several: large "
+              "tensors are striped over them",
+              "/dev/disk/by-id/nvme-A");
+  command.Add("--partition", &arguments->partition,
+              "Make a partition over each --device, which must be a whole disk without partitions, and create the store "
+              "in it: disk tools show the partition's type and its name, weightfs-ID-NUMBER");
+  command.Add("--force", &arguments->force, "Overwrite an existing store, and any other content of the devices");
+  command.Add("--discard-damaged", &arguments->discard_damaged,
+              "Overwrite also what is left of a damaged store, which 'weightfs recover' could rebuild");
   command
-      ->add_option("--device", arguments->devices,
-                   "Block device or file that holds the data instead of a pool file; repeat the option for several: "
-                   "large tensors are striped over them")
-      ->type_name("PATH")
-      ->allow_extra_args(false);
-  command->add_flag("--partition", arguments->partition,
-                    "Make a partition over each --device, which must be a whole disk without partitions, and create "
-                    "the store in it: disk tools show the partition's type and its name, weightfs-ID-NUMBER");
-  command->add_flag("--force", arguments->force, "Overwrite an existing store, and any other content of the devices");
-  command->add_flag("--discard-damaged", arguments->discard_damaged,
-                    "Overwrite also what is left of a damaged store, which 'weightfs recover' could rebuild");
-  command
-      ->add_option(
-          "--fill", arguments->fill,
-          "Initial content of the pool: zeros; data, which is random bytes; or auto, which leaves block devices "
-          "as they are, and fills files with data if a probe of at most two seconds finds that the disk does "
-          "not store zeros (some virtual and thin disks), because such a disk writes more slowly to a location "
-          "without data, otherwise with zeros. Default: auto")
-      ->type_name("WHAT")
-      ->check(CheckFill);
-  command->add_flag("--sparse", arguments->sparse,
-                    "Do not allocate the pool file, and do not fill it: fast, but the first writes are slower and may "
-                    "fail because the disk is full");
-  command->add_flag("--json", arguments->json,
-                    "Print the new store's description as JSON, with what its devices were filled with");
-  command->footer(
+      .Add("--fill WHAT", &arguments->fill,
+           "Initial content of the pool: zeros; data, which is random bytes; or auto, which leaves block devices as "
+           "they are, and fills files with data if a probe of at most two seconds finds that the disk does not store "
+           "zeros (some virtual and thin disks), because such a disk writes more slowly to a location without data, "
+           "otherwise with zeros. Default: auto",
+           "data")
+      .check = CheckFill;
+  command.Add("--sparse", &arguments->sparse,
+              "Do not allocate the pool file, and do not fill it: fast, but the first writes are slower and may fail "
+              "because the disk is full");
+  command.Add("--json", &arguments->json,
+              "Print the new store's description as JSON, with what its devices were filled with");
+  command.footer =
       "Examples:\n"
       "  weightfs format /srv/tensors --size 200G\n"
       "  weightfs format /srv/tensors --partition --device /dev/disk/by-id/nvme-A\n"
       "  weightfs format /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B\n"
-      "  weightfs format /srv/tensors --device /dev/vdb --fill data");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs format /srv/tensors --device /dev/vdb --fill data";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

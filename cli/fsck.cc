@@ -206,21 +206,22 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddFsck(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("fsck", "Check a store that is not mounted, and optionally repair it");
+Command FsckCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Directory of the store")->type_name("")->required();
-  command->add_flag("--repair", arguments->repair, "Repair what can be repaired; without it fsck changes nothing");
-  command->add_flag("--data", arguments->data, "Read all data and verify its checksums");
-  command->add_flag("--json", arguments->json, "Print the report as JSON");
-  command->footer(
+  Command command("fsck", "Check a store that is not mounted, and optionally repair it");
+  command.Add("STORE", &arguments->store, "Directory of the store");
+  command.Add("--repair", &arguments->repair, "Repair what can be repaired; without it fsck changes nothing");
+  command.Add("--data", &arguments->data, "Read all data and verify its checksums");
+  command.Add("--json", &arguments->json, "Print the report as JSON");
+  command.footer =
       "Exit codes are those of fsck(8), added together: 0 clean, 1 problems repaired, 4 problems remain, 8 the\n"
       "check could not run (for example, because the store is mounted), 16 wrong usage, 32 interrupted.\n\n"
       "Examples:\n"
       "  weightfs fsck /srv/tensors\n"
       "  weightfs fsck /srv/tensors --data\n"
-      "  weightfs fsck /srv/tensors --repair");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs fsck /srv/tensors --repair";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

@@ -324,23 +324,22 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddInfo(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("info", "Show the properties of a store, a mount or a file");
+Command InfoCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("PATH", arguments->path, "A store's directory, a mounted directory, or a file in one")
-      ->type_name("")
-      ->required();
-  command->add_flag("--json", arguments->json, "Print JSON: bytes, never rounded");
-  command->add_flag("--udev", arguments->udev,
-                    "PATH is a device of a store: print what it is for rules of udev, so that lsblk -f shows it");
-  command->footer(
+  Command command("info", "Show the properties of a store, a mount or a file");
+  command.Add("PATH", &arguments->path, "A store's directory, a mounted directory, or a file in one");
+  command.Add("--json", &arguments->json, "Print JSON: bytes, never rounded");
+  command.Add("--udev", &arguments->udev,
+              "PATH is a device of a store: print what it is for rules of udev, so that lsblk -f shows it");
+  command.footer =
       "For a file, info lists its extents: the offset in the file, the device, the offset there and its "
       "alignment.\n\n"
       "Examples:\n"
       "  weightfs info /srv/tensors\n"
       "  weightfs info /mnt/tensors\n"
-      "  weightfs info /mnt/tensors/model.pt");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs info /mnt/tensors/model.pt";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

@@ -67,22 +67,22 @@ std::string Heading(std::string_view name, int section, std::string_view date, s
 }
 
 // "format" and "umount" are pages of section 1 for commands.
-std::string PageOf(const CommandEntry& command) {
+std::string PageOf(const Command& command) {
   return command.name.empty() ? "weightfs" : "weightfs-" + command.name;
 }
 
-std::string SynopsisOf(const CommandEntry& command) {
+std::string SynopsisOf(const Command& command) {
   std::string text = ".SH SYNOPSIS\n" + Bold(command.name.empty() ? "weightfs" : "weightfs " + command.name);
   if (command.name.empty()) return text + " " + Italic("COMMAND") + " [" + Italic("OPTIONS") + "]\n";
-  for (const OptionEntry& option : command.options) {
+  for (const Option& option : command.options) {
     if (!option.positional()) continue;
-    const std::string name = Italic(option.value) + (option.repeated ? " ..." : "");
+    const std::string name = Italic(option.value) + (option.repeated() ? " ..." : "");
     text += option.required ? " " + name : " [" + name + "]";
   }
   return text + " [" + Italic("OPTIONS") + "]\n";
 }
 
-std::string Entry(const OptionEntry& option) {
+std::string Entry(const Option& option) {
   std::string title;
   for (const std::string& name : option.names) title += (title.empty() ? "" : ", ") + Bold(name);
   if (!option.value.empty()) {
@@ -95,9 +95,9 @@ std::string Entry(const OptionEntry& option) {
   return text;
 }
 
-std::string OptionsOf(const CommandEntry& command, bool positional) {
+std::string OptionsOf(const Command& command, bool positional) {
   std::string text;
-  for (const OptionEntry& option : command.options) {
+  for (const Option& option : command.options) {
     if (option.positional() == positional) text += Entry(option);
   }
   if (text.empty()) return text;
@@ -160,7 +160,7 @@ std::string SeeAlso(const std::vector<std::pair<std::string, int>>& pages) {
   return ".SH SEE ALSO\n" + text + "\n";
 }
 
-std::string CommandPage(const CommandEntry& command, const std::string& date) {
+std::string CommandPage(const Command& command, const std::string& date) {
   const Footer footer = TakeApart(command.footer);
   std::string text = Heading(PageOf(command), 1, date, command.summary) + SynopsisOf(command);
   text += ".SH DESCRIPTION\n" + Sentence(command.summary) + footer.paragraphs;
@@ -169,8 +169,8 @@ std::string CommandPage(const CommandEntry& command, const std::string& date) {
   return text + footer.exit_status + footer.examples + SeeAlso({{"weightfs", 1}, {"weightfs", 5}});
 }
 
-std::string ProgramPage(const std::vector<CommandEntry>& commands, const std::string& date) {
-  const CommandEntry& program = commands.front();
+std::string ProgramPage(const std::vector<Command>& commands, const std::string& date) {
+  const Command& program = commands.front();
   const Footer footer = TakeApart(program.footer);
   const std::string summary = program.summary.substr(program.summary.find(": ") + 2);
   std::string text = Heading("weightfs", 1, date, summary) + SynopsisOf(program);
@@ -180,7 +180,7 @@ std::string ProgramPage(const std::vector<CommandEntry>& commands, const std::st
       "verifies every block that it reads, and never overwrites committed data.");
   text += footer.paragraphs + ".SH COMMANDS\n";
   std::vector<std::pair<std::string, int>> pages;
-  for (const CommandEntry& command : commands) {
+  for (const Command& command : commands) {
     if (command.name.empty()) continue;
     text += fmt::format(".TP\n{}\n{}", Bold(command.name), Sentence(command.summary));
     pages.emplace_back(PageOf(command), 1);
@@ -243,10 +243,10 @@ std::string FormatPage(const std::string& date) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<CommandEntry>& commands,
+std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<Command>& commands,
                                                               const std::string& date) {
   std::vector<std::pair<std::string, std::string>> pages = {{"man1/weightfs.1", ProgramPage(commands, date)}};
-  for (const CommandEntry& command : commands) {
+  for (const Command& command : commands) {
     if (!command.name.empty()) pages.emplace_back("man1/" + PageOf(command) + ".1", CommandPage(command, date));
   }
   pages.emplace_back("man5/weightfs.5", FormatPage(date));

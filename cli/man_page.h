@@ -6,13 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "cli/command_tree.h"
+#include "cli/options.h"
 
 namespace weightfs::cli {
 
 // Returns the pages by their path below share/man: weightfs(1), one page for each command, mount.weightfs(8) with the
 // names of the other helpers, and weightfs(5). `date` is that of the pages: YYYY-MM-DD.
-std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<CommandEntry>& commands,
+std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<Command>& commands,
                                                               const std::string& date);
 
 }  // namespace weightfs::cli

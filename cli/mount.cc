@@ -310,27 +310,26 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddMount(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("mount", "Serve a store at a directory; returns when the mount is ready");
+Command MountCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Directory of the store")->type_name("")->required();
-  command->add_option("DIR", arguments->directory, "Directory to mount on")->type_name("")->required();
-  command->add_option("-o", arguments->options, "Options, separated by commas; see below")
-      ->type_name("OPTIONS")
-      ->allow_extra_args(false);
-  command->add_flag("-r,--read-only", arguments->read_only, "The same as -o ro");
-  command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground and log to the terminal");
-  command->add_option("-N,--namespace", arguments->space, "Mount in the mount namespace of this process, or file")
-      ->type_name("PID");
-  command->add_flag("--from-table", arguments->from_table)->group("");  // passed by mount(8)'s helper for a remount
-  command->footer("Options of -o:\n" + MountOptionsHelp() +
-                  "\nA mount in the background logs to STORE/weightfs.log.\n\n"
-                  "Examples:\n"
-                  "  weightfs mount /srv/tensors /mnt/tensors\n"
-                  "  weightfs mount /srv/tensors /mnt/tensors -o allow_other,commit=1\n"
-                  "  weightfs mount /srv/tensors /mnt/tensors -o remount,ro\n"
-                  "  in /etc/fstab: /srv/tensors /mnt/tensors weightfs allow_other,nofail 0 0");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+  Command command("mount", "Serve a store at a directory; returns when the mount is ready");
+  command.Add("STORE", &arguments->store, "Directory of the store");
+  command.Add("DIR", &arguments->directory, "Directory to mount on");
+  command.Add("-o OPTIONS", &arguments->options, "Options, separated by commas; see below", "allow_other,commit=1");
+  command.Add("-r,--read-only", &arguments->read_only, "The same as -o ro");
+  command.Add("-f,--foreground", &arguments->foreground, "Stay in the foreground and log to the terminal");
+  command.Add("-N,--namespace PID", &arguments->space, "Mount in the mount namespace of this process, or file", "4711");
+  command.Add("--from-table", &arguments->from_table, "").hidden = true;  // by mount(8)'s helper, for a remount
+  command.footer =
+      "Options of -o:\n" + MountOptionsHelp() +
+      "\nA mount in the background logs to STORE/weightfs.log.\n\n"
+      "Examples:\n"
+      "  weightfs mount /srv/tensors /mnt/tensors\n"
+      "  weightfs mount /srv/tensors /mnt/tensors -o allow_other,commit=1\n"
+      "  weightfs mount /srv/tensors /mnt/tensors -o remount,ro\n"
+      "  in /etc/fstab: /srv/tensors /mnt/tensors weightfs allow_other,nofail 0 0";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

@@ -2,16 +2,15 @@
 // The program, from command line to exit code.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "cli/options.h"
+
 namespace weightfs::cli {
 
-// Creates all subcommands. Parsing runs the chosen one and sets `exit_code`, which must outlive the App.
-std::unique_ptr<CLI::App> MakeApp(int* exit_code);
+// The program itself, then its commands in the order of --help.
+std::vector<Command> MakeCommands();
 
 // Runs the subcommand named by `arguments`, which exclude the program's own name. Returns the exit code of the process.
 // Wrong usage, and output that cannot be written, print one line on standard error.

@@ -11,7 +11,6 @@
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/s3_options.h"
-#include "cli/usage.h"
 #include "common/size_text.h"
 
 namespace weightfs::cli {
@@ -91,35 +90,32 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddPrune(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("prune", "Remove old versions, and abandoned pushes, from an S3 bucket");
+Command PruneCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX/NAME")->type_name("")->required();
-  command->add_option("--keep", arguments->keep, "Number of complete versions to keep, the greatest ones")
-      ->type_name("N")
-      ->required()
-      ->check(CheckNumber(1, INT64_MAX));
+  Command command("prune", "Remove old versions, and abandoned pushes, from an S3 bucket");
+  command.Add("URL", &arguments->url, "s3://BUCKET/PREFIX/NAME");
+  command.AddNumber("--keep N", &arguments->keep, "Number of complete versions to keep, the greatest ones", "3")
+      .required = true;
   command
-      ->add_option("--unfinished-after", arguments->unfinished_after_days,
-                   "Also remove unfinished pushes in which nothing has changed for so many days")
-      ->type_name("DAYS")
-      ->capture_default_str()
-      ->check(CheckDecimal("days", kMaximumDays));
-  command->add_flag("--all-versions", arguments->all_versions,
-                    "In a bucket with versioning, also delete the old versions of the objects that this call and "
-                    "earlier ones removed: otherwise no space is freed");
-  command->add_flag("--dry-run", arguments->dry_run, "Print what would be removed, and remove nothing");
-  command->add_flag("--json", arguments->json, "Print the result as JSON");
-  AddS3Options(*command, &arguments->s3);
-  command->footer(
+      .AddDecimal("--unfinished-after DAYS", &arguments->unfinished_after_days,
+                  "Also remove unfinished pushes in which nothing has changed for so many days", "1", kMaximumDays)
+      .fallback = fmt::format("{}", arguments->unfinished_after_days);
+  command.Add("--all-versions", &arguments->all_versions,
+              "In a bucket with versioning, also delete the old versions of the objects that this call and earlier "
+              "ones removed: otherwise no space is freed");
+  command.Add("--dry-run", &arguments->dry_run, "Print what would be removed, and remove nothing");
+  command.Add("--json", &arguments->json, "Print the result as JSON");
+  AddS3Options(&command, &arguments->s3);
+  command.footer =
       "A version stops existing before its files are removed, and a push of it ends. If prune is interrupted, the\n"
       "next one continues. A version that cannot be removed delays no other one; prune exits with 1 then. Objects\n"
       "outside s3://BUCKET/PREFIX/NAME/<version>/ are never touched.\n\n"
       "Examples:\n"
       "  weightfs prune s3://models/llama --keep 3 --dry-run\n"
       "  weightfs prune s3://models/llama --keep 3 --unfinished-after 1\n"
-      "  weightfs prune s3://models/llama --keep 3 --all-versions");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs prune s3://models/llama --keep 3 --all-versions";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

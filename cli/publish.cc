@@ -12,7 +12,6 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/publication_text.h"
-#include "cli/usage.h"
 #include "client/publication.h"
 #include "common/hex.h"
 #include "common/printable.h"
@@ -81,19 +80,15 @@ nlohmann::ordered_json PublicationJson(const std::string& directory, const clien
           {"bytes", publication.bytes}};
 }
 
-void AddPublish(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("publish", "Make a directory complete, durable and immutable, in one commit");
+Command PublishCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("DIR", arguments->directory, "A directory of a mount, with all its files closed")
-      ->type_name("")
-      ->required();
-  command
-      ->add_option("--version", arguments->version,
-                   "Version of the publication, such as the number of the step; default: the time as YYYYMMDDhhmmss")
-      ->type_name("N")
-      ->check(CheckNumber(1, INT64_MAX));
-  command->add_flag("--json", arguments->json, "Print the publication as JSON");
-  command->footer(
+  Command command("publish", "Make a directory complete, durable and immutable, in one commit");
+  command.Add("DIR", &arguments->directory, "A directory of a mount, with all its files closed");
+  command.AddNumber("--version N", &arguments->version,
+                    "Version of the publication, such as the number of the step; default: the time as YYYYMMDDhhmmss",
+                    "1000");
+  command.Add("--json", &arguments->json, "Print the publication as JSON");
+  command.footer =
       "Afterwards every change of the directory and of everything below it fails with EPERM, also for root, until it "
       "is\n"
       "unpublished. A save loop calls it at the end: a directory is published completely or not at all, also after a\n"
@@ -102,20 +97,22 @@ void AddPublish(CLI::App& app, int* exit_code) {
       "link below DIR is published as a link; what it leads to is not.\n\n"
       "Examples:\n"
       "  weightfs publish /mnt/tensors/step-1000\n"
-      "  weightfs publish /mnt/tensors/step-1000 --version 1000");
-  command->callback([arguments, exit_code] { *exit_code = Publish(*arguments); });
+      "  weightfs publish /mnt/tensors/step-1000 --version 1000";
+  command.run = [arguments] { return Publish(*arguments); };
+  return command;
 }
 
-void AddUnpublish(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("unpublish", "Allow changes of a published directory again");
+Command UnpublishCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("DIR", arguments->directory, "A published directory")->type_name("")->required();
-  command->footer(
+  Command command("unpublish", "Allow changes of a published directory again");
+  command.Add("DIR", &arguments->directory, "A published directory");
+  command.footer =
       "Copies of the version elsewhere (weightfs push) stay as they are. If DIR is a symbolic link, the command\n"
       "follows it, and the output names the directory that was unpublished.\n\n"
       "Examples:\n"
-      "  weightfs unpublish /mnt/tensors/step-1000 && rm -r /mnt/tensors/step-1000");
-  command->callback([arguments, exit_code] { *exit_code = Unpublish(*arguments); });
+      "  weightfs unpublish /mnt/tensors/step-1000 && rm -r /mnt/tensors/step-1000";
+  command.run = [arguments] { return Unpublish(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

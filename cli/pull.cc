@@ -15,7 +15,6 @@
 #include "cli/publication_text.h"
 #include "cli/s3_options.h"
 #include "cli/transfer_progress.h"
-#include "cli/usage.h"
 #include "common/printable.h"
 #include "common/size_text.h"
 
@@ -96,32 +95,23 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddPull(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("pull", "Copy a version from an S3 bucket into a new directory, and verify it");
+Command PullCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX/NAME, or one version of it: s3://BUCKET/PREFIX/NAME/N")
-      ->type_name("")
-      ->required();
-  command->add_option("DIR", arguments->directory, "The directory to create; it must not exist, or be empty")
-      ->type_name("")
-      ->required();
-  command->add_option("--version", arguments->version, "The version; default: the greatest one")
-      ->type_name("N")
-      ->check(CheckNumber(1, INT64_MAX));
-  command->add_option("--files", arguments->files, "Only the files whose paths match this pattern; may be repeated")
-      ->type_name("GLOB")
-      ->allow_extra_args(false);
-  command
-      ->add_option("--slice", arguments->slices,
-                   "Of safetensors files, only the tensors whose names match this pattern; may be repeated")
-      ->type_name("PATH:PATTERN")
-      ->allow_extra_args(false);
-  command->add_flag("--publish", arguments->publish, "Publish the directory afterwards (see weightfs publish)");
-  command->add_flag("--json", arguments->json, "Print what was pulled as JSON");
-  command->add_flag("--progress", arguments->progress,
-                    "Print progress as JSON lines to standard error, for programs: done and total, in bytes");
-  AddS3Options(*command, &arguments->s3);
-  command->footer(
+  Command command("pull", "Copy a version from an S3 bucket into a new directory, and verify it");
+  command.Add("URL", &arguments->url, "s3://BUCKET/PREFIX/NAME, or one version of it: s3://BUCKET/PREFIX/NAME/N");
+  command.Add("DIR", &arguments->directory, "The directory to create; it must not exist, or be empty");
+  command.AddNumber("--version N", &arguments->version, "The version; default: the greatest one", "1000");
+  command.Add("--files GLOB", &arguments->files, "Only the files whose paths match this pattern; may be repeated",
+              "'*.json'");
+  command.Add("--slice PATH:PATTERN", &arguments->slices,
+              "Of safetensors files, only the tensors whose names match this pattern; may be repeated",
+              "'*.safetensors:model.layers.0.*'");
+  command.Add("--publish", &arguments->publish, "Publish the directory afterwards (see weightfs publish)");
+  command.Add("--json", &arguments->json, "Print what was pulled as JSON");
+  command.Add("--progress", &arguments->progress,
+              "Print progress as JSON lines to standard error, for programs: done and total, in bytes");
+  AddS3Options(&command, &arguments->s3);
+  command.footer =
       "The directory appears complete, verified and durable, or not at all. Every block of 4 KiB is compared with its\n"
       "checksum; a part that differs is fetched again up to three times. DIR may be on any filesystem. A pull that is\n"
       "killed leaves a directory .NAME.weightfs-pull-*, which the next pull to DIR removes.\n\n"
@@ -132,8 +122,9 @@ void AddPull(CLI::App& app, int* exit_code) {
       "  weightfs pull s3://models/llama /mnt/tensors/llama\n"
       "  weightfs pull s3://models/llama/1000 /mnt/tensors/step-1000 --publish\n"
       "  weightfs pull s3://models/llama llama --endpoint-url http://gateway:7480 --profile ceph\n"
-      "  weightfs pull s3://models/llama rank0 --files '*.json' --slice '*.safetensors:model.layers.[0-7].*'");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs pull s3://models/llama rank0 --files '*.json' --slice '*.safetensors:model.layers.[0-7].*'";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

@@ -43,10 +43,10 @@ struct Arguments {
   std::string path, url;
   std::optional<std::string> watched;
   std::optional<uint64_t> version;
-  std::string rate;  // empty: unlimited
-  size_t keep = 0;   // 0: all
+  std::string rate;   // empty: unlimited
+  uint64_t keep = 0;  // 0: all
   std::string storage_class, encryption, encryption_key;
-  unsigned claim_check_ms = static_cast<unsigned>(remote::PushOptions().claim_check.count());
+  uint64_t claim_check_ms = static_cast<uint64_t>(remote::PushOptions().claim_check.count());
   bool all_versions = false, take_over = false, verify = false, json = false, progress = false;
   S3Arguments s3;
 };
@@ -279,55 +279,42 @@ std::string CheckNames(Arguments* arguments) {
 
 }  // namespace
 
-void AddPush(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("push", "Copy a directory into an S3 bucket, as a version");
+Command PushCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("PATH", arguments->path, "A directory or file; with --watch the URL instead")
-      ->type_name("")
-      ->required();
-  command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX/NAME")->type_name("");
-  command
-      ->add_option("--watch", arguments->watched,
-                   "Push each published directory in DIR, now and when it is published, until interrupted")
-      ->type_name("DIR");
-  command
-      ->add_option("--version", arguments->version,
-                   "Number of the version; default: that of the publication, otherwise the time of the latest change, "
-                   "unless the series has other numbers")
-      ->type_name("N")
-      ->check(CheckNumber(1, INT64_MAX));
-  command
-      ->add_option("--keep", arguments->keep,
-                   "Afterwards remove lower versions, so that N stay, up to this one (see weightfs prune)")
-      ->type_name("N")
-      ->check(CheckNumber(1, INT64_MAX));
-  command->add_flag("--all-versions", arguments->all_versions,
-                    "With --keep: also delete old versions of objects (see weightfs prune)");
-  command
-      ->add_option("--storage-class", arguments->storage_class, "Storage class of the files, e.g. STANDARD_IA")
-      ->type_name("CLASS");
-  command
-      ->add_option("--sse", arguments->encryption, "Encryption by the service of all new objects: AES256 or aws:kms")
-      ->type_name("KIND");
-  command
-      ->add_option("--sse-kms-key-id", arguments->encryption_key, "Key of the encryption; implies --sse aws:kms")
-      ->type_name("ID");
-  command->add_flag("--verify", arguments->verify,
-                    "Read everything back and compare it before the version exists. If it exists and is damaged, send "
-                    "all of it again");
-  command->add_flag("--take-over", arguments->take_over,
-                    "Replace an unfinished push of somebody else, or of another state of the files, and a version "
-                    "whose manifest is damaged");
-  command->add_option("--claim-check-ms", arguments->claim_check_ms)->group("");  // for tests
-  command->add_flag("--json", arguments->json, "Print the result as JSON; with --watch one line for each version");
-  command
-      ->add_option("--rate", arguments->rate, "Maximum bytes per second, so that other users of the network keep some")
-      ->type_name("SIZE")
-      ->check(CheckSize);
-  command->add_flag("--progress", arguments->progress,
-                    "Print progress as JSON lines to standard error, for programs: done and total, in bytes");
-  AddS3Options(*command, &arguments->s3);
-  command->footer(
+  Command command("push", "Copy a directory into an S3 bucket, as a version");
+  command.Add("PATH", &arguments->path, "A directory or file; with --watch the URL instead");
+  command.Add("[URL]", &arguments->url, "s3://BUCKET/PREFIX/NAME");
+  command.Add("--watch DIR", &arguments->watched,
+              "Push each published directory in DIR, now and when it is published, until interrupted",
+              "/mnt/tensors/runs");
+  command.AddNumber("--version N", &arguments->version,
+                    "Number of the version; default: that of the publication, otherwise the time of the latest change, "
+                    "unless the series has other numbers",
+                    "1000");
+  command.AddNumber("--keep N", &arguments->keep,
+                    "Afterwards remove lower versions, so that N stay, up to this one (see weightfs prune)", "3");
+  command.Add("--all-versions", &arguments->all_versions,
+              "With --keep: also delete old versions of objects (see weightfs prune)");
+  command.Add("--storage-class CLASS", &arguments->storage_class, "Storage class of the files, e.g. STANDARD_IA",
+              "STANDARD_IA");
+  command.Add("--sse KIND", &arguments->encryption, "Encryption by the service of all new objects: AES256 or aws:kms",
+              "aws:kms");
+  command.Add("--sse-kms-key-id ID", &arguments->encryption_key, "Key of the encryption; implies --sse aws:kms",
+              "alias/tensors");
+  command.Add("--verify", &arguments->verify,
+              "Read everything back and compare it before the version exists. If it exists and is damaged, send all of "
+              "it again");
+  command.Add("--take-over", &arguments->take_over,
+              "Replace an unfinished push of somebody else, or of another state of the files, and a version whose "
+              "manifest is damaged");
+  command.AddNumber("--claim-check-ms MS", &arguments->claim_check_ms, "", "100", 0).hidden = true;  // for tests
+  command.Add("--json", &arguments->json, "Print the result as JSON; with --watch one line for each version");
+  command.AddSize("--rate SIZE", &arguments->rate,
+                  "Maximum bytes per second, so that other users of the network keep some", "200M");
+  command.Add("--progress", &arguments->progress,
+              "Print progress as JSON lines to standard error, for programs: done and total, in bytes");
+  AddS3Options(&command, &arguments->s3);
+  command.footer =
       "The objects are the plain files, at URL/VERSION/path, for every program that reads S3. Checksums and a "
       "manifest\n"
       "are beside them, below URL/VERSION/.weightfs; the version exists once its manifest does. Publish a directory\n"
@@ -341,18 +328,16 @@ void AddPush(CLI::App& app, int* exit_code) {
       "Examples:\n"
       "  weightfs push /mnt/tensors/run/step-1000 s3://bucket/team/run\n"
       "  weightfs push --watch /mnt/tensors/run s3://bucket/team/run\n"
-      "  weightfs push model.safetensors s3://models/llama --endpoint-url http://gateway:7480");
-  command->callback([arguments, exit_code] {
-    if (const auto wrong = CheckNames(arguments.get()); !wrong.empty()) {
-      *exit_code = FailUsage("push", wrong);
-      return;
-    }
+      "  weightfs push model.safetensors s3://models/llama --endpoint-url http://gateway:7480";
+  command.run = [arguments] {
+    if (const auto wrong = CheckNames(arguments.get()); !wrong.empty()) return FailUsage("push", wrong);
     const bool has_key = !arguments->encryption_key.empty();
     arguments->s3.encryption = arguments->encryption.empty() && has_key ? "aws:kms" : arguments->encryption;
     arguments->s3.encryption_key = arguments->encryption_key;
     if (!arguments->rate.empty()) arguments->s3.upload_rate = ParseSize(arguments->rate)->value;
-    *exit_code = Push(*arguments);
-  });
+    return Push(*arguments);
+  };
+  return command;
 }
 
 }  // namespace weightfs::cli

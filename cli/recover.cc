@@ -59,27 +59,23 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddRecover(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("recover", "Rebuild a lost or damaged catalog from its replica on the devices");
+Command RecoverCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("STORE", arguments->store, "Directory of the store; with --device it is created if it is missing")
-      ->type_name("")
-      ->required();
-  command
-      ->add_option(
-          "--device", arguments->devices,
-          "Block device or pool file of the store; needed if store.json is lost; repeat the option for several")
-      ->type_name("PATH")
-      ->allow_extra_args(false);
-  command->add_flag("--json", arguments->json, "Print the report as JSON");
-  command->footer(
+  Command command("recover", "Rebuild a lost or damaged catalog from its replica on the devices");
+  command.Add("STORE", &arguments->store, "Directory of the store; with --device it is created if it is missing");
+  command.Add("--device PATH", &arguments->devices,
+              "Block device or pool file of the store; needed if store.json is lost; repeat the option for several",
+              "/dev/disk/by-id/nvme-A");
+  command.Add("--json", &arguments->json, "Print the report as JSON");
+  command.footer =
       "A mount keeps a replica of the catalog (STORE/meta) on the devices. recover writes a new catalog from it, and\n"
       "store.json and the superblocks if they are lost. It refuses a catalog that can be read and lacks nothing. The\n"
       "old catalog is kept beside the new one.\n\n"
       "Examples:\n"
       "  weightfs recover /srv/tensors\n"
-      "  weightfs recover /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs recover /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

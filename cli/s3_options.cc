@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cli/output.h"
-#include "cli/usage.h"
 #include "common/result.h"
 #include "s3/location.h"
 #include "s3/request_url.h"
@@ -30,7 +29,7 @@ Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& argum
   if (arguments.no_sign_request) overrides.sign = false;
   if (arguments.path_style) overrides.addressing = s3::Addressing::kPath;
   ASSIGN_OR_RETURN(s3::Settings settings, s3::LoadSettings(overrides));
-  if (arguments.connections) settings.connections = *arguments.connections;
+  if (arguments.connections) settings.connections = static_cast<unsigned>(*arguments.connections);
   settings.upload_rate = arguments.upload_rate;
   settings.requester_pays = arguments.requester_pays;
   settings.encryption = arguments.encryption;
@@ -70,41 +69,25 @@ void WarnIfUnprotected(const OpenedSeries& opened) {
 
 }  // namespace
 
-void AddS3Options(CLI::App& command, S3Arguments* arguments) {
-  constexpr const char* kGroup = "Service";
-  command
-      .add_option("--endpoint-url", arguments->overrides.endpoint,
-                  "URL of the service, e.g. http://gateway:7480; default: $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL, the "
-                  "profile, AWS")
-      ->type_name("URL")
-      ->group(kGroup);
-  command
-      .add_option("--region", arguments->overrides.region,
-                  "Region of the bucket; default: $AWS_REGION, the profile, us-east-1")
-      ->type_name("REGION")
-      ->group(kGroup);
-  command
-      .add_option("--profile", arguments->overrides.profile,
-                  "Profile of ~/.aws/config and ~/.aws/credentials; default: $AWS_PROFILE")
-      ->type_name("NAME")
-      ->group(kGroup);
-  command
-      .add_option("--ca-bundle", arguments->overrides.ca_bundle,
-                  "Certificates that sign the service's, in PEM; default: $AWS_CA_BUNDLE, the system's")
-      ->type_name("FILE")
-      ->group(kGroup);
-  command.add_flag("--no-sign-request", arguments->no_sign_request, "Send no credentials, for buckets that are public")
-      ->group(kGroup);
-  command
-      .add_flag("--path-style", arguments->path_style,
-                "Address a bucket as https://ENDPOINT/BUCKET; default for every service but AWS")
-      ->group(kGroup);
-  command.add_flag("--requester-pays", arguments->requester_pays, "Pay for the requests, which some buckets demand")
-      ->group(kGroup);
-  command.add_option("--connections", arguments->connections, "Maximum number of concurrent requests; default: 16")
-      ->type_name("N")
-      ->check(CheckNumber(1, kMaximumConnections))
-      ->group(kGroup);
+void AddS3Options(Command* command, S3Arguments* arguments) {
+  command->group = "Service";
+  command->Add("--endpoint-url URL", &arguments->overrides.endpoint,
+               "URL of the service, e.g. http://gateway:7480; default: $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL, the "
+               "profile, AWS",
+               "http://gateway:7480");
+  command->Add("--region REGION", &arguments->overrides.region,
+               "Region of the bucket; default: $AWS_REGION, the profile, us-east-1", "eu-central-1");
+  command->Add("--profile NAME", &arguments->overrides.profile,
+               "Profile of ~/.aws/config and ~/.aws/credentials; default: $AWS_PROFILE", "ceph");
+  command->Add("--ca-bundle FILE", &arguments->overrides.ca_bundle,
+               "Certificates that sign the service's, in PEM; default: $AWS_CA_BUNDLE, the system's",
+               "/etc/ssl/gateway.pem");
+  command->Add("--no-sign-request", &arguments->no_sign_request, "Send no credentials, for buckets that are public");
+  command->Add("--path-style", &arguments->path_style,
+               "Address a bucket as https://ENDPOINT/BUCKET; default for every service but AWS");
+  command->Add("--requester-pays", &arguments->requester_pays, "Pay for the requests, which some buckets demand");
+  command->AddNumber("--connections N", &arguments->connections,
+                     "Maximum number of concurrent requests; default: 16", "32", 1, kMaximumConnections);
 }
 
 Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments) {

@@ -2,11 +2,12 @@
 // The options and warnings of all commands that use an S3 service, and the versions that a URL names.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "cli/options.h"
 #include "common/error.h"
 #include "remote/prune.h"
 #include "remote/series.h"
@@ -18,7 +19,7 @@ namespace weightfs::cli {
 
 struct S3Arguments {
   s3::SettingsOverrides overrides = {};
-  std::optional<unsigned> connections = {};
+  std::optional<uint64_t> connections = {};
   uint64_t upload_rate = 0;  // bytes per second of all uploads; 0: unlimited. The caller sets it
   std::string encryption = {}, encryption_key = {};  // of new objects; see s3::Settings. The caller sets them
 
@@ -29,8 +30,8 @@ struct S3Arguments {
 };
 
 // Adds --endpoint-url, --region, --profile, --ca-bundle, --no-sign-request, --path-style, --requester-pays and
-// --connections. `arguments` must live as long as the command.
-void AddS3Options(CLI::App& command, S3Arguments* arguments);
+// --connections. `arguments` must live as long as the command, whose other options are added before.
+void AddS3Options(Command* command, S3Arguments* arguments);
 
 // A series with everything it needs. Movable: the parts keep their addresses.
 struct OpenedSeries {

@@ -19,7 +19,6 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "cli/usage.h"
 #include "cli/watch.h"
 #include "common/json.h"
 #include "common/printable.h"
@@ -35,7 +34,8 @@ namespace fs = std::filesystem;
 constexpr uint64_t kStateInterval = 256 * kMiB;
 
 struct Arguments {
-  std::vector<std::string> paths;  // of scrub: one directory or store
+  std::string directory;           // of scrub: of a mount, or a store
+  std::vector<std::string> paths;  // of verify
   std::string rate = "200M", state;
   bool json = false;
 };
@@ -203,8 +203,8 @@ int Show(const Arguments& arguments, const Report& report) {
   return report.ExitCode();
 }
 
-Result<Report> Scrub(const Arguments& arguments, ByteCount rate) {
-  std::string directory = ResolvePath(arguments.paths.front());
+Result<Report> Scrub(const Arguments& arguments) {
+  std::string directory = ResolvePath(arguments.directory);
   if (HoldsStore(directory)) {
     const auto mount = FindMountOfStore(directory, ReadStoreHolder(directory));
     if (!mount.has_value()) {
@@ -220,7 +220,7 @@ Result<Report> Scrub(const Arguments& arguments, ByteCount rate) {
   ASSIGN_OR_RETURN(const fs::path after, state.Read());
   struct statvfs space = {};
   if (statvfs(directory.c_str(), &space) != 0) return SystemError(directory, "cannot be accessed");
-  Scrubber scrubber("scrub", uint64_t{space.f_blocks - space.f_bfree} * space.f_frsize, rate);
+  Scrubber scrubber("scrub", uint64_t{space.f_blocks - space.f_bfree} * space.f_frsize, *ParseSize(arguments.rate));
   scrubber.StartAfter(after);
   ASSIGN_OR_RETURN(const bool whole, scrubber.ReadTree(directory, {}, after, state));
   if (whole) RETURN_IF_ERROR(state.Remove());
@@ -251,39 +251,34 @@ constexpr const char* kExitCodes =
 
 }  // namespace
 
-void AddScrub(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("scrub", "Read all data of a mount and verify its checksums, beside other work");
+Command ScrubCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("DIR", arguments->paths, "Directory of a mount, or a mounted store")
-      ->type_name("")
-      ->required()
-      ->expected(1);
-  command->add_option("--rate", arguments->rate, "Bytes per second: a number with K, M, G or T; 0: no limit")
-      ->type_name("SIZE")
-      ->capture_default_str();
-  command->add_option("--state", arguments->state, "File with the position of an interrupted scrub, to continue there")
-      ->type_name("FILE");
-  command->add_flag("--json", arguments->json, "Print the report as JSON");
-  command->footer(std::string(kExitCodes) +
-                  "Examples:\n"
-                  "  weightfs scrub /mnt/tensors\n"
-                  "  weightfs scrub /mnt/tensors --rate 1G --state /var/tmp/tensors.scrub");
-  command->callback([arguments, exit_code] {
-    const auto rate = arguments->rate == "0" ? Result<ByteCount>(ByteCount{0}) : ParseSize(arguments->rate);
-    *exit_code =
-        rate.has_value() ? Finish(*arguments, Scrub(*arguments, *rate)) : FailUsage("scrub", Line(rate.error()));
-  });
+  Command command("scrub", "Read all data of a mount and verify its checksums, beside other work");
+  command.Add("DIR", &arguments->directory, "Directory of a mount, or a mounted store");
+  command
+      .AddSize("--rate SIZE", &arguments->rate, "Bytes per second: a number with K, M, G or T; 0: no limit", "200M")
+      .fallback = arguments->rate;
+  command.Add("--state FILE", &arguments->state, "File with the position of an interrupted scrub, to continue there",
+              "/var/tmp/tensors.scrub");
+  command.Add("--json", &arguments->json, "Print the report as JSON");
+  command.footer = std::string(kExitCodes) +
+                   "Examples:\n"
+                   "  weightfs scrub /mnt/tensors\n"
+                   "  weightfs scrub /mnt/tensors --rate 1G --state /var/tmp/tensors.scrub";
+  command.run = [arguments] { return Finish(*arguments, Scrub(*arguments)); };
+  return command;
 }
 
-void AddVerify(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("verify", "Read files of a mount and verify their checksums");
+Command VerifyCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("FILE", arguments->paths, "Files to read")->type_name("")->required();
-  command->add_flag("--json", arguments->json, "Print the report as JSON");
-  command->footer(std::string(kExitCodes) +
-                  "Examples:\n"
-                  "  weightfs verify /mnt/tensors/model.safetensors");
-  command->callback([arguments, exit_code] { *exit_code = Finish(*arguments, Verify(*arguments)); });
+  Command command("verify", "Read files of a mount and verify their checksums");
+  command.Add("FILE", &arguments->paths, "Files to read");
+  command.Add("--json", &arguments->json, "Print the report as JSON");
+  command.footer = std::string(kExitCodes) +
+                   "Examples:\n"
+                   "  weightfs verify /mnt/tensors/model.safetensors";
+  command.run = [arguments] { return Finish(*arguments, Verify(*arguments)); };
+  return command;
 }
 
 }  // namespace weightfs::cli

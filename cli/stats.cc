@@ -263,12 +263,13 @@ int Run(const WatchArguments& arguments) {
 
 }  // namespace
 
-void AddStats(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("stats", "Show what a mount does: throughput, requests, latencies of the daemon, memory");
-  auto arguments = AddWatchArguments(*command, 86400);
-  command->add_flag("--lines", arguments->lines,
-                    "Print one line for each interval, with its time; the default where the output is no terminal");
-  command->footer(
+Command StatsCommand() {
+  auto arguments = std::make_shared<WatchArguments>();
+  Command command("stats", "Show what a mount does: throughput, requests, latencies of the daemon, memory");
+  AddWatchOptions(&command, arguments.get(), 86400);
+  command.Add("--lines", &arguments->lines,
+              "Print one line for each interval, with its time; the default where the output is no terminal");
+  command.footer =
       "Latencies (p50, p99, mean) are those of the daemon, the mount's process: from the arrival of a request there\n"
       "to its answer. Programs also see its wait in the kernel. Reads that the kernel answers from its page cache\n"
       "reach no process and are not counted. The keys of --json end with their unit:\n"
@@ -276,8 +277,9 @@ void AddStats(CLI::App& app, int* exit_code) {
       "Examples:\n"
       "  weightfs stats /mnt/tensors\n"
       "  weightfs stats /mnt/tensors --interval 60 >> stats.log\n"
-      "  weightfs stats /mnt/tensors --interval 10 --json >> stats.jsonl");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs stats /mnt/tensors --interval 10 --json >> stats.jsonl";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

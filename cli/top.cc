@@ -272,10 +272,11 @@ int Run(const WatchArguments& arguments) {
 
 }  // namespace
 
-void AddTop(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("top", "Show the processes and files that use a mount");
-  auto arguments = AddWatchArguments(*command, 5);  // the mount stops counting after ten
-  command->footer(
+Command TopCommand() {
+  auto arguments = std::make_shared<WatchArguments>();
+  Command command("top", "Show the processes and files that use a mount");
+  AddWatchOptions(&command, arguments.get(), 5);  // the mount stops counting after ten
+  command.footer =
       "For root (user 0 with CAP_DAC_OVERRIDE) and the user who runs the mount. Data of leases counts when a lease\n"
       "for reading begins and when a written one is committed; save_many and load_many count for their directory.\n"
       "Files are named by the processes that have them open or mapped; a file that was closed before the look is\n"
@@ -283,8 +284,9 @@ void AddTop(CLI::App& app, int* exit_code) {
       "mean number of requests in progress. Requests of top itself are not counted.\n\n"
       "Examples:\n"
       "  weightfs top /mnt/tensors\n"
-      "  weightfs top /mnt/tensors --count 1 --json");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs top /mnt/tensors --count 1 --json";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

@@ -16,7 +16,6 @@
 #include "cli/output.h"
 #include "cli/remount.h"
 #include "cli/server_watch.h"
-#include "cli/usage.h"
 #include "common/shell_quote.h"
 #include "fs/unmount.h"
 
@@ -124,29 +123,25 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddUmount(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("umount", "Unmount; returns when everything is on the device");
+Command UmountCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("DIR", arguments->directory, "Mount point of the store, or of a bind mount of it")
-      ->type_name("")
-      ->required();
-  command->add_flag("-l,--lazy", arguments->lazy,
-                    "Free the directory at once; programs that use the mount keep their open files, and the daemon "
-                    "ends after the last of them");
-  command->add_flag("-f,--force", arguments->force,
-                    "End the mount even if programs use it or its daemon hangs: they get errors; data that they "
-                    "wrote before is kept");
-  command->add_flag("-r,--read-only", arguments->read_only, "If the mount is in use, make it read-only instead");
-  command
-      ->add_option("--timeout", arguments->timeout,
-                   fmt::format("Maximum wait while a bind mount or another mount namespace keeps the mount; with -f, "
-                               "for a daemon that does not respond ({:.0f})",
-                               kDefaultTimeout))
-      ->type_name("SECONDS")
-      ->check(CheckDecimal("seconds", kLongestTimeout));
-  command->add_option("-N,--namespace", arguments->space, "Unmount in the mount namespace of this process, or file")
-      ->type_name("PID");
-  command->footer(
+  Command command("umount", "Unmount; returns when everything is on the device");
+  command.Add("DIR", &arguments->directory, "Mount point of the store, or of a bind mount of it");
+  command.Add("-l,--lazy", &arguments->lazy,
+              "Free the directory at once; programs that use the mount keep their open files, and the daemon ends "
+              "after the last of them");
+  command.Add("-f,--force", &arguments->force,
+              "End the mount even if programs use it or its daemon hangs: they get errors; data that they wrote before "
+              "is kept");
+  command.Add("-r,--read-only", &arguments->read_only, "If the mount is in use, make it read-only instead");
+  command.AddDecimal("--timeout SECONDS", &arguments->timeout,
+                     fmt::format("Maximum wait while a bind mount or another mount namespace keeps the mount; with -f, "
+                                 "for a daemon that does not respond ({:.0f})",
+                                 kDefaultTimeout),
+                     "60", kLongestTimeout);
+  command.Add("-N,--namespace PID", &arguments->space, "Unmount in the mount namespace of this process, or file",
+              "4711");
+  command.footer =
       "If programs use the mount, umount lists them and fails. The daemon may take any amount of time to write its\n"
       "data.\n\n"
       "Exit codes: 0 everything is on the device (with -l: the directory is free), 1 failure, 2 wrong usage,\n"
@@ -154,8 +149,9 @@ void AddUmount(CLI::App& app, int* exit_code) {
       "listed, holds the filesystem.\n\n"
       "Examples:\n"
       "  weightfs umount /mnt/tensors\n"
-      "  weightfs umount /mnt/tensors --timeout 60");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs umount /mnt/tensors --timeout 60";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The errors of a command line. CLI11 parses, but its own messages are never shown.
+// The errors of a command line.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
-#include <cstdint>
-#include <functional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "cli/options.h"
 
 namespace weightfs::cli {
 
@@ -20,25 +17,15 @@ std::string UsageLine(std::string_view command, std::string_view what);
 int FailUsage(std::string_view command, std::string_view what);
 int UsageExitCode(std::string_view command);
 
-// Explains why `app` rejected the command line `arguments` with `error`: the subcommand, if one is named, and the
-// problem of the first wrong argument.
+// Explains why the parser rejected the command line `arguments` of the program `commands`: the command, if one is
+// named, and the problem of the first wrong argument; `otherwise` if each of them alone is right.
 struct UsageError {
   std::string command, what;
 };
-UsageError DescribeUsageError(const CLI::App& app, const std::vector<std::string>& arguments,
-                              const CLI::ParseError& error);
+UsageError DescribeUsageError(const std::vector<Command>& commands, const std::vector<std::string>& arguments,
+                              std::string otherwise);
 
-// Validators for CLI::Option::check: a size as parsed by ParseSize; a whole number within bounds; a number of `unit`
-// (seconds) from 0 to `most`, which may have a fraction.
-std::string CheckSize(const std::string& text);
-std::function<std::string(const std::string&)> CheckNumber(uint64_t least, uint64_t most);
-std::function<std::string(const std::string&)> CheckDecimal(std::string unit, double most, double least = 0);
-
-// Makes every option of `app` and its subcommands that takes a value reject the name of another option as its value.
-void RefuseOptionsAsValues(CLI::App& app);
-
-// An example value of an option of a command for error messages, e.g. "8G" for "--size"; empty if the option is not in
-// the table.
-std::string_view ExampleValue(const CLI::App& command, std::string_view option);
+// "needs a value, e.g. --size 8G", for an option that the user wrote as `name`.
+std::string NeedsValue(std::string_view name, const Option& option);
 
 }  // namespace weightfs::cli

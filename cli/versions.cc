@@ -123,19 +123,20 @@ int Run(const Arguments& arguments) {
 
 }  // namespace
 
-void AddVersions(CLI::App& app, int* exit_code) {
-  auto* command = app.add_subcommand("versions", "List the versions in an S3 bucket, the greatest first");
+Command VersionsCommand() {
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX/NAME")->type_name("")->required();
-  command->add_flag("--all", arguments->all, "Also list versions whose push has not ended");
-  command->add_flag("--json", arguments->json, "Print the versions as JSON");
-  AddS3Options(*command, &arguments->s3);
-  command->footer(
+  Command command("versions", "List the versions in an S3 bucket, the greatest first");
+  command.Add("URL", &arguments->url, "s3://BUCKET/PREFIX/NAME");
+  command.Add("--all", &arguments->all, "Also list versions whose push has not ended");
+  command.Add("--json", &arguments->json, "Print the versions as JSON");
+  AddS3Options(&command, &arguments->s3);
+  command.footer =
       "A version exists once it was pushed completely. 'weightfs pull' without a version takes the greatest one.\n\n"
       "Examples:\n"
       "  weightfs versions s3://models/llama\n"
-      "  weightfs versions s3://models/llama --all --json --endpoint-url http://gateway:7480");
-  command->callback([arguments, exit_code] { *exit_code = Run(*arguments); });
+      "  weightfs versions s3://models/llama --all --json --endpoint-url http://gateway:7480";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
 }
 
 }  // namespace weightfs::cli

@@ -22,7 +22,6 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "common/utc_time.h"
-#include "cli/usage.h"
 #include "lease/on_mount.h"
 
 namespace weightfs::cli {
@@ -117,17 +116,14 @@ int EndOutput(const Error& error) {
 
 }  // namespace
 
-std::shared_ptr<WatchArguments> AddWatchArguments(CLI::App& command, double longest) {
-  auto arguments = std::make_shared<WatchArguments>();
-  command.add_option("DIR", arguments->path, "A directory or file in a mount")->type_name("")->required();
-  command.add_option("--interval", arguments->interval, "Seconds between two looks, fractions allowed")
-      ->type_name("SECONDS")
-      ->check(CheckDecimal("seconds", longest, 0.1))
-      ->capture_default_str();
-  command.add_option("--count", arguments->count, "Number of looks; without it until q or Ctrl-C")->type_name("N");
-  command.add_flag("--json", arguments->json,
-                   "Print one line of JSON for each interval: bytes, seconds, never rounded");
-  return arguments;
+void AddWatchOptions(Command* command, WatchArguments* arguments, double longest) {
+  command->Add("DIR", &arguments->path, "A directory or file in a mount");
+  command
+      ->AddDecimal("--interval SECONDS", &arguments->interval, "Seconds between two looks, fractions allowed", "2",
+                   longest, 0.1)
+      .fallback = fmt::format("{}", arguments->interval);
+  command->AddNumber("--count N", &arguments->count, "Number of looks; without it until q or Ctrl-C", "10", 0);
+  command->Add("--json", &arguments->json, "Print one line of JSON for each interval: bytes, seconds, never rounded");
 }
 
 Result<UniqueFd> OpenOnMount(const std::string& path) {

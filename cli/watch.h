@@ -4,14 +4,14 @@
 
 #include <sys/ioctl.h>
 
-#include <CLI/CLI.hpp>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 
+#include "cli/options.h"
 #include "common/result.h"
 #include "common/unique_fd.h"
 
@@ -32,7 +32,7 @@ struct WatchView {
 };
 
 // Adds DIR, --interval (at most `longest` seconds), --count and --json.
-std::shared_ptr<WatchArguments> AddWatchArguments(CLI::App& command, double longest);
+void AddWatchOptions(Command* command, WatchArguments* arguments, double longest);
 
 // Opens the directory and checks that it is on a weightfs mount. An open descriptor keeps a mount from being unmounted,
 // so the commands open it for each look anew.
@@ -52,8 +52,8 @@ Result<void> AskMount(const WatchArguments& arguments, int descriptor, unsigned 
 }
 
 // Calls `show` at the end of each interval. A text for people replaces the one before on a terminal; otherwise it is
-// printed behind it. Returns the exit code; an interrupt, or 'q' on a terminal, ends it with success. An error of a path
-// that was on a mount before says that the mount has ended.
+// printed behind it. Returns the exit code; an interrupt, or 'q' on a terminal, ends it with success. An error of a
+// path that was on a mount before says that the mount has ended.
 int Watch(const WatchArguments& arguments, const std::function<Result<std::string>(const WatchView&)>& show);
 
 // The part of `text` that a terminal shows: at most `rows` lines, each of at most `columns` columns, with the codes

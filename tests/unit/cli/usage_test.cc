@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <optional>
 
 #include "cli/program.h"
 
@@ -30,24 +31,11 @@ std::pair<std::string, int> RunWith(const std::vector<std::string>& words) {
   return {testing::internal::GetCapturedStderr(), code};
 }
 
-// All commands except the hidden ones, which only programs call.
-std::vector<const CLI::App*> Commands(const CLI::App& app) {
-  return app.get_subcommands([](const CLI::App* command) { return !command->get_group().empty(); });
-}
-
-struct NamedOption {
-  std::string name;  // as users write it: the long name if there is one
-  const CLI::Option* option;
-};
-
-std::vector<NamedOption> NamedOptions(const CLI::App& command) {
-  std::vector<NamedOption> named;
-  for (const CLI::Option* option : command.get_options()) {
-    if (!option->nonpositional()) continue;
-    const auto& longer = option->get_lnames();
-    named.push_back({longer.empty() ? "-" + option->get_snames()[0] : "--" + longer[0], option});
-  }
-  return named;
+// All commands except the program itself and the hidden ones, which only programs call.
+std::vector<Command> Commands() {
+  std::vector<Command> commands = MakeCommands();
+  std::erase_if(commands, [](const Command& command) { return command.name.empty() || command.hidden; });
+  return commands;
 }
 
 class UsageTest : public testing::TestWithParam<Refused> {};
@@ -135,37 +123,37 @@ INSTANTIATE_TEST_SUITE_P(
                     Refused{{"info", "/a", "mount"}, "too many arguments: 'mount'; it takes PATH"},
                     Refused{{"info", "/a", "--jsn"}, "(did you mean '--json'?)"},
                     Refused{{"doctor", "/s", "/t"}, "too many arguments: '/t'; it takes STORE"},
-                    Refused{{"doctor", "-j"}, "unknown option '-j'"}),
+                    Refused{{"doctor", "-j"}, "unknown option '-j'"},
+                    Refused{{"stats", "/a", "--count", "-1"}, "--count: '-1' is not a whole number from 0 to"},
+                    Refused{{"stats", "/a", "--interval", "0"}, "--interval: '0' is not a number of seconds from 0.1"},
+                    Refused{{"scrub", "/a", "--rate", "much"}, "--rate: 'much' is not a size"},
+                    Refused{{"scrub", "/a", "--state=--json"}, "--state: needs a value, e.g. --state /var/tmp"}),
     NameOf);
 
 TEST(UsageOfEveryCommandTest, EveryCommandHasAnExampleAndSoHasEveryValue) {
-  int exit_code = 0;
-  const auto app = MakeApp(&exit_code);
-  ASSERT_FALSE(Commands(*app).empty());
-  for (const CLI::App* command : Commands(*app)) {
-    EXPECT_THAT(command->get_footer(), HasSubstr("\n  weightfs " + command->get_name())) << command->get_name();
-    for (const auto& [name, option] : NamedOptions(*command)) {
-      if (option->get_items_expected_max() == 0 || option->get_group().empty()) continue;  // the latter: for tests
-      EXPECT_NE(ExampleValue(*command, name), "") << command->get_name() << " " << name;
+  ASSERT_FALSE(Commands().empty());
+  for (const Command& command : Commands()) {
+    EXPECT_THAT(command.footer, HasSubstr("\n  weightfs " + command.name)) << command.name;
+    for (const Option& option : command.options) {
+      if (option.positional() || option.value.empty()) continue;
+      EXPECT_NE(option.example, "") << command.name << " " << option.name();
     }
   }
 }
 
 // Every subcommand reports an unknown option, a missing value and an extra argument in our own words.
 TEST(UsageOfEveryCommandTest, NoCommandShowsTheMessagesOfTheParser) {
-  int exit_code = 0;
-  const auto app = MakeApp(&exit_code);
-  for (const CLI::App* command : Commands(*app)) {
-    const std::string name = command->get_name();
-    if (name == "bench") continue;  // its package parses the words: tests/unit/bench/verdict_test.py
+  for (const Command& command : Commands()) {
+    const std::string& name = command.name;
+    if (command.run_words) continue;  // bench: its package parses the words: tests/unit/bench/verdict_test.py
     std::vector<std::vector<std::string>> lines = {{name, "--no-such-option"}, {name, "-?"}};
-    const auto options = command->get_options();
-    const bool takes_many = std::any_of(options.begin(), options.end(), [](const CLI::Option* option) {
-      return option->get_positional() && option->get_items_expected_max() > 4;
+    const bool takes_many = std::any_of(command.options.begin(), command.options.end(), [](const Option& option) {
+      return option.positional() && option.repeated();
     });
     if (!takes_many) lines.push_back({name, "a", "b", "c", "d"});
-    for (const auto& [option_name, option] : NamedOptions(*command)) {
-      if (option->get_items_expected_min() > 0) lines.push_back({name, option_name});
+    for (const Option& option : command.options) {
+      const bool needs_value = !option.positional() && !option.value.empty() && !option.optional_value;
+      if (needs_value) lines.push_back({name, option.name()});
     }
     for (const auto& words : lines) {
       const auto [line, code] = RunWith(words);
@@ -173,6 +161,52 @@ TEST(UsageOfEveryCommandTest, NoCommandShowsTheMessagesOfTheParser) {
       EXPECT_THAT(line, testing::ContainsRegex("unknown option|too many arguments|needs a value")) << words.back();
     }
   }
+}
+
+TEST(CommandTest, ReadsAnOptionFromItsSynopsis) {
+  Command command("store", "Keeps things");
+  std::string text;
+  std::vector<std::string> texts;
+  bool flag = false;
+  const Option lazy = command.Add("-l,--lazy", &flag, "");
+  EXPECT_THAT(lazy.names, testing::ElementsAre("-l", "--lazy"));
+  EXPECT_EQ(lazy.kind, ValueKind::kNone);
+  const Option files = command.Add("--device PATH", &texts, "");
+  EXPECT_TRUE(files.value == "PATH" && files.kind == ValueKind::kFile && files.repeated() && !files.optional_value);
+  EXPECT_TRUE(command.Add("--json [FILE]", &text, "").optional_value);
+  const Option store = command.Add("STORE", &text, "");
+  EXPECT_TRUE(store.positional() && store.required && store.name() == "STORE" && store.kind == ValueKind::kDirectory);
+  EXPECT_FALSE(command.Add("[URL]", &text, "").required);
+  ASSERT_NE(command.Find("-l"), nullptr);
+  EXPECT_EQ(command.Find("-l")->name(), "--lazy");
+  EXPECT_EQ(command.Find("--help"), &command.options.front());
+  EXPECT_EQ(command.Find("STORE"), nullptr);
+}
+
+TEST(OptionTest, SetsVariablesOfEveryType) {
+  bool flag = false;
+  std::string text;
+  std::optional<std::string> maybe;
+  std::vector<std::string> many;
+  uint64_t number = 0;
+  std::optional<uint64_t> some;
+  double fraction = 0;
+  Command command("store", "Keeps things");
+  command.Add("--flag", &flag, "").Set({"true"});
+  command.Add("--text TEXT", &text, "").Set({"a"});
+  command.Add("--maybe TEXT", &maybe, "").Set({""});
+  command.Add("--many TEXT", &many, "").Set({"a", "b"});
+  command.AddNumber("--number N", &number, "", "1").Set({"9223372036854775807"});
+  command.AddNumber("--some N", &some, "", "1").Set({"7"});
+  command.AddDecimal("--fraction SECONDS", &fraction, "", "1", 10).Set({"0.5"});
+  EXPECT_TRUE(flag);
+  EXPECT_EQ(text, "a");
+  EXPECT_EQ(maybe, "");
+  EXPECT_THAT(many, testing::ElementsAre("a", "b"));
+  EXPECT_EQ(number, 9223372036854775807U);
+  EXPECT_EQ(some, 7U);
+  EXPECT_EQ(fraction, 0.5);
+  EXPECT_EQ(command.Find("--fraction")->check("11"), "'11' is not a number of seconds from 0 to 10");
 }
 
 TEST(CheckDecimalTest, TakesFractionsAndNothingBelowZero) {

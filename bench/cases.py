@@ -4,12 +4,15 @@
 import dataclasses
 import json
 import os
+import shutil
 from typing import Callable
 
-from .machine import MIB, children_cpu_seconds, free_space, kernel_figure
+from .machine import MIB, free_space, kernel_figure
 from .program import Client, Failure, command
 
 SMALL_FILE = 64 << 10
+NO_FIO = "fio is not installed: apt-get install fio"
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}   # malloc asks for transparent huge pages
 
 
 def nothing(_):
@@ -18,7 +21,7 @@ def nothing(_):
 
 @dataclasses.dataclass
 class Turn:
-    warm_up: bool   # this step is not counted, and the data it reads is verified
+    warm_up: bool   # this step is not counted, and the data that the worker reads is verified
     seed: int
 
 
@@ -44,183 +47,155 @@ def compared(run):
     return (("weightfs", run.weightfs), ("host", run.host))
 
 
-# The disk alone: the shortest possible libaio loop on blocks that have been written, and fio for comparison.
+def fio(path, mode, call, size, depth=0, direct=True, jobs=1, seconds=0.0, seed=1, huge=True, sync=False, offset=0):
+    """Runs fio on a file, which with several jobs has their number for %. Depth 0: read(2) and write(2)."""
+    words = ["--name=weightfs-bench", "--output-format=json", "--thread", "--group_reporting", "--fallocate=none",
+             "--norandommap", f"--randseed={seed % (1 << 32)}", f"--rw={mode}", f"--bs={call}", f"--size={size}",
+             f"--offset={offset}", f"--numjobs={jobs}", f"--direct={int(direct)}",
+             *(["--ioengine=libaio", f"--iodepth={depth}"] if depth else ["--ioengine=psync"]),
+             *["--end_fsync=1"] * (mode == "write"), *["--fsync=1"] * sync,
+             *["--time_based", f"--runtime={seconds * 1000:.0f}ms"] * (seconds > 0)]
+    folder, name = os.path.split(path)
+    words += ([f"--directory={folder}".replace(":", "\\:"), f"--filename_format={name.replace('%', '$jobnum')}"]
+              if "%" in name else ["--filename=" + path.replace(":", "\\:")])
+    out = command("fio", *words, env={**os.environ, **(HUGE_PAGES if huge else {})})
+    job = json.loads(out[out.index("{"):])["jobs"][0]   # notes may precede it
+    figures = job["write" if "write" in mode else "read"]
+    spent = max(figures["runtime"], 1) / 1000
+    return {"seconds": spent, "cpu": (job["usr_cpu"] + job["sys_cpu"]) / 100 * spent * jobs, "amount": figures["total_ios"],
+            "rate": figures["iops" if "rand" in mode else "bw_bytes"], "bytes": figures["io_bytes"]}
 
-def raw_read(run, row):
+
+def fio_case(run, way, directory, row, prepare, mode, call=MIB, **job):
+    """A row measured by fio on the file whose job prepare() returns."""
+    if shutil.which("fio") is None:
+        run.results.not_measured(row, way, NO_FIO)
+        return []
+
     def work(turn):
-        answer = run.worker.ask("read" if run.in_memory else "aio-read", check=turn.warm_up, **run.raw_read())
-        return {**answer, "bytes": run.size}
+        return fio(mode=mode, call=call, seed=turn.seed, **{"size": run.size, **prepare(False), **job})
 
-    if run.no_raw_reads:
-        run.results.not_measured(row, "reference", run.no_raw_reads)
-        return []
-    return [Case("reference", run.host, [Step(row, work, before=lambda _: run.raw_read())])]
+    return [Case(way, directory, [Step(row, work, before=lambda _: prepare(True))])]
 
 
-def raw_write(run, row):
-    def work(_):
-        answer = run.worker.ask("write" if run.in_memory else "aio-write", path=run.raw_file(), over_existing=True)
-        return {**answer, "bytes": run.size}
-
-    if run.no_raw_writes:
-        run.results.not_measured(row, "reference", run.no_raw_writes)
-        return []
-    return [Case("reference", run.host, [Step(row, work, before=lambda _: run.raw_file())])]
-
-
-def fio(run, row, mode, call=MIB, depth=32, seconds=0.0, aio_in_memory=False):
-    """Runs fio on the reference's file."""
-    def work(_):
-        by_aio = not run.in_memory or aio_in_memory
-        words = ["--name=weightfs-bench", "--output-format=json", "--thread", "--group_reporting", "--randrepeat=0",
-                 "--fallocate=none", "--allow_file_create=0", f"--filename={run.raw_file()}", f"--rw={mode}",
-                 f"--bs={call}", f"--size={run.size}", f"--ioengine={'libaio' if by_aio else 'psync'}"]
-        words += [f"--iodepth={depth}"] * by_aio + ["--direct=1"] * (not run.in_memory)
-        words += ["--end_fsync=1"] * (mode == "write")
-        words += ["--time_based", f"--runtime={seconds * 1000:.0f}ms"] * (seconds > 0)
-        cpu = children_cpu_seconds()
-        out = command("fio", *words)
-        job = json.loads(out[out.index("{"):])["jobs"][0]   # notes may precede it
-        figures = job["write" if mode == "write" else "read"]
-        if mode == "write":
-            run.raw_ready = False   # it now has fio's content
-        # The start and end of a timed fio run do not read, so the costs have no meaning.
-        rate = figures["iops" if mode == "randread" else "bw_bytes"]
-        return {"rate": rate, "cpu": children_cpu_seconds() - cpu, "bytes": 0 if seconds else run.size}
-
-    if why := run.why_no_fio():
+def raw_cases(run, row, reference_row, mode, aio=True, **job):
+    """The disk alone, on blocks that have been written: the reference, and fio with its own pages of 4 KiB."""
+    why = run.no_raw_reads if "read" in mode else run.no_raw_writes
+    if why:
+        run.results.not_measured(reference_row, "reference", why)
         run.results.not_measured(row, "fio", why)
         return []
-    return [Case("fio", run.host, [Step(row, work, before=lambda _: run.raw_file())])]
+    found = []
+    for way, shown in (("reference", reference_row), ("fio", row)):
+        depth = {} if "depth" in job else {"depth": 32 if aio or way == "fio" or not run.in_memory else 0}
+        found += fio_case(run, way, run.host, shown, run.raw, mode, huge=way == "reference",
+                          direct=not run.in_memory, **depth, **job)
+    return found
+
+
+def cold_file(run, directory):
+    def prepare(make_cold):
+        if make_cold:
+            run.make_large_file_cold(directory)
+        return {"path": directory.file("big")}
+    return prepare
 
 
 # Whole reads of the large file, cold except for `reread` and `mmap-again`
 
 def read_cases(run):
-    def cold_pass(way, directory, row, do, **job):
+    def whole(way, directory, row, do, passes=0, **job):
+        """The pass after some others without dropping caches in between."""
         def work(turn):
             answer = run.worker.ask(do, path=directory.file("big"), check=turn.warm_up, **job)
             return {**answer, "bytes": run.size}
 
-        return Case(way, directory, [Step(row, work, before=lambda _: run.make_large_file_cold(directory))])
-
-    def third_pass(way, directory, row, do):
-        """Three passes without dropping caches in between; the third one counts."""
-        case = cold_pass(way, directory, row, do)
-        step = case.steps[0]
-
         def before(turn):
             run.make_large_file_cold(directory)
-            step.work(turn)
-            step.work(turn)
+            for _ in range(passes):
+                work(turn)
 
-        case.steps = [Step(row, step.work, before)]
-        return case
+        return Case(way, directory, [Step(row, work, before)])
 
-    def readers(way, directory):
-        def work(turn):
-            job = {"do": "read", "path": directory.file("big"), "check": turn.warm_up}
-            answer = run.worker.ask("together", jobs=[job] * 8)
-            return {**answer, "bytes": answer["amount"]}
+    def reads(way, directory):
+        return [whole(way, directory, "read-1m", "read"), whole(way, directory, "read-whole", "read", call=run.size)]
 
-        return Case(way, directory, [Step("readers-8", work, before=lambda _: run.make_large_file_cold(directory))])
-
-    def whole_reads(way, directory):
-        return [cold_pass(way, directory, "read-1m", "read"),
-                cold_pass(way, directory, "read-whole", "read", call=run.size)]
-
-    cases = raw_read(run, "reference-read") + fio(run, "read-1m", "read")
+    cases = raw_cases(run, "read-1m", "reference-read", "read", aio=False)
     for way, directory in compared(run):
-        cases += [*whole_reads(way, directory), cold_pass(way, directory, "mmap", "map"),
-                  third_pass(way, directory, "reread", "read"), third_pass(way, directory, "mmap-again", "map"),
-                  readers(way, directory)]
-    cases += [cold_pass("weightfs", run.weightfs, f"aio-{depth}", "aio-read", depth=depth) for depth in (1, 32, 128)]
+        cases += [*reads(way, directory), whole(way, directory, "mmap", "map"),
+                  whole(way, directory, "reread", "read", 2), whole(way, directory, "mmap-again", "map", 2),
+                  *fio_case(run, way, directory, "readers-8", cold_file(run, directory), "read", jobs=8, direct=False)]
+    for depth in (1, 32, 128):
+        cases += fio_case(run, "weightfs", run.weightfs, f"aio-{depth}", cold_file(run, run.weightfs), "read", depth=depth)
     if not run.is_needed("read-1m") and not run.is_needed("read-whole"):
         return cases
     if not run.has_own_store:
         run.results.not_measured("read-1m", "noverify",
                                  "the mount was there before; in another directory the benchmark makes its own")
         return cases
-    return cases + whole_reads("noverify", run.no_verify())
+    return cases + reads("noverify", run.no_verify())
 
 
 def random_cases(run):
     """Random reads for a fixed time. On the mount and on the raw file they use libaio and O_DIRECT; on the host's
     filesystem they go through the page cache, one at a time."""
-    seconds = 0.1 if run.options.quick else 1.0
-
-    def reads(way, directory, row, call, depth):
-        raw = way == "reference"
-
-        def work(turn):
-            job = run.raw_read() if raw else {"path": directory.file("big")}
-            answer = run.worker.ask("random", **job, call=call, depth=depth, duration=seconds, seed=turn.seed,
-                                    check=turn.warm_up, buffered=way == "host")
-            return {**answer, "bytes": answer["amount"] * call}
-
-        return Case(way, directory, [Step(row, work, before=lambda _: run.raw_read() if raw
-                                          else run.make_large_file_cold(directory))])
-
-    cases = []
+    seconds, cases = 0.1 if run.options.quick else 1.0, []
     for kib in (4, 16, 64):
         for depth in (1, 32):
-            row, call = f"random-{kib}k-{depth}", kib << 10
-            cases.append(reads("weightfs", run.weightfs, row, call, depth))
-            if run.no_raw_reads:
-                run.results.not_measured(row, "reference", run.no_raw_reads)
-            else:
-                cases.append(reads("reference", run.host, row, call, depth))
+            row, job = f"random-{kib}k-{depth}", {"mode": "randread", "call": kib << 10, "seconds": seconds}
+            cases += fio_case(run, "weightfs", run.weightfs, row, cold_file(run, run.weightfs), depth=depth, **job)
+            cases += raw_cases(run, row, row, depth=depth, **job)
             if depth == 1:
-                cases.append(reads("host", run.host, row, call, depth))
-            cases += fio(run, row, "randread", call, depth, seconds)
+                cases += fio_case(run, "host", run.host, row, cold_file(run, run.host), direct=False, **job)
     return cases + reader_cases(run, seconds)
 
 
 def reader_cases(run, seconds):
     """Random reads by leases, through the client library's reader, which stays open during a measurement."""
     def reads(depth, duration, **job):
-        answer = run.worker.ask("reader", path=run.weightfs.file("big"), call=4096, depth=depth, duration=duration,
-                                **job)
+        answer = run.worker.ask("reader", path=run.weightfs.file("big"), call=4096, depth=depth, duration=duration, **job)
         return {**answer, "bytes": answer["amount"] * 4096}
 
     def step(depth):
         return Step(f"reader-4k-{depth}", lambda turn: reads(depth, seconds, seed=turn.seed, check=turn.warm_up),
                     before=lambda _: run.make_large_file_cold(run.weightfs))
 
-    if not any(run.is_needed(f"reader-4k-{depth}") for depth in (1, 32)):
+    rows = [f"reader-4k-{depth}" for depth in (1, 32)]
+    if not any(map(run.is_needed, rows)):
         return []
     run.make_large_file_cold(run.weightfs)
     try:
         reads(1, 0)
     except Failure as error:
-        for depth in (1, 32):
-            run.results.not_measured(f"reader-4k-{depth}", "weightfs", str(error))
+        for row in rows:
+            run.results.not_measured(row, "weightfs", str(error))
         return []
     return [Case("weightfs", run.weightfs, [step(depth)]) for depth in (1, 32)]
 
 
+def new_file(run, way, directory, row, size, amount=None, **job):
+    """Writes a new file from open to close. Deleting it is not timed."""
+    path = directory.file("written")
+
+    def work(_):
+        answer = run.worker.ask("write", path=path, size=size, **job)
+        return {**answer, "amount": amount or size, "bytes": size}
+
+    def after(turn):
+        if turn.warm_up:
+            directory.make_cold(path)
+            run.worker.ask("read", path=path, size=size, check=True, unaligned=job.get("unaligned", False))
+        directory.remove("written")
+
+    return Case(way, directory, [Step(row, work, lambda _: directory.remove("written"), after)])
+
+
 def write_cases(run):
-    """A new file of the large file's size, with fsync. Deleting it is not timed."""
-    def new_file(way, directory, row, **job):
-        path = directory.file("written")
-
-        def work(_):
-            return {**run.worker.ask("write", path=path, **job), "bytes": run.size}
-
-        def after(turn):
-            if turn.warm_up:
-                directory.make_cold(path)
-                run.worker.ask("read", path=path, check=True, unaligned=job.get("unaligned", False))
-            directory.remove("written")
-
-        return Case(way, directory, [Step(row, work, lambda _: directory.remove("written"), after)])
-
-    cases = raw_write(run, "reference-write") + fio(run, "write-1m", "write")
-    for way, directory in compared(run):
-        cases += [new_file(way, directory, "write-1m"), new_file(way, directory, "write-whole", call=run.size),
-                  new_file(way, directory, "write-unaligned", unaligned=True),
-                  new_file(way, directory, "write-whole-unaligned", call=run.size, unaligned=True)]
-    return cases
+    """New files of the large file's size, with fsync."""
+    return raw_cases(run, "write-1m", "reference-write", "write", aio=False) + [
+        new_file(run, way, directory, row, run.size, **job) for way, directory in compared(run) for row, job in (
+            ("write-1m", {}), ("write-whole", {"call": run.size}), ("write-unaligned", {"unaligned": True}),
+            ("write-whole-unaligned", {"call": run.size, "unaligned": True}))]
 
 
 # Whole tensors through the client library: on the mount by leases of the store's blocks, and with the same handle on
@@ -263,19 +238,17 @@ def direct_cases(run):
                 Step("load-many", lambda turn: {**run.worker.ask(load, check=turn.warm_up, **files), **moved},
                      lambda _: directory.make_cold(files["path"]), after=lambda _: run.worker.ask("unlink", **files))]
 
-    cases = raw_read(run, "reference-direct-read") + raw_write(run, "reference-direct-write")
+    cases, ways = [], dict(compared(run))
     for do in ("read", "write"):
-        cases += fio(run, f"direct-{do}", do, aio_in_memory=True)
-    ways = dict(compared(run))
+        cases += raw_cases(run, f"direct-{do}", f"reference-direct-{do}", do, aio=False)
     try:
         tensor("tensor-write", "weightfs", run.weightfs.file("tensor"), 0)
     except Failure as error:
         del ways["weightfs"]
         run.not_measured("direct", str(error))
     for way, directory in ways.items():
-        for alignment in range(len(ALIGNMENTS)):
-            cases += [Case(way, directory, [read(way, directory, alignment)]),
-                      Case(way, directory, [write(way, directory, alignment)])]
+        cases += [Case(way, directory, [make(way, directory, alignment)]) for alignment in range(len(ALIGNMENTS))
+                  for make in (read, write)]
         cases.append(Case(way, directory, many(way, directory)))
     return cases
 
@@ -283,44 +256,32 @@ def direct_cases(run):
 def finish_direct(run):
     for _, directory in compared(run):
         directory.remove("tensor")
-        if os.path.isdir(directory.file("tensors")):
-            os.rmdir(directory.file("tensors"))
+        directory.remove("tensors")
 
 
 # Python's libraries, and handles with DeepNVMe's interface, each in a process that has already imported it
-# (clients.py). The libraries of one group are compared with each other in the same rounds. Those that read the same
-# format load the same file.
-
-@dataclasses.dataclass
-class Library:
-    name: str
-    save_row: str   # "": it only loads
-    load_row: str
-    format: str
-
+# (libraries.py). The libraries of one group are compared with each other in the same rounds. Those that read the same
+# format load the same file. A library has its rows of saving and loading, or of loading alone.
 
 LIBRARIES = {
-    "torch": [Library("torch", "torch-save", "torch-load", "torch"),
-              Library("weightfs.torch", "weightfs-torch-save", "weightfs-torch-load", "torch"),
-              Library("torch.distributed.checkpoint", "dcp-save", "dcp-load", "dcp")],
-    "safetensors": [Library("safetensors", "safetensors-save", "safetensors-load", "safetensors"),
-                    Library("weightfs.safetensors", "", "weightfs-safetensors-load", "safetensors"),
-                    Library("fastsafetensors", "", "fastsafetensors-load", "safetensors"),
-                    Library("runai_model_streamer", "", "runai-load", "safetensors")],
-    "numpy": [Library("numpy", "numpy-save", "numpy-load", "numpy")],
-    "handles": [Library("deepspeed", "deepspeed-write", "deepspeed-read", "deepspeed"),
-                Library("weightfs", "aio-handle-write", "aio-handle-read", "weightfs")]}
-
-
-def find_python(options):
-    active = os.environ.get("VIRTUAL_ENV", "") + "/bin/python"
-    return options.python or (active if os.access(active, os.X_OK) else "python3")
+    "torch": [("torch", "torch-save", "torch-load", "torch"),
+              ("weightfs.torch", "weightfs-torch-save", "weightfs-torch-load", "torch"),
+              ("torch.distributed.checkpoint", "dcp-save", "dcp-load", "dcp")],
+    "safetensors": [("safetensors", "safetensors-save", "safetensors-load", "safetensors"),
+                    ("weightfs.safetensors", "", "weightfs-safetensors-load", "safetensors"),
+                    ("fastsafetensors", "", "fastsafetensors-load", "safetensors"),
+                    ("runai_model_streamer", "", "runai-load", "safetensors")],
+    "numpy": [("numpy", "numpy-save", "numpy-load", "numpy")],
+    "handles": [("deepspeed", "deepspeed-write", "deepspeed-read", "deepspeed"),
+                ("weightfs", "aio-handle-write", "aio-handle-read", "weightfs")]}
 
 
 def start_client(run, library):
     """Returns the client and "", or None and the reason why the library cannot be used."""
+    active = os.environ.get("VIRTUAL_ENV", "") + "/bin/python"
+    python = run.options.python or (active if os.access(active, os.X_OK) else "python3")
     try:
-        client = Client(find_python(run.options), os.path.join(os.path.dirname(__file__), "libraries.py"))
+        client = Client(python, os.path.join(os.path.dirname(__file__), "libraries.py"))
         run.clients.append(client)
         missing = client.ask("prepare", library=library, bytes=run.size).get("missing", "")
     except Failure as error:
@@ -328,12 +289,10 @@ def start_client(run, library):
     return (None, f"{missing}; --python names a Python that has {library}") if missing else (client, "")
 
 
-def library_cases(run, library):
-    rows = [row for row in (library.save_row, library.load_row) if row and run.is_needed(row)]
-    if not rows:
-        return []
-    client, why = start_client(run, library.name)
-    if why:
+def library_cases(run, name, save_row, load_row, form):
+    rows = [row for row in (save_row, load_row) if row and run.is_needed(row)]
+    client, why = start_client(run, name) if rows else (None, "")
+    if client is None:
         for row in rows:
             run.results.not_measured(row, "weightfs", why)
         return []
@@ -342,11 +301,10 @@ def library_cases(run, library):
         return {**client.ask(do, path=path, check=check), "amount": run.size, "bytes": run.size}
 
     def save(directory):
-        name = f"saved-{library.name}"
-        path = directory.file(name)
+        path = directory.file(f"saved-{name}")
 
         def remove(_):
-            directory.remove(name)
+            directory.remove(f"saved-{name}")
 
         def check_and_remove(turn):
             if turn.warm_up:
@@ -354,39 +312,38 @@ def library_cases(run, library):
                 work("load", path, check=True)
             remove(turn)
 
-        return Step(library.save_row, lambda _: work("save", path), remove, check_and_remove)
+        return Step(save_row, lambda _: work("save", path), remove, check_and_remove)
 
     def load(directory):
-        path = directory.file(f"loaded-{library.format}")
+        path = directory.file(f"loaded-{form}")
         if not os.path.exists(path):
             work("save", path)
-        return Step(library.load_row, lambda turn: work("load", path, turn.warm_up),
-                    lambda _: directory.make_cold(path))
+        return Step(load_row, lambda turn: work("load", path, turn.warm_up), lambda _: directory.make_cold(path))
 
-    steps = [step for step, row in ((save, library.save_row), (load, library.load_row)) if row in rows]
+    steps = [step for step, row in ((save, save_row), (load, load_row)) if row in rows]
     cases = [Case(way, directory, [step(directory)]) for way, directory in compared(run) for step in steps]
     if load not in steps:
         return cases
     needed = run.size * 5 // 4
     if (not os.access("/dev/shm", os.W_OK) or free_space("/dev/shm") < needed or
             kernel_figure("MemAvailable") < 3 * needed):
-        run.results.not_measured(library.load_row, "memory", "/dev/shm has no space for the file")
+        run.results.not_measured(load_row, "memory", "/dev/shm has no space for the file")
         return cases
     memory = run.memory_directory()
     return [*cases, Case("memory", memory, [load(memory)])]
 
 
-def python_group(name):
+def python_group(group):
     def prepare(run):
-        return [case for library in LIBRARIES[name] for case in library_cases(run, library)]
+        return [case for library in LIBRARIES[group] for case in library_cases(run, *library)]
 
     def finish(run):
         run.end_clients()
-        for name_of_file in {f"loaded-{library.format}" for library in LIBRARIES[name]}:
+        for *_, form in LIBRARIES[group]:
             for directory in filter(None, (run.weightfs, run.host, run.memory)):
-                directory.remove(name_of_file)
+                directory.remove(f"loaded-{form}")
 
-    return name, prepare, finish
+    return group, prepare, finish
 
 
 # Name, cases, and the cleanup after them, in the order of a run.

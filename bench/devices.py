@@ -15,28 +15,20 @@ from .verdict import THROTTLED_DEVICES, THROTTLED_RATE
 # After a tenth of a second of idle time a device may transfer as much at once without throttling (20 MB at our rate).
 # Two devices get that twice, so for a short file they would seem many times as fast as one. A lead-in uses it up.
 LEAD_IN = THROTTLED_DEVICES * 32 * MIB
-assert LEAD_IN > THROTTLED_DEVICES * THROTTLED_RATE / 10
-
 V2, V1 = "/sys/fs/cgroup", "/sys/fs/cgroup/blkio"
 
 
 @contextlib.contextmanager
 def throttling_cgroup():
     """Returns the directory of a new cgroup, v2 or v1."""
-    if "io" in read_text(f"{V2}/cgroup.controllers").split():
-        root = V2
-        try:
-            write_text(f"{V2}/cgroup.subtree_control", "+io")
-        except OSError as error:
-            raise Impossible("the cgroup controller io cannot be handed to a child (not in the root cgroup?)") from error
-    elif os.access(f"{V1}/blkio.throttle.read_bps_device", os.W_OK):
-        root = V1
-    else:
+    root, made = V2 if "io" in read_text(f"{V2}/cgroup.controllers").split() else V1, False
+    if root == V1 and not os.access(f"{V1}/blkio.throttle.read_bps_device", os.W_OK):
         raise Impossible("this machine has no cgroup that limits I/O (controller io or blkio)")
     path = f"{root}/weightfs-bench-{os.getpid()}"
-    made = False
     try:
         try:
+            if root == V2:
+                write_text(f"{V2}/cgroup.subtree_control", "+io")   # fails in a cgroup that is not the root
             with uninterrupted():
                 os.mkdir(path, 0o755)
                 made = True
@@ -52,15 +44,6 @@ def throttling_cgroup():
                 time.sleep(0.02)
 
 
-def limit(cgroup, device):
-    number = read_text(f"/sys/class/block/{os.path.basename(device)}/dev").strip()
-    if os.path.exists(f"{cgroup}/io.max"):
-        write_text(f"{cgroup}/io.max", f"{number} rbps={THROTTLED_RATE} wbps={THROTTLED_RATE}")
-    else:
-        for direction in ("read", "write"):
-            write_text(f"{cgroup}/blkio.throttle.{direction}_bps_device", f"{number} {THROTTLED_RATE}")
-
-
 @contextlib.contextmanager
 def loop_device(run, path, size, cgroup):
     """Creates a throttled device on a new file."""
@@ -69,12 +52,17 @@ def loop_device(run, path, size, cgroup):
         try:
             with open(path, "wb") as stream:
                 os.posix_fallocate(stream.fileno(), 0, size)
-            direct = "off" if run.in_memory else "on"
             with uninterrupted():
-                device = command("losetup", f"--direct-io={direct}", "--find", "--show", path).strip()
+                device = command("losetup", f"--direct-io={'off' if run.in_memory else 'on'}", "--find", "--show",
+                                 path).strip()
         except (Failure, OSError) as error:
             raise Impossible(str(error)) from error
-        limit(cgroup, device)
+        number = read_text(f"/sys/class/block/{os.path.basename(device)}/dev").strip()
+        if os.path.exists(f"{cgroup}/io.max"):
+            write_text(f"{cgroup}/io.max", f"{number} rbps={THROTTLED_RATE} wbps={THROTTLED_RATE}")
+        else:
+            for direction in ("read", "write"):
+                write_text(f"{cgroup}/blkio.throttle.{direction}_bps_device", f"{number} {THROTTLED_RATE}")
         yield device
     finally:
         with uninterrupted():
@@ -86,12 +74,11 @@ def loop_device(run, path, size, cgroup):
 
 def device_stores(run, size, stack):
     """Creates the two mounts: of the store on several devices, and of the store on one."""
-    if not run.has_own_store:
-        raise Impossible("needs stores of its own: give a directory outside of a mount")
-    if os.geteuid() != 0:
-        raise Impossible("needs root, for loop devices and a cgroup")
-    if shutil.which("losetup") is None:
-        raise Impossible("losetup is not installed (package util-linux)")
+    for possible, why in ((run.has_own_store, "needs stores of its own: give a directory outside of a mount"),
+                          (os.geteuid() == 0, "needs root, for loop devices and a cgroup"),
+                          (shutil.which("losetup"), "losetup is not installed (package util-linux)")):
+        if not possible:
+            raise Impossible(why)
     cgroup = stack.enter_context(throttling_cgroup())
     devices = [stack.enter_context(loop_device(run, run.host.file(f"device-{index}"), 2 * (size + LEAD_IN) + 256 * MIB,
                                                cgroup)) for index in range(1 + THROTTLED_DEVICES)]
@@ -112,28 +99,25 @@ def device_cases(run):
 
     def steps(directory):
         lead_in, read, written = (directory.file(name) for name in ("lead-in", "read", "written"))
-        run.worker.ask("write", path=lead_in, size=LEAD_IN)
-        run.worker.ask("write", path=read, size=size)
+
+        def work(do, path, size, **job):
+            return {**run.worker.ask(do, path=path, size=size, **job), "bytes": size}
 
         def before_read(_):
             directory.make_cold(read, lead_in)
-            run.worker.ask("read", path=lead_in, size=LEAD_IN)
+            work("read", lead_in, LEAD_IN)
 
         def before_write(_):
             directory.remove("written")
-            run.worker.ask("write", path=lead_in, size=LEAD_IN)
+            work("write", lead_in, LEAD_IN)
 
-        yield Step("devices-read", lambda turn: {**run.worker.ask("read", path=read, size=size, check=turn.warm_up),
-                                                 "bytes": size}, before_read)
-        yield Step("devices-write", lambda _: {**run.worker.ask("write", path=written, size=size), "bytes": size},
-                   before_write)
+        work("write", lead_in, LEAD_IN)
+        work("write", read, size)
+        yield Step("devices-read", lambda turn: work("read", read, size, check=turn.warm_up), before_read)
+        yield Step("devices-write", lambda _: work("write", written, size), before_write)
 
     return [Case(way, directory, [step]) for way, directory in (("weightfs", two), ("one device", one))
             for step in steps(directory)]
 
 
-def finish_devices(run):
-    run.device_stack.close()
-
-
-GROUP = ("devices", device_cases, finish_devices)
+GROUP = ("devices", device_cases, lambda run: run.device_stack.close())

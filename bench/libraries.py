@@ -38,6 +38,13 @@ def load_runai(path):
         return dict(streamer.get_tensors())
 
 
+def touched(tensors):
+    """Some loaders only map the file; the tensors are loaded on first access of each page."""
+    for tensor in tensors.values():
+        tensor.reshape(-1)[::512].sum()
+    return tensors
+
+
 class Torch:
     """A state dict with a few large tensors and as many small ones, like a model's. All processes make the same one."""
 
@@ -98,11 +105,7 @@ class Safetensors(Torch):
         self.files.save_file(self.state, path)
 
     def load(self, path):
-        """Some loaders only map the file; the tensors are loaded on first access."""
-        loaded = self.load_tensors(path)
-        for tensor in loaded.values():
-            tensor.view(self.torch.uint8)[::4096].sum()
-        return loaded
+        return touched(self.load_tensors(path))
 
 
 class Numpy:

@@ -14,8 +14,8 @@ from .program import Failure, Parser, command, directory, number_from, size
 SIZE_STEP, LEAST_SIZE = 2 * MIB, 32 * MIB
 FEWEST_ROUNDS, FEWEST_FILES, MANY_FILES, QUICK_FILES = 5, 1000, 1_000_000, 4000
 SUMMARY = "Compare a mount with the raw disk and the host's filesystem"
-FOOTER = """The reference is libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages, on the host's
-filesystem. A ratio that misses its target is reported; the command still succeeds.
+FOOTER = """The reference is fio (package fio): libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages,
+on the host's filesystem. A ratio that misses its target is reported; the command still succeeds.
 
 Examples:
   weightfs bench /mnt/tensors --json bench.json --report bench.html

@@ -27,7 +27,7 @@ class Run:
     def __init__(self, options, stack, progress):
         self.options, self.stack, self.progress = options, stack, progress
         self.results, self.worker, self.clients, self.memory = verdict.Results(), None, [], None
-        self.raw_ready = self.located = False
+        self.raw_job = None
         # progress: parts per phase; the current phase; its completed fraction
         self.phases, self.phase, self.done = {}, None, 0
         self.has_own_store = not options.store
@@ -112,23 +112,20 @@ class Run:
         directory.make_cold(path)
         return path
 
-    def raw_file(self):
-        """The reference's file, created if it is missing."""
-        path = self.host.file("raw")
-        if not self.raw_ready:
+    def raw(self, prepare=True):
+        """The job of fio on the disk alone: on the reference's file, or on the blocks of the large file on the device."""
+        if prepare and self.raw_job is None and not self.pool_device:
+            path = self.host.file("raw")
             self.show("writing the reference's file")
-            self.worker.ask("raw-file", path=path)
-            self.raw_ready = True
-        return path
-
-    def raw_read(self):
-        """The job for the reference's reads."""
-        if not self.pool_device:
-            return {"path": self.raw_file()}
-        if not self.located:
-            self.worker.ask("locate", path=self.make_large_file_cold(self.weightfs))
-            self.located = True
-        return {"path": self.pool_device, "located": True}
+            with open(path, "wb") as stream:
+                os.posix_fallocate(stream.fileno(), 0, self.size)
+            cases.fio(path, "write", MIB, self.size, 32, direct=not self.in_memory)
+            self.raw_job = {"path": path}
+        elif prepare and self.raw_job is None:
+            described = command(self.options.program, "info", self.make_large_file_cold(self.weightfs), "--json")
+            extent = max(json.loads(described)["extents"], key=lambda extent: extent["length"])
+            self.raw_job = {"path": self.pool_device, "offset": extent["physical"], "size": extent["length"] // MIB * MIB}
+        return self.raw_job
 
     def no_verify(self):
         """A second mount, with its own store, that does not verify checksums."""
@@ -144,11 +141,6 @@ class Run:
     def drop_caches(self):
         if self.options.drop_caches:
             machine.write_text("/proc/sys/vm/drop_caches", "3")
-
-    def why_no_fio(self):
-        if shutil.which("fio") is None:
-            return "fio is not installed"
-        return self.no_raw_writes and "the pool is a block device, and fio knows nothing of where its file lies"
 
     def end_clients(self):
         while self.clients:

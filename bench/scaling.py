@@ -5,12 +5,13 @@ long."""
 import contextlib
 import math
 import random
+import shutil
 import statistics
 import time
 
-from .cases import compared
+from .cases import compared, fio
 from .machine import GIB, MIB, ProcessorTimes, free_space, kernel_figure, size_text
-from .verdict import check
+from .verdict import check, in_turns
 
 AGED_OF_FRESH, AGE_ROUNDS, AGE_STEP, FULL = 0.9, 50, 10, 0.9
 SMALL_FILE, IN_DIRECTORY = 4096, 1000
@@ -51,42 +52,38 @@ def read_cold(run, directory, path, size):
 
 
 def read_reference(run):
-    if run.no_raw_reads:
+    if run.no_raw_reads or shutil.which("fio") is None:
         return 0
-    do = "read" if run.in_memory else "aio-read"
-    return statistics.median(gb_per_second(run.worker.ask(do, **run.raw_read())) for _ in range(3))
+    job = {"size": run.size, **run.raw()}
+    return statistics.median(fio(mode="read", call=MIB, depth=32, direct=not run.in_memory, **job)["rate"]
+                             for _ in range(3)) / 1e9
 
 
 def streams(run, reference):
     """Reads as many files at once as there are streams."""
-    best, points, turns = Best(), [], 0
-    size = max(run.size // 8 // MIB * MIB, MIB)
-    names = [f"stream-{index}" for index in range(8)]
+    best, points, rounds = Best(), [], run.options.rounds
+    size, names = max(run.size // 8 // MIB * MIB, MIB), [f"stream-{index}" for index in range(8)]
+    if shutil.which("fio") is None:
+        return []
 
     def measure(directory, do, count):
-        paths = [directory.file(name) for name in names[:count]]
         if do == "read":
-            directory.make_cold(*paths)
+            directory.make_cold(*map(directory.file, names[:count]))
         else:
-            for name in names[:count]:
+            for name in names:
                 directory.remove(name)
-        jobs = [{"do": do, "path": path, "size": size} for path in paths]
-        return gb_per_second(run.worker.ask("together", jobs=jobs))
+        return fio(directory.file("stream-%"), do, MIB, size, direct=False, jobs=count)["rate"] / 1e9
 
-    for count in (1, 2, 4, 8):
+    for number, count in enumerate((1, 2, 4, 8)):
         rates = {}
-        for turn in range(run.options.rounds + 1):
-            run.show(f"scaling: {count} files at once", turns / 4 / (run.options.rounds + 1))
-            turns += 1
-            for way, directory in compared(run):
-                for do in ("write", "read"):
-                    times = ProcessorTimes()
-                    rate = measure(directory, do, count)
-                    if turn == 0:
-                        continue
-                    rates.setdefault(f"{way}, {do}", []).append(rate)
-                    if (way, do) == ("weightfs", "read"):
-                        best.add(rate, times.parts_since()[0])
+        for turn, at, (way, directory) in in_turns(compared(run), rounds):
+            run.show(f"scaling: {count} files at once", (number + turn / (rounds + 1)) / 4)
+            for do in ("write", "read"):
+                times = ProcessorTimes()
+                rate = measure(directory, do, count)
+                if turn and (way, do) == ("weightfs", "read"):
+                    best.add(rate, times.parts_since()[0])
+                rates.setdefault(f"{way}, {do}", []).extend([rate] * (turn > 0))
         points.append((count, {name: statistics.median(rates[name]) for name in sorted(rates)}))
     for _, directory in compared(run):
         for name in names:

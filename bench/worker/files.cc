@@ -4,32 +4,20 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <ctime>
-#include <functional>
 #include <numeric>
-#include <optional>
-#include <random>
-#include <utility>
+#include <vector>
 
-#include "bench/worker/direct_loop.h"
+#include "common/units.h"
 
 namespace weightfs::bench {
 namespace {
-
-double SecondsOf(clockid_t clock) {
-  timespec time{};
-  clock_gettime(clock, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
-}
 
 // close(2) may report the failure of an earlier write.
 Result<void> Close(UniqueFd& file, std::string_view path) {
@@ -43,75 +31,9 @@ uint64_t SumWords(const std::byte* data, uint64_t size) {
   return std::accumulate(words, words + size / sizeof(uint64_t), uint64_t{0});
 }
 
-using NextOffset = std::function<std::optional<uint64_t>()>;
-
-// Random offsets of calls, for the duration of the job.
-NextOffset RandomOffsets(const FileJob& job) {
-  return [&job, random = std::mt19937_64(job.seed), end = Now() + job.seconds]() mutable -> std::optional<uint64_t> {
-    if (Now() >= end) return std::nullopt;
-    return random() % (job.size / job.call) * job.call;
-  };
-}
-
 Error WrongBytes(const std::string& path, uint64_t offset) {
   return {ErrorCode::kCorrupt,
           fmt::format("{}: wrong bytes at {}: the benchmark measures nothing that is not right", path, offset)};
-}
-
-Error ShortFile(const FileJob& job) {
-  return {ErrorCode::kIo, fmt::format("{}: ends before {} bytes", job.path, job.size)};
-}
-
-// Omits O_DIRECT on tmpfs, where it has no meaning although newer kernels accept it. A device node may be on tmpfs
-// while the device is not.
-Result<UniqueFd> OpenDirect(const std::string& path, int flags) {
-  struct statfs filesystem = {};
-  struct stat status = {};
-  const bool regular = stat(path.c_str(), &status) != 0 || !S_ISBLK(status.st_mode);
-  const bool in_memory = regular && statfs(path.c_str(), &filesystem) == 0 && filesystem.f_type == TMPFS_MAGIC;
-  return OpenFile(path, flags | (in_memory ? 0 : O_DIRECT));
-}
-
-Amount RunAio(const FileJob& job, int descriptor, bool write, const NextOffset& next) {
-  DirectLoop loop{.descriptor = descriptor, .write = write, .depth = job.depth, .request = job.call, .next = next};
-  loop.memory = [&job, write](unsigned slot, uint64_t offset) {
-    return write ? const_cast<std::byte*>(job.content.At(offset)) : job.into + slot * job.call;
-  };
-  if (!job.device_offsets.empty()) {
-    loop.translate = [&job](uint64_t offset) { return job.device_offsets[offset / kMiB] + offset % kMiB; };
-  }
-  if (job.check) {
-    loop.check = [&job](const std::byte* data, uint64_t offset) {
-      return std::memcmp(data, job.content.At(offset), job.call) == 0;
-    };
-  }
-  return Run(loop);
-}
-
-Amount MoveByAio(const FileJob& job, bool write) {
-  ASSIGN_OR_RETURN(UniqueFd file, OpenDirect(job.path, write ? O_WRONLY : O_RDONLY));
-  const auto in_order = [next = uint64_t{0}, &job]() mutable -> std::optional<uint64_t> {
-    if (next + job.call > job.size) return std::nullopt;
-    return std::exchange(next, next + job.call);
-  };
-  ASSIGN_OR_RETURN(const uint64_t done, RunAio(job, file.get(), write, in_order));
-  if (done * job.call != job.size) return ShortFile(job);
-  if (write) RETURN_IF_ERROR(Sync(file, job.path));
-  RETURN_IF_ERROR(Close(file, job.path));
-  return job.size;
-}
-
-Amount ReadBuffered(const FileJob& job, const NextOffset& next) {
-  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(job.path, O_RDONLY));
-  uint64_t done = 0;
-  for (; const auto offset = next(); ++done) {
-    const ssize_t got = pread(file.get(), job.into, job.call, static_cast<off_t>(*offset));
-    if (got != static_cast<ssize_t>(job.call)) return SystemError(job.path, "cannot be read");
-    if (job.check && std::memcmp(job.into, job.content.At(*offset), job.call) != 0) {
-      return WrongBytes(job.path, *offset);
-    }
-  }
-  return done;
 }
 
 template <typename Work>
@@ -121,10 +43,6 @@ Amount ForEach(const SmallFiles& files, const Work& work) {
 }
 
 }  // namespace
-
-double Now() { return SecondsOf(CLOCK_MONOTONIC); }
-
-double OwnCpuSeconds() { return SecondsOf(CLOCK_PROCESS_CPUTIME_ID); }
 
 Result<UniqueFd> OpenFile(const std::string& path, int flags) {
   UniqueFd file(open(path.c_str(), flags | O_CLOEXEC, 0644));
@@ -157,7 +75,7 @@ Amount ReadFile(const FileJob& job) {
     const uint64_t in_call = at % job.call;
     const ssize_t got = read(file.get(), job.into + in_call, std::min(job.call - in_call, job.size - at));
     if (got < 0) return SystemError(job.path, "cannot be read");
-    if (got == 0) return ShortFile(job);
+    if (got == 0) return Error{ErrorCode::kIo, fmt::format("{}: ends before {} bytes", job.path, job.size)};
     if (job.check && std::memcmp(job.into + in_call, job.content.At(at), static_cast<size_t>(got)) != 0) {
       return WrongBytes(job.path, at);
     }
@@ -168,7 +86,7 @@ Amount ReadFile(const FileJob& job) {
 }
 
 Amount WriteFile(const FileJob& job) {
-  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_WRONLY | O_CREAT | (job.over_existing ? 0 : O_TRUNC)));
+  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_WRONLY | O_CREAT | O_TRUNC));
   for (uint64_t at = 0; at < job.size;) {
     const ssize_t put = write(file.get(), job.content.At(at), std::min(job.call - at % job.call, job.size - at));
     if (put <= 0) return SystemError(job.path, "cannot be written");
@@ -195,38 +113,6 @@ Amount MapFile(const FileJob& job) {
   if (job.check && sum != expected) return WrongBytes(job.path, 0);
   RETURN_IF_ERROR(Close(file, job.path));
   return job.size;
-}
-
-Amount ReadByAio(const FileJob& job) { return MoveByAio(job, false); }
-
-Amount WriteByAio(const FileJob& job) { return MoveByAio(job, true); }
-
-Amount ReadRandomly(const FileJob& job) {
-  const NextOffset next = RandomOffsets(job);
-  if (job.buffered) return ReadBuffered(job, next);
-  ASSIGN_OR_RETURN(const UniqueFd file, OpenDirect(job.path, O_RDONLY));
-  return RunAio(job, file.get(), false, next);
-}
-
-Amount WriteRandomly(const FileJob& job) {
-  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_WRONLY));
-  const NextOffset next = RandomOffsets(job);
-  uint64_t done = 0;
-  for (; const auto offset = next(); ++done) {
-    const ssize_t put = pwrite(file.get(), job.content.At(*offset), job.call, static_cast<off_t>(*offset));
-    if (put != static_cast<ssize_t>(job.call)) return SystemError(job.path, "cannot be written");
-    if (job.sync) RETURN_IF_ERROR(Sync(file, job.path));
-  }
-  RETURN_IF_ERROR(Close(file, job.path));
-  return done;
-}
-
-Amount PrepareRawFile(const FileJob& job) {
-  ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_WRONLY | O_CREAT | O_TRUNC));
-  errno = posix_fallocate(file.get(), 0, static_cast<off_t>(job.size));
-  if (errno != 0) return SystemError(job.path, "has no space");
-  RETURN_IF_ERROR(Close(file, job.path));
-  return WriteByAio(job);
 }
 
 std::string SmallFiles::Name(unsigned index) { return fmt::format("file-{:06}", index); }
@@ -271,8 +157,8 @@ Amount ReadAll(const SmallFiles& files) {
     if (read(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
       return SystemError(path, "cannot be read");
     }
-    if (!files.check || std::memcmp(bytes.data(), files.Bytes(index), bytes.size()) == 0) return {};
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: holds wrong bytes", path)};
+    if (files.check && std::memcmp(bytes.data(), files.Bytes(index), bytes.size()) != 0) return WrongBytes(path, 0);
+    return {};
   });
 }
 

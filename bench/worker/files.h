@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// File operations of typical programs. Each function opens, works and closes. Nothing here uses the engine: the reference
-// shares no code with the code that it is compared with.
+// File operations of typical programs. Each function opens, works and closes.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +8,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "common/result.h"
 #include "common/unique_fd.h"
-#include "common/units.h"
 
 namespace weightfs::bench {
 
@@ -29,9 +26,6 @@ using Memory = std::unique_ptr<std::byte, Free>;
 enum class PageSize : unsigned char { kHuge, kSmall };  // kSmall: 4 KiB pages only
 Result<Memory> AllocateTouched(uint64_t size, PageSize pages = PageSize::kHuge);
 
-double Now();            // CLOCK_MONOTONIC, seconds
-double OwnCpuSeconds();  // user and system time of this process
-
 // The bytes of a file: `data`, repeated.
 struct Content {
   const std::byte* data = nullptr;
@@ -44,31 +38,16 @@ struct FileJob {
   uint64_t size = 0;
   uint64_t call = 0;  // bytes per call
   Content content;
-  std::byte* into = nullptr;             // destination of reads: `call` bytes per request in flight
-  std::vector<uint64_t> device_offsets;  // if `path` is a device: the location of each MiB of the file
-  bool check = false;                    // verify the data read; never set while timed
-  bool over_existing = false;            // write: keep the file's blocks
-  bool sync = true;                      // write: fsync before the close; random writes: after each write
-  unsigned depth = 1;                    // libaio requests in flight
-  double seconds = 1;                    // duration of random reads and writes
-  uint64_t seed = 0;
-  bool buffered = false;  // random reads by pread through the page cache
+  std::byte* into = nullptr;  // destination of reads: `call` bytes
+  bool check = false;         // verify the data read; never set while timed
+  bool sync = true;           // write: fsync before the close
 };
 
-// The amount of work done: bytes, reads, writes or files. kCorrupt if the bytes differ from the content.
+// The amount of work done: bytes or files. kCorrupt if the bytes differ from the content.
 using Amount = Result<uint64_t>;
-Amount ReadFile(const FileJob& job);      // read(2) from the first byte to the last
-Amount WriteFile(const FileJob& job);     // write(2), `sync`, close; the file is new or truncated, or `over_existing`
-Amount MapFile(const FileJob& job);       // mmap, and access every word in order
-Amount ReadByAio(const FileJob& job);     // read the file in order by libaio, with O_DIRECT if the filesystem supports
-                                          // it
-Amount WriteByAio(const FileJob& job);    // like ReadByAio, but overwrites an existing file; then fsync
-Amount ReadRandomly(const FileJob& job);  // aligned reads at random offsets, by libaio with O_DIRECT, or `buffered`
-Amount WriteRandomly(const FileJob& job);  // pwrite(2) at aligned random offsets of an existing file of `content`
-
-// Allocates and writes all blocks of a file, so that later writes measure the disk rather than the filesystem's
-// allocation.
-Amount PrepareRawFile(const FileJob& job);
+Amount ReadFile(const FileJob& job);   // read(2) from the first byte to the last
+Amount WriteFile(const FileJob& job);  // write(2) of a new or truncated file, `sync`, close
+Amount MapFile(const FileJob& job);    // mmap, and access every word in order
 
 // Many small files in one directory. Each has different content from its neighbors.
 struct SmallFiles {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <random>
 #include <span>
@@ -85,24 +86,26 @@ Amount Tensors::LoadMany(const SmallFiles& files) {
   return files.count;
 }
 
-Amount Tensors::ReadRows(const FileJob& job, Timed* timed) {
-  constexpr size_t kBatch = 1024;  // reads per call
-  auto reader = client::RandomReader::Open(job.path, {.queue_depth = job.depth, .direct = client::Direct::kRequire});
+Amount Tensors::ReadRows(const std::string& path, uint64_t row, unsigned depth, uint64_t seed, bool check,
+                         double* seconds) const {
+  using Clock = std::chrono::steady_clock;
+  constexpr size_t kBatch = 1024;
+  auto reader = client::RandomReader::Open(path, {.queue_depth = depth, .direct = client::Direct::kRequire});
   if (!reader.has_value()) return Error{ErrorCode::kIo, reader.error().what};
-  std::mt19937_64 random(job.seed);
-  std::vector<uint64_t> offsets(job.depth == 1 ? 1 : kBatch);
-  const MemoryView memory(std::span(job.into, offsets.size() * job.call));
-  const double cpu = OwnCpuSeconds(), begin = Now();
+  std::mt19937_64 random(seed);
+  std::vector<uint64_t> offsets(depth == 1 ? 1 : kBatch);
+  const MemoryView memory(std::span(into_, offsets.size() * row));
+  const auto begin = Clock::now(), end = begin + std::chrono::nanoseconds(static_cast<int64_t>(*seconds * 1e9));
   uint64_t done = 0;
-  for (const double end = begin + job.seconds; Now() < end; done += offsets.size()) {
-    for (uint64_t& offset : offsets) offset = random() % (job.size / job.call) * job.call;
-    const auto read = (*reader)->ReadRows(offsets, job.call, memory);
+  for (; Clock::now() < end; done += offsets.size()) {
+    for (uint64_t& offset : offsets) offset = random() % (content_.period / row) * row;
+    const auto read = (*reader)->ReadRows(offsets, row, memory);
     if (!read.has_value()) return Error{ErrorCode::kIo, read.error().what};
-    for (size_t i = 0; job.check && i < offsets.size(); ++i) {
-      if (std::memcmp(job.into + i * job.call, job.content.At(offsets[i]), job.call) != 0) return WrongBytes(job.path);
+    for (size_t i = 0; check && i < offsets.size(); ++i) {
+      if (std::memcmp(into_ + i * row, content_.At(offsets[i]), row) != 0) return WrongBytes(path);
     }
   }
-  *timed = {std::max(Now() - begin, 1e-9), OwnCpuSeconds() - cpu};
+  *seconds = std::max(std::chrono::duration<double>(Clock::now() - begin).count(), 1e-9);
   return done;
 }
 

@@ -33,12 +33,10 @@ class Tensors {
   Amount SaveMany(const SmallFiles& files);
   Amount LoadMany(const SmallFiles& files);
 
-  // Aligned reads of `call` bytes at random offsets for `seconds`, through a reader with a lease: one at a time with depth
-  // 1, otherwise in batches, with `depth` reads in the kernel. The time is that of the reads, without opening the file.
-  struct Timed {
-    double seconds = 0, cpu = 0;
-  };
-  static Amount ReadRows(const FileJob& job, Timed* timed);
+  // Aligned reads of rows at random offsets through a reader with a lease, for `*seconds`, which becomes the time that
+  // they took, without opening the file: one at a time with depth 1, otherwise in batches, with `depth` in the kernel.
+  Amount ReadRows(const std::string& path, uint64_t row, unsigned depth, uint64_t seed, bool check,
+                  double* seconds) const;
 
  private:
   Tensors(const Content& content, std::byte* into) : content_(content), into_(into) {}

@@ -52,7 +52,7 @@ def test_it_prints_the_best_options_and_they_configure_a_handle(local, capfd, mo
 
 def test_with_json_it_prints_only_json(local, capsys, monkeypatch):
     monkeypatch.setattr(tune, "run_sweep",
-                        lambda args, size, sweep, results: results.append(tune.Measured({"queue_depth": 1}, 2.0, 3.0)))
+                        lambda args, results: results.append(({"queue_depth": 1}, {"read": 2.0, "write": 3.0})))
     assert tune.main(["--nvme_dir", str(local), "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"aio": {"queue_depth": 1}}
@@ -64,9 +64,9 @@ def test_it_sweeps_what_deepspeeds_does():
 
 
 def test_it_chooses_for_reads_and_writes_together():
-    slow, reads, both = (tune.Measured({}, *speeds) for speeds in ((1.0, 1.0), (10.0, 1.0), (9.0, 4.0)))
+    slow, reads, both = (({}, {"read": read, "write": write}) for read, write in ((1.0, 1.0), (10.0, 1.0), (9.0, 4.0)))
     assert tune.choose([slow, reads, both]) is both
-    reads, writes = tune.Measured({}, read=2.0), tune.Measured({}, read=1.0)
+    reads, writes = ({}, {"read": 2.0}), ({}, {"read": 1.0})
     assert tune.choose([writes, reads]) is reads
 
 

@@ -21,9 +21,6 @@ from weightfs.bench import compare, libraries
 from weightfs.bench.machine import drop_pages
 from weightfs.bench.program import Bar, Parser, directory, number_from, run, size
 
-_PAGE = 4096
-_LAYERS = 32
-
 
 def _stream(path):
     return dict(weightfs.safetensors.stream(path))
@@ -54,15 +51,6 @@ def installed():
     return found, missing
 
 
-def make_model(nbytes):
-    """A model of `nbytes` bytes: a large matrix and a small vector for each layer."""
-    rows, generator = max(nbytes // _LAYERS, 2 * _PAGE) // _PAGE, torch.Generator().manual_seed(1)
-    return {name: tensor for layer in range(_LAYERS) for name, tensor in (
-        (f"layers.{layer}.weight", torch.randint(-1 << 15, 1 << 15, (rows, _PAGE // 2), dtype=torch.int16,
-                                                 generator=generator)),
-        (f"layers.{layer}.norm", torch.randn(256, generator=generator)))}
-
-
 def write(model, folder, names):
     """Writes the model for the loaders. Returns name -> path."""
     plain, own = (os.path.join(folder, name) for name in ("model.safetensors", "model.tensors"))
@@ -75,8 +63,8 @@ def write(model, folder, names):
     return {name: own if name == "tensorizer" else plain for name in names}
 
 
-def seconds_of(load, path, expected=None):
-    """The time of a cold load. RuntimeError if it gives something else than `expected`."""
+def seconds_of(load, path, model=None):
+    """The time of a cold load. RuntimeError if it gives something else than the model."""
     drop_pages(path)
     # Fills and frees memory. A hypervisor may have taken back what is free, and no load is to pay for that.
     memory = torch.empty(os.path.getsize(path) * 5 // 4, dtype=torch.uint8)
@@ -84,12 +72,9 @@ def seconds_of(load, path, expected=None):
     memory.zero_()
     del memory
     begin = time.perf_counter()
-    tensors = load(path)
-    for tensor in tensors.values():
-        tensor.reshape(-1).view(torch.uint8)[::_PAGE].sum()
+    tensors = libraries.touched(load(path))
     seconds = time.perf_counter() - begin
-    if expected is not None and (tensors.keys() != expected.keys() or not all(
-            torch.equal(tensor, tensors[name]) for name, tensor in expected.items())):
+    if model and not model.is_right(tensors):
         raise RuntimeError(f"{path}: what was loaded is not what was saved")
     return seconds
 
@@ -97,9 +82,9 @@ def seconds_of(load, path, expected=None):
 def measure(folder, nbytes, rounds, names, show):
     """Returns name -> seconds of each round."""
     with tempfile.TemporaryDirectory(prefix="weightfs-loads-", dir=folder) as own:
-        model = make_model(nbytes)
+        model = libraries.Torch(nbytes)
         show("writing the model", 0)
-        paths = write(model, own, names)
+        paths = write(model.state, own, names)
         for name in names:
             try:
                 seconds_of(LOADERS[name][1], paths[name], model)

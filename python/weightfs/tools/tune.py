@@ -6,7 +6,6 @@ It prints the best throughput, and JSON that configures a handle: weightfs.aio_h
 143."""
 
 import argparse
-import dataclasses
 import itertools
 import json
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from weightfs.tools._torch import torch
 
+from weightfs.bench.machine import write_text
 from weightfs.bench.program import Parser, Stop, directory, number_from, run, size
 from weightfs.tools._measure import NO_GPU, Settings, measure
 
@@ -26,7 +26,7 @@ SWEEP = {"block_size": [1 << 20, 8 << 20], "queue_depth": [32, 128], "sequential
 def parse(arguments):
     parser = Parser(prog="weightfs-tune", description=__doc__)
     parser.add_argument("--nvme_dir", type=directory, nargs="+", required=True, help="a directory on each disk to be used together")
-    parser.add_argument("--sweep_config", metavar="FILE",
+    parser.add_argument("--sweep_config", metavar="FILE", type=read_sweep, default=SWEEP,
                         help='settings to try, as JSON: {"block_size": ["128K", "1M"], "queue_depth": [32, 128], '
                         '"sequential_requests": [false], "single_submit": [false], "io_parallel": [1, 8]}; omitted '
                         "settings have the defaults of weightfs-io (without the option: 64 combinations)")
@@ -36,157 +36,122 @@ def parse(arguments):
     parser.add_argument("--loops", type=number_from(1), default=1, help="repetitions of each measurement (default 1)")
     parser.add_argument("--flush_page_cache", action="store_true",
                         help="drop the kernel's page cache before each measurement (needs root)")
-    parser.add_argument("--log_dir", help="directory for the results of all measurements (sweep.json)")
+    parser.add_argument("--log_dir", type=log_dir, help="directory for the results of all measurements (sweep.json)")
     parser.add_argument("--json", action="store_true", help="print only the JSON")
     parser.add_argument("--verbose", action="store_true", help="print the settings and seconds of each measurement")
     parser.add_argument("--gpu", action="store_true", help="transfer tensors of all GPUs, in turn")
     parser.add_argument("--gds", action="store_true",
                         help="transfer tensors of GPUs with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
-    return parser, parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if (args.gpu or args.gds) and not torch.cuda.is_available():
+        parser.exit(1, f"weightfs-tune: {NO_GPU}\n")
+    if args.no_read and args.no_write:
+        parser.error("--no_read and --no_write together leave nothing to measure")
+    return args
 
 
 def read_sweep(path):
-    """Reads the sweep from a file. ValueError, with the reason, for an invalid file."""
+    """Reads the sweep from a file: a type of arguments."""
+    def reject(reason):
+        raise argparse.ArgumentTypeError(f"{path}: {reason}")
+
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
+        reject(error.strerror)
     except ValueError as error:
-        raise ValueError(f"{path}: it is no JSON: {error}") from error
+        reject(f"it is no JSON: {error}")
     if not isinstance(content, dict) or not content:
-        raise ValueError(f"{path}: it is no dict of options and lists of values")
-    unknown = sorted(set(content) - set(SWEEP))
-    if unknown:
-        raise ValueError(f"{path}: '{unknown[0]}' is none of {', '.join(SWEEP)}")
-    return {name: [_value(path, name, value) for value in _list(path, name, values)]
-            for name, values in content.items()}
-
-
-def _list(path, name, values):
-    if not isinstance(values, list) or not values:
-        raise ValueError(f"{path}: the values of {name} are no list, or an empty one")
-    return values
-
-
-def _value(path, name, value):
-    is_flag = isinstance(SWEEP[name][0], bool)
-    if name == "block_size" and isinstance(value, str):
-        try:
-            return size(value)
-        except argparse.ArgumentTypeError as error:
-            raise ValueError(f"{path}: block_size: {error}") from error
-    if isinstance(value, bool) != is_flag or not isinstance(value, int) or (not is_flag and value < 1):
-        wanted = "true or false" if is_flag else "a whole number from 1 on"
-        raise ValueError(f"{path}: {name} has the value {json.dumps(value)}: it is {wanted}")
-    return value
+        reject("it is no dict of options and lists of values")
+    for name, values in content.items():
+        if name not in SWEEP:
+            reject(f"'{name}' is none of {', '.join(SWEEP)}")
+        if not isinstance(values, list) or not values:
+            reject(f"the values of {name} are no list, or an empty one")
+        if name == "block_size":
+            try:
+                values[:] = [size(value) if isinstance(value, str) else value for value in values]
+            except argparse.ArgumentTypeError as error:
+                reject(error)
+        is_flag = isinstance(SWEEP[name][0], bool)
+        for value in values:
+            if isinstance(value, bool) != is_flag or not isinstance(value, int) or (not is_flag and value < 1):
+                reject(f"{name} has the value {json.dumps(value)}: it is "
+                       f"{'true or false' if is_flag else 'a whole number from 1 on'}")
+    return content
 
 
 def candidates(sweep):
     """All combinations, as arguments of Settings."""
-    for values in itertools.product(*sweep.values()):
-        yield dict(zip(sweep, values))
+    return [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]
 
 
-def drop_page_cache():
-    os.sync()
-    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as control:
-        control.write("1")
-
-
-@dataclasses.dataclass
-class Measured:
-    """The options of a handle, and their speeds in GB per second; None if a speed was not measured."""
-
-    options: dict
-    read: float = None
-    write: float = None
-
-    def speeds(self):
-        return {name: speed for name, speed in (("read", self.read), ("write", self.write)) if speed is not None}
-
-
-def run_sweep(args, io_size, sweep, results):
-    """Appends the result of each candidate to `results`, which is valid whenever the sweep is stopped."""
-    on_gpu = args.gpu or args.gds
-    gpus = [i % torch.cuda.device_count() for i in range(len(args.nvme_dir))] if on_gpu else []
+def run_sweep(args, results):
+    """Appends (options of a handle, speeds in GB per second) of each candidate to `results`, which is valid whenever the
+    sweep is stopped."""
+    gpus = [i % torch.cuda.device_count() for i in range(len(args.nvme_dir))] if args.gpu or args.gds else []
     kinds = [kind for kind, left_out in (("read", args.no_read), ("write", args.no_write)) if not left_out]
-    for options in candidates(sweep):
+    for options in candidates(args.sweep_config):
         speeds = {}
         for kind in kinds:
             if args.flush_page_cache:
-                drop_page_cache()
-            settings = Settings(folders=args.nvme_dir, io_size=io_size, read=kind == "read", loops=args.loops,
+                os.sync()
+                write_text("/proc/sys/vm/drop_caches", "1")
+            settings = Settings(folders=args.nvme_dir, io_size=args.io_size, read=kind == "read", loops=args.loops,
                                 gpus=gpus, use_gds=args.gds, **options)
-            if args.verbose:
-                print(f"{kind}: {settings}", file=sys.stderr, flush=True)
             result = measure(settings)
             speeds[kind] = result.e2e_speed
             if args.verbose:
-                print(f"{kind}: {result}", file=sys.stderr, flush=True)
-        results.append(Measured(settings.options, **speeds))
+                print(f"{kind}: {settings}\n{kind}: {result}", file=sys.stderr, flush=True)
+        results.append((settings.options, speeds))
         reached = ", ".join(f"{kind} {speed:.2f}" for kind, speed in speeds.items())
         print(f"{settings.options}: {reached} GB/sec", file=sys.stderr, flush=True)
 
 
 def choose(results):
     """The candidate whose read and write speeds together are nearest to the best of each."""
-    best = {kind: max(result.speeds()[kind] for result in results) for kind in results[0].speeds()}
-    return max(results, key=lambda result: sum(speed / best[kind] for kind, speed in result.speeds().items()))
+    best = {kind: max(speeds[kind] for _, speeds in results) for kind in results[0][1]}
+    return max(results, key=lambda result: sum(speed / best[kind] for kind, speed in result[1].items()))
 
 
 def report(args, results):
     """Prints the best result before it writes the file, which may fail. Returns the exit status: 1 on failure."""
     if results:
-        best = choose(results)
-        reached = ", ".join(f"{kind} = {speed:5.2f}" for kind, speed in best.speeds().items())
+        options, speeds = choose(results)
+        reached = ", ".join(f"{kind} = {speed:5.2f}" for kind, speed in speeds.items())
         print(f"Best performance (GB/sec): {reached}", file=sys.stderr if args.json else sys.stdout)
-        print(json.dumps({"aio": best.options}, indent=2), flush=True)
+        print(json.dumps({"aio": options}, indent=2), flush=True)
     if not args.log_dir:
         return 0
-    rows, path = [result.options | result.speeds() for result in results], Path(args.log_dir) / "sweep.json"
+    path = args.log_dir / "sweep.json"
     try:
-        path.write_text(json.dumps(rows, indent=2) + "\n", encoding="ascii")
+        write_text(path, json.dumps([options | speeds for options, speeds in results], indent=2) + "\n")
     except OSError as error:
         print(f"weightfs-tune: {path} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 
 
-def check_log_dir(parser, folder):
-    """Checks the log directory before the long sweep begins."""
+def log_dir(text):
+    """The log directory, which is checked before the long sweep begins: a type of arguments."""
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with open(Path(folder) / "sweep.json", "a", encoding="ascii"):
-            pass
+        Path(text).mkdir(parents=True, exist_ok=True)
+        open(Path(text) / "sweep.json", "a", encoding="ascii").close()
     except OSError as error:
-        parser.error(f"--log_dir {folder}: {error.strerror}")
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from error
+    return Path(text)
 
 
 def main(arguments=None):
-    return run("weightfs-tune", lambda: _main(arguments))
+    return run("weightfs-tune", lambda: _main(parse(arguments)))
 
 
-def _main(arguments):
-    parser, args = parse(arguments)
-    if (args.gpu or args.gds) and not torch.cuda.is_available():
-        parser.exit(1, f"weightfs-tune: {NO_GPU}\n")
-    if args.no_read and args.no_write:
-        parser.error("--no_read and --no_write together leave nothing to measure")
-    try:
-        sweep = read_sweep(args.sweep_config) if args.sweep_config else SWEEP
-    except ValueError as error:
-        parser.error(str(error))
-    if args.log_dir:
-        check_log_dir(parser, args.log_dir)
-    return _tune(args, args.io_size, sweep)
-
-
-def _tune(args, io_size, sweep):
-    total, results = sum(1 for _ in candidates(sweep)), []
+def _main(args):
+    total, results = len(candidates(args.sweep_config)), []
     if args.verbose:
-        print(f"{args}\n{total} combinations of {sweep}", file=sys.stderr)
+        print(f"{args}\n{total} combinations of {args.sweep_config}", file=sys.stderr)
     try:
-        run_sweep(args, io_size, sweep, results)
+        run_sweep(args, results)
     except Stop:
         print(f"weightfs-tune: stopped early: {len(results)} of {total} combinations were measured", file=sys.stderr)
         report(args, results)

@@ -6,12 +6,17 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 
 namespace weightfs {
 
 static_assert(std::endian::native == std::endian::little, "values are stored as they lie in memory");
+
+inline std::string_view TextOf(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 template <typename T>
 void AppendLittle(std::string& out, T value) {

@@ -60,6 +60,7 @@ inline constexpr InodeId kRootInode{1};
 // The unit of allocation, copy-on-write and checksums.
 inline constexpr uint64_t kBlockSize = 4096;
 inline constexpr uint64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kTiB = 1024 * kGiB;
+inline constexpr size_t kPageSize = 4096, kHugePageSize = 2 * kMiB;  // of memory
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 constexpr uint64_t RoundDown(uint64_t value, uint64_t unit) { return value / unit * unit; }

@@ -33,8 +33,6 @@ struct OutHeader {
 };
 static_assert(sizeof(OutHeader) == 16);
 
-constexpr uint32_t kPageSize = 4096;
-
 // Set by a ReplyCompletion of this thread and read in the writev hook further down the same stack.
 thread_local ReplyCompletion* pending = nullptr;
 

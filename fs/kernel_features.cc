@@ -15,7 +15,6 @@ namespace {
 
 using namespace kernel_flag;
 
-constexpr uint32_t kPageSize = 4096;
 constexpr uint32_t kDefaultMaxPages = 256;
 constexpr uint32_t kLargestMaxPages = 1024;  // 4 MiB: more gains nothing and costs memory per request
 constexpr uint32_t kPagesWithoutFlag = 32;   // the limit of a kernel without MAX_PAGES

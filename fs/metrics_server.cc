@@ -23,7 +23,7 @@
 namespace weightfs {
 namespace {
 
-constexpr int kBacklog = 16;
+constexpr int kScrapeBacklog = 16;
 constexpr size_t kLargestRequest = 8192;  // bytes
 constexpr std::chrono::seconds kLongest{5};
 constexpr size_t kMostClients = 64;
@@ -102,7 +102,7 @@ Result<void> MetricsServer::Bind() {
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) return CannotListen(address_, std::strerror(errno));
   RETURN_IF_ERROR(address_.starts_with('/') ? ListenAtPath() : ListenAtPort());
-  if (listen(listener_.get(), kBacklog) != 0) return CannotListen(address_, std::strerror(errno));
+  if (listen(listener_.get(), kScrapeBacklog) != 0) return CannotListen(address_, std::strerror(errno));
   return {};
 }
 

@@ -14,9 +14,6 @@
 namespace weightfs {
 namespace {
 
-constexpr size_t kPageSize = 4096;
-constexpr size_t kHugePageSize = 2 * kMiB;
-
 }  // namespace
 
 struct Buffer::Slot {

@@ -11,11 +11,6 @@
 #include "common/units.h"
 
 namespace weightfs {
-namespace {
-
-constexpr size_t kHugePageSize = 2 * kMiB;
-
-}  // namespace
 
 Result<HugePageMemory> HugePageMemory::Map(size_t size, int flags) {
   if (size > std::numeric_limits<size_t>::max() / 2) {

@@ -47,7 +47,6 @@ constexpr size_t kBatchHeaderSize = 12;
 constexpr size_t kChangeOverhead = 11;  // per change in a RocksDB batch: tag and two lengths
 
 rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()}; }
-std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
 // RocksDB counts each key comparison per thread unless the thread disables it. Counting takes a tenth of the time.
 void CountNothing() { rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable); }
@@ -311,8 +310,8 @@ class Iterator final : public KvIterator {
   void Seek(std::string_view key) final {
     iterator_->Seek(ToSlice(key < std::string_view(prefix_) ? std::string_view(prefix_) : key));
   }
-  std::string_view key() const override { return ToView(iterator_->key()); }
-  std::string_view value() const override { return ToView(iterator_->value()); }
+  std::string_view key() const override { return iterator_->key().ToStringView(); }
+  std::string_view value() const override { return iterator_->value().ToStringView(); }
   Result<void> status() const override {
     if (const auto status = iterator_->status(); !status.ok()) return database_->ReadError(status);
     return {};

@@ -26,7 +26,6 @@ namespace {
 // an index or the start of a name.
 constexpr size_t kDigits = 16;
 
-std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
 __extension__ typedef unsigned __int128 Number;  // NOLINT: using does not take __extension__
 
@@ -60,9 +59,9 @@ class Walk {
     while (true) {
       const auto iterator = make_();
       for (iterator->Seek(at); iterator->Valid(); iterator->Next()) {
-        const std::string_view key = ToView(iterator->key());
+        const std::string_view key = iterator->key().ToStringView();
         if (!end_.empty() && key >= end_) return {};
-        RETURN_IF_ERROR(visit(key, ToView(iterator->value())));
+        RETURN_IF_ERROR(visit(key, iterator->value().ToStringView()));
         at = std::string(key) + '\0';
       }
       if (iterator->status().ok()) return {};

@@ -26,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr unsigned kFetches = 4;  // of one part, the first included
+constexpr unsigned kPartAttempts = 4;  // of one part, the first included
 constexpr unsigned kWorkers = 4;  // threads that verify parts and give them to the sink
 constexpr uint64_t kSmallestPart = 1 << 20;
 constexpr milliseconds kPoll{100};
@@ -240,14 +240,14 @@ class Engine {
     std::memset(slot->memory + part.size, 0, filled - part.size);
     ASSIGN_OR_RETURN(const auto damaged,
                      sums_.FindDamage(file.first_block + part.offset / kBlockSize, {slot->memory, filled}));
-    if (damaged && part.fetches < kFetches) return false;
+    if (damaged && part.fetches < kPartAttempts) return false;
     if (damaged) {
       const uint64_t offset = part.offset + *damaged * kBlockSize;
       return Error{
           ErrorCode::kCorrupt,
           fmt::format("{}: the block at offset {} differs from its checksum in each of {} downloads: the object "
                       "is damaged; use another version, or push this one again with --verify",
-                      UrlOf(part), offset, kFetches),
+                      UrlOf(part), offset, kPartAttempts),
           KeyOf(part), offset};
     }
     RETURN_IF_ERROR(sink_({part.job, part.offset, {slot->memory, part.size}}));

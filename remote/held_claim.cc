@@ -13,7 +13,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kAttempts = 3;  // after a comparison that differs from the one after it
+constexpr int kClaimAttempts = 3;  // after a comparison that differs from the one after it
 constexpr size_t kAbortedAtOnce = 100;
 
 template <typename T, typename F>
@@ -66,7 +66,7 @@ Result<void> HeldClaim::Become(std::optional<StoredClaim> next) {
     const ErrorCode code = etag.error().code;
     const bool refused = (code == ErrorCode::kExists || code == ErrorCode::kNotSupported) && !if_match.empty();
     const bool differs = code == ErrorCode::kBusy || (code == ErrorCode::kExists && !held_);
-    if (!refused && (!differs || attempt == kAttempts)) return etag.error();
+    if (!refused && (!differs || attempt == kClaimAttempts)) return etag.error();
     if (refused) if_match.clear();
   }
 }
@@ -87,7 +87,7 @@ Result<void> HeldClaim::Change(const std::function<Result<void>(const s3::GuardP
   for (int attempt = 1;; ++attempt) {
     RETURN_IF_ERROR(Check());
     auto done = change(guard());
-    if (done || done.error().code != ErrorCode::kBusy || attempt == kAttempts) return done;
+    if (done || done.error().code != ErrorCode::kBusy || attempt == kClaimAttempts) return done;
   }
 }
 

@@ -29,7 +29,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kAttempts = 3;
+constexpr int kPushAttempts = 3;
 
 int64_t Now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -234,7 +234,7 @@ Result<void> Pusher::SendAndVerify() {
       passes = !done && done.error().code == ErrorCode::kNotFound;
     }
     if (done) return {};
-    if (!passes || attempt == kAttempts) {
+    if (!passes || attempt == kPushAttempts) {
       const ErrorCode code = done.error().code == ErrorCode::kAgain ? ErrorCode::kIo : done.error().code;
       return Error{code, done.error().what, done.error().path};
     }
@@ -334,7 +334,7 @@ Result<void> Pusher::CheckManifestSize() const {
 Result<void> Pusher::WriteManifest() {
   manifest().created_ns = Now();
   const std::string key = series_.ManifestKey(manifest().version), text = manifest().Encode();
-  for (int attempt = 1; attempt <= kAttempts; ++attempt) {
+  for (int attempt = 1; attempt <= kPushAttempts; ++attempt) {
     const auto put = claim_->held().Change([&](const s3::GuardPtr& guard) -> Result<void> {
       const s3::PutOptions options{.if_none_match = true, .guard = guard};
       RETURN_IF_ERROR(series_.bucket().PutObject(key, text, options, options_.interrupted));
@@ -351,7 +351,7 @@ Result<void> Pusher::WriteManifest() {
     if (is_gone && is_open) return put.error();
     if (!is_gone) RETURN_IF_ERROR(claim_->held().DeleteManifest());
   }
-  return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kAttempts)};
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kPushAttempts)};
 }
 
 // A push that has replaced our claim deletes our manifest, or finds that we were faster. A prune may not look again.

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMaximumClaim = 64 << 10;
 // A manifest that differs from its hash was damaged on its way, or in the bucket.
-constexpr int kAttempts = 3;
+constexpr int kSeriesAttempts = 3;
 
 }  // namespace
 
@@ -62,7 +62,7 @@ Result<Manifest> Series::LoadManifest(uint64_t version, const s3::Interrupted& i
     auto manifest = Manifest::Decode(text);
     if (manifest && manifest->version == version) return manifest;
     if (manifest) return Error{ErrorCode::kCorrupt, url(version) + ": its manifest is that of another version"};
-    if (manifest.error().code != ErrorCode::kCorrupt || attempt == kAttempts) {
+    if (manifest.error().code != ErrorCode::kCorrupt || attempt == kSeriesAttempts) {
       return Error{manifest.error().code, url(version) + ": " + manifest.error().what};
     }
   }
@@ -105,7 +105,7 @@ Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version, const s3:
     if (!claim && claim.error().code != ErrorCode::kCorrupt) {
       return Error{claim.error().code, url(version) + ": " + claim.error().what};
     }
-    if (!claim && attempt < kAttempts) continue;
+    if (!claim && attempt < kSeriesAttempts) continue;
     return StoredClaim{.claim = claim ? std::move(*claim) : Claim(),
                        .text = std::move(content->body),
                        .etag = std::move(content->etag)};

@@ -11,7 +11,7 @@
 namespace weightfs {
 namespace {
 
-constexpr int kAttempts = 4;  // the first one, and three more after a mismatch
+constexpr int kReadAttempts = 4;  // the first one, and three more after a mismatch
 
 }  // namespace
 
@@ -113,7 +113,7 @@ bool BlockReads::Transfer::Verify() {
   while (bad < checksums_.size() && matches(bad)) ++bad;
   if (bad == checksums_.size()) return true;
   ++group_.context_.checksum_errors;
-  const bool again = ++attempts_ < kAttempts;
+  const bool again = ++attempts_ < kReadAttempts;
   for (; bad < checksums_.size(); ++bad) {
     if (matches(bad)) continue;
     spdlog::error("checksum mismatch: inode {}, file offset {}, device {}, device offset {}{}", group_.ino_.value,

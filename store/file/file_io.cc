@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kAdoptBytes = 256 * kKiB;   // shorter writes are copied, so that neighbors are written together
 constexpr uint64_t kStreamBytes = 256 * kKiB;  // bytes in sequence before a file counts as a stream
 constexpr uint64_t kLargestStep = 4 * kMiB;    // longer writes are split into steps, each atomic
-constexpr uint64_t kStripeBlocks = kStripeStaging.value / kBlockSize;
+constexpr uint64_t kStagingBlocks = kStripeStaging.value / kBlockSize;
 
 }  // namespace
 
@@ -223,13 +223,13 @@ void FileIo::ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, b
   if (adopted) p_.write_back.Start(inode, file.DirtyBefore(BlockOf(offset)), BlockOf(end), true, writes);
   // Write whole stripes back at once. Parts of a stream's stripe may have been written back already; the rest is then
   // allocated next to them.
-  for (uint64_t stripe = BlockOf(offset).value / kStripeBlocks; (stripe + 1) * kStripeBlocks * kBlockSize <= end;
+  for (uint64_t stripe = BlockOf(offset).value / kStagingBlocks; (stripe + 1) * kStagingBlocks * kBlockSize <= end;
        ++stripe) {
-    const FileBlock first{stripe * kStripeBlocks};
+    const FileBlock first{stripe * kStagingBlocks};
     const bool streamed = end - sequence <= first.value * kBlockSize;
-    if (streamed || file.dirty().IsDirty(first, BlockCount{kStripeBlocks})) {
+    if (streamed || file.dirty().IsDirty(first, BlockCount{kStagingBlocks})) {
       const bool stream = sequence >= kStripeStaging.value;
-      p_.write_back.Start(inode, first, first + BlockCount{kStripeBlocks}, stream, writes);
+      p_.write_back.Start(inode, first, first + BlockCount{kStagingBlocks}, stream, writes);
     }
   }
   p_.write_back.UpdateQueue(inode);

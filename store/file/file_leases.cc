@@ -12,7 +12,7 @@ namespace weightfs {
 namespace {
 
 // Maximum number of attempts for a range that changes between the lookup of its extents and that of its checksums.
-constexpr int kAttempts = 100;
+constexpr int kGrantAttempts = 100;
 // The number of checksums to look up in one hold of the inode's mutex.
 constexpr BlockCount kChecksumStep{256 * kMiB / kBlockSize};
 constexpr FileBlock kAllBlocks{UINT64_MAX / kBlockSize};
@@ -50,7 +50,7 @@ bool IsMappedTo(const ExtentMap& extents, const FileExtent& extent, FileBlock fi
 
 // Writes back the dirty blocks of the range, waits until the whole range is on the devices, and pins it.
 Result<ReadLease> FileIo::LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length) {
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kGrantAttempts; ++attempt) {
     RETURN_IF_ERROR(Load(inode));
     PendingWrites writes;
     ReadLease lease;
@@ -112,7 +112,7 @@ Result<bool> FileIo::LeaseChecksums(const InodePtr& inode, ReadLease* lease) {
 }
 
 Result<ReadLease> FileIo::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kGrantAttempts; ++attempt) {
     ASSIGN_OR_RETURN(ReadLease lease, LeaseExtents(inode, offset, length));
     ASSIGN_OR_RETURN(const bool whole, LeaseChecksums(inode, &lease));
     if (whole) return lease;

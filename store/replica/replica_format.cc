@@ -23,9 +23,6 @@ constexpr uint64_t kLargestSequence = UINT64_MAX / 2;
 constexpr uint64_t kLargestBlock = INT64_MAX / kBlockSize;  // offsets of a device are signed
 
 std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
-std::string_view TextOf(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 constexpr size_t kChangeHeaderSize = 9;
 

@@ -4,15 +4,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/bytes.h"
 #include "common/log.h"
 #include "engine/superblock.h"
 
 namespace weightfs::replica {
 namespace {
-
-std::string_view TextOf(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 // True when the segment lies on one of the devices.
 bool Exists(Devices devices, const Segment& segment) {

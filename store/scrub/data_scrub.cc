@@ -15,7 +15,7 @@ namespace {
 // A snapshot keeps obsolete tables of the catalog on disk, so it is renewed after this many steps.
 constexpr uint64_t kStepsOfSnapshot = 64;
 // The number of reads before a block counts as damaged. Some transfer errors do not recur.
-constexpr int kAttempts = 4;
+constexpr int kScrubAttempts = 4;
 // The number of lookups of a block whose mapping changes meanwhile.
 constexpr int kLookups = 4;
 
@@ -165,7 +165,7 @@ Result<std::optional<DamagedRun>> DataScrub::Confirm(InodeId ino, FileBlock bloc
     const auto checksums = record ? DecodeChecksums(*record) : Result<std::vector<uint32_t>>(ErrorCode::kCorrupt);
     if (!checksums || index >= checksums->size()) return std::optional(damaged);
     damaged.problem = DamagedRun::Problem::kUnreadable;
-    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    for (int attempt = 0; attempt < kScrubAttempts; ++attempt) {
       const std::span<std::byte> data(memory_.data(), kBlockSize);
       if (!devices_[location->device].Read(ToBytes(location->block), data)) continue;
       if (Crc32c(data) == (*checksums)[index]) return std::optional<DamagedRun>();

@@ -9,7 +9,7 @@ namespace weightfs::replica {
 namespace {
 
 // The number of roots that are followed before the check gives up without a result.
-constexpr int kAttempts = 8;
+constexpr int kCheckAttempts = 8;
 
 std::string Where(const Stream& stream, const FrameReader::Position& position, Devices devices) {
   if (position.segment >= stream.segments.size()) return "at its end";
@@ -94,7 +94,7 @@ class Pass {
 Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& store_id,
                                  const std::function<bool()>& expected, const std::function<bool(ByteCount)>& next) {
   std::optional<uint64_t> damaged_root;  // the sequence of the root of the last pass, if that found damage
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kCheckAttempts; ++attempt) {
     ASSIGN_OR_RETURN(auto root, FindRoot(devices, store_id));
     if (!root && !expected()) return CheckResult{};
     CheckResult result{.damage = "no valid root is left on any device"};

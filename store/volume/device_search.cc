@@ -26,7 +26,7 @@ struct Candidate {
 };
 
 // Nullopt if the path leads to no device of the store.
-std::optional<Candidate> Probe(const std::string& path, const Uuid& store) {
+std::optional<Candidate> ProbeDevice(const std::string& path, const Uuid& store) {
   struct stat status = {};
   if (stat(path.c_str(), &status) != 0 || (!S_ISBLK(status.st_mode) && !S_ISREG(status.st_mode))) return std::nullopt;
   const auto device = OpenToExamine(path);
@@ -59,13 +59,13 @@ bool FindMovedDevices(const std::string& directory, const std::string& links, St
   std::vector<Candidate> candidates;
   std::vector<Device*> missing;
   for (Device& device : description->devices) {
-    auto found = Probe(DevicePath(directory, device), description->id);
+    auto found = ProbeDevice(DevicePath(directory, device), description->id);
     if (device.path.starts_with('/') && (!found || found->device != device.id)) missing.push_back(&device);
     if (found) candidates.push_back(std::move(*found));
   }
   if (missing.empty()) return false;
   for (const std::string& path : PathsIn(links)) {
-    if (auto found = Probe(path, description->id)) candidates.push_back(std::move(*found));
+    if (auto found = ProbeDevice(path, description->id)) candidates.push_back(std::move(*found));
   }
   bool changed = false;
   for (Device* device : missing) {

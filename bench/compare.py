@@ -7,6 +7,7 @@ import sys
 import time
 
 from . import tables
+from .program import Bar, Parser, Stop, directory, number_from, run, size
 from .verdict import in_turns, spread
 
 
@@ -53,3 +54,38 @@ def output(found, as_json):
     """Prints a result."""
     print(json.dumps(found, indent=1) if as_json else tables.text(found), end="\n" if as_json else "")
     sys.stdout.flush()
+
+
+def parser(name, doc, what, default_size, rounds, default_rounds):
+    """The arguments of a program that compares ways in a directory. what: the meaning of --size."""
+    found = Parser(prog=name, description=doc)
+    found.add_argument("directory", metavar="DIR", type=directory, help="a mount or any directory; what is written is "
+                       "removed again")
+    found.add_argument("--size", type=size, default=default_size,
+                       help=f"{what}: a number with K, M or G (default {default_size})")
+    found.add_argument("--rounds", type=number_from(1), default=default_rounds,
+                       help=f"{rounds} (default {default_rounds})")
+    found.add_argument("--json", action="store_true", help="print all measurements as JSON")
+    return found
+
+
+def main(name, args, work, result_of, errors=()):
+    """Runs work(values, show), which fills `values`, and prints the result, also that of the complete rounds before a
+    stop. Returns the exit status."""
+    def program():
+        values, bar = {}, Bar(name)
+        try:
+            work(values, bar.show)
+        except Stop:
+            if values and all(values.values()):
+                output(result_of(complete(values)), args.json)
+            raise
+        except (OSError, RuntimeError, *errors) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
+        finally:
+            bar.end()
+        output(result_of(values), args.json)
+        return 0
+
+    return run(name, program)

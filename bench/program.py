@@ -223,39 +223,28 @@ class Client:
 # Files of results
 
 class Output:
-    """A file for a result, or standard output for "-". It is checked before the measurements, and written at the end: an
-    old file stays if they fail."""
+    """A file for a result, or standard output for "-". It can be written before the measurements begin, and is written at
+    their end: an old file stays if they fail, and a new one is removed."""
 
     def __init__(self, path):
-        self.path, self.new = path, None
-        if path == "-":
+        self.path, self.made = path, False
+        if path == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
             return
         try:
-            if os.path.exists(path) and not os.path.isfile(path):   # such as a pipe; a directory is an error
-                self.new = path
-                os.close(os.open(path, os.O_WRONLY))
-            else:
-                self.path = os.path.realpath(path)
-                self.new = f"{self.path}.{os.getpid()}"
-                os.close(os.open(self.new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            self.made = not os.path.exists(path)
+            open(path, "a", encoding="utf-8").close()
         except OSError as error:
             raise Failure(f"{path}: cannot be written: {error.strerror}") from error
 
     def write(self, text):
         try:
-            if self.new is None:
-                sys.stdout.write(text)
-                sys.stdout.flush()
-                return
-            with open(self.new, "w", encoding="utf-8", errors="replace") as stream:
+            with open(self.path if self.path != "-" else os.dup(1), "w", encoding="utf-8", errors="replace") as stream:
                 stream.write(text)
-            if self.new != self.path:
-                os.replace(self.new, self.path)
+            self.made = False
         except OSError as error:
-            raise Failure(f"{'standard output' if self.new is None else self.path}: cannot be written: "
-                          f"{error.strerror}") from error
+            name = self.path if self.path != "-" else "standard output"
+            raise Failure(f"{name}: cannot be written: {error.strerror}") from error
 
     def discard(self):
-        if self.new not in (None, self.path):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.new)
+        if self.made:
+            os.unlink(self.path)

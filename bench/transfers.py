@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(ROOT), str(ROOT / "tests")]
 
-from bench.compare import ratio  # noqa: E402
+from bench.compare import measure, ratio  # noqa: E402
 from bench.machine import GIB, MIB, children_cpu_seconds, cpu_seconds, sync_file  # noqa: E402
 from bench.program import Parser, command, directory, number_from, size  # noqa: E402
 from bench.store import Store  # noqa: E402
@@ -70,41 +70,24 @@ class Timer:
 
 
 class Curl:
-    """Requests that boto3 signs and curl sends, in parts of the same size."""
+    """Requests that boto3 signs and curl sends: objects of the size of a part."""
 
     def __init__(self, s3, base, files, size):
-        self.s3, self.base, self.files, self.size = s3, base, files, size
+        self.s3, self.base = s3, base
+        self.names = [f"file{number}/part{part}" for number in range(files) for part in range(size // PART)]
         self.part = base / "part"
         self.part.write_bytes(random.randbytes(PART))
 
-    def words(self, entries):
+    def words(self, operation, series, **options):
+        """The program for an operation on all objects of a series."""
         config = self.base / "curl.config"
-        config.write_text("next\n".join("".join(f'{name} = "{value}"\n' for name, value in entry.items())
-                                        for entry in entries), encoding="utf-8")
-        return ["curl", "--silent", "--show-error", "--fail-early", "--parallel", "--parallel-max", str(CONNECTIONS),
+        urls = [self.s3.generate_presigned_url(operation, {"Bucket": "tests", "Key": f"{series}-curl/{name}"})
+                for name in self.names]
+        options["output"] = "/dev/null"
+        config.write_text("next\n".join(f'url = "{url}"\n' + "".join(
+            f'{name} = "{value}"\n' for name, value in options.items()) for url in urls), encoding="utf-8")
+        return ["curl", "--silent", "--show-error", "--fail-early", "--parallel", "--parallel-max", CONNECTIONS,
                 "--config", config]
-
-    def put(self, time_it, series):
-        uploads, entries = {}, []
-        for number in range(self.files):
-            name = {"Bucket": "tests", "Key": f"{series}/file{number}"}
-            uploads[number] = {**name, "UploadId": self.s3.create_multipart_upload(**name)["UploadId"]}
-            for part in range(1, self.size // PART + 1):
-                url = self.s3.generate_presigned_url("upload_part", {**uploads[number], "PartNumber": part})
-                entries.append({"url": url, "upload-file": self.part, "output": "/dev/null"})
-        time_it("curl put", self.words(entries))
-        for upload in uploads.values():
-            parts = [{"ETag": part["ETag"], "PartNumber": part["PartNumber"]}
-                     for page in self.s3.get_paginator("list_parts").paginate(**upload) for part in page["Parts"]]
-            self.s3.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
-
-    def get(self, time_it, series):
-        entries = []
-        for number in range(self.files):
-            url = self.s3.generate_presigned_url("get_object", {"Bucket": "tests", "Key": f"{series}/file{number}"})
-            entries += [{"url": url, "range": f"{start}-{start + PART - 1}", "output": "/dev/null"}
-                        for start in range(0, self.size, PART)]
-        time_it("curl get", self.words(entries))
 
 
 class Transfers:
@@ -119,13 +102,13 @@ class Transfers:
                                aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
                                config=botocore.config.Config(proxies={}, s3={"addressing_style": "path"}))
         self.s3.create_bucket(Bucket="tests")
-        self.program, self.time_it = program, time_it
+        self.time_it = time_it
         self.source, self.target = write_files(mount / "source", files, size), mount / "target"
-        self.curl = Curl(self.s3, base, files, size)
+        curl = Curl(self.s3, base, files, size)
         s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        self.puts = [lambda name: self.curl.put(time_it, f"{name}-curl"),
+        self.puts = [lambda name: time_it("curl put", curl.words("put_object", name, **{"upload-file": curl.part})),
                      lambda name: time_it("push", [program, "push", self.source, f"s3://tests/{name}"])]
-        self.gets = [lambda name: self.curl.get(time_it, f"{name}-curl"),
+        self.gets = [lambda name: time_it("curl get", curl.words("get_object", name)),
                      lambda name: self.get("pull", [program, "pull", f"s3://tests/{name}", self.target])]
         if s5cmd:
             self.puts.append(lambda name: time_it("s5cmd put", [s5cmd, "cp", f"{self.source}/",
@@ -181,20 +164,19 @@ class Pushes:
     def start(self, rate):
         words = [self.program, "push", self.source, f"s3://tests/{next(self.numbers)}"]
         return subprocess.Popen(words + ([] if rate == "max" else ["--rate", rate]), env=self.environment,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                stdout=subprocess.DEVNULL)
 
     @contextlib.contextmanager
     def again_and_again(self, rate):
+        """Until the end of the block; nothing for the rate None."""
         failures, stop = [], threading.Event()
 
         def repeat():
-            while not stop.is_set():
+            while rate and not stop.is_set() and not failures:
                 with self.start(rate) as running:
                     while running.poll() is None and not stop.wait(0.01):
                         pass
-                    if running.returncode:
-                        failures.append(running.returncode)
-                        return
+                    failures.extend([running.returncode] * bool(running.returncode))
                     running.terminate()
 
         thread = threading.Thread(target=repeat)
@@ -208,32 +190,26 @@ class Pushes:
             raise RuntimeError(f"a push failed: exit {failures[0]}")
 
 
-class Saves:
-    """Saves of 512 MiB, to three files in turn."""
+def saves_of(directory):
+    """Returns a function that saves 512 MiB for some seconds, to three files in turn, and returns the median."""
+    import torch
+    state = {"weights": torch.randn(128 * MIB)}
 
-    def __init__(self, directory):
-        import torch
-        self.torch, self.directory = torch, directory
-        self.state = {"weights": torch.randn(128 * MIB)}
-        self.number = 0
-        for _ in range(4):   # the locations in the pool, and the memory
-            self.save()
-
-    def save(self):
-        """Returns the seconds that it took."""
-        self.number += 1
+    def save(number):
         start = time.monotonic()
-        with open(self.directory / f"save{self.number % 3}", "wb") as file:
-            self.torch.save(self.state, file)
-            file.flush()
-            sync_file(file.name)
+        torch.save(state, directory / f"save{number % 3}")
+        sync_file(directory / f"save{number % 3}")
         return time.monotonic() - start
 
-    def median(self):
+    def median():
         times, end = [], time.monotonic() + TIMED_SAVES_S
         while time.monotonic() < end:
-            times.append(self.save())
+            times.append(save(len(times)))
         return statistics.median(times)
+
+    for number in range(4):   # the locations in the pool, and the memory
+        save(number)
+    return median
 
 
 def measure_saves(args, base):
@@ -247,17 +223,17 @@ def measure_saves(args, base):
         if pushes.start("max").wait():
             raise RuntimeError("the push failed")
         alone = total / MIB / (time.monotonic() - start)
-        saves = Saves(mount)
-        rates, rounds = ["no push", *args.beside], []
-        for _ in range(args.rounds):
-            rounds.append({})
-            for rate in random.sample(rates, len(rates)):
-                with pushes.again_and_again(rate) if rate != "no push" else contextlib.nullcontext():
-                    time.sleep(0.3)   # until the first part is sent
-                    rounds[-1][rate] = saves.median()
+        save, values = saves_of(mount), {rate: [] for rate in (None, *args.beside)}
+
+        def beside(rate):
+            with pushes.again_and_again(rate):
+                time.sleep(0.3)   # until the first part is sent
+                return save()
+
+        measure(values, args.rounds, beside)
     return {"push alone, MiB/s": alone,
-            "seconds of a save": {rate: statistics.median(one[rate] for one in rounds) for rate in rates},
-            "ratios": {rate: ratio([one["no push"] for one in rounds], [one[rate] for one in rounds]) for rate in args.beside}}
+            "seconds of a save": {rate or "no push": statistics.median(each) for rate, each in values.items()},
+            "ratios": {rate: ratio(values[None], values[rate]) for rate in args.beside}}
 
 
 def size_of_files(text):

@@ -109,11 +109,10 @@ def ratio_checks(row, ways, in_memory):
 
 def beside_checks(row, ways, results):
     """Compares the row with one that differs in one respect only, in the same run."""
-    for way in ("weightfs", "host"):
+    for way, where in (("weightfs", ""), ("host", ", both on the host")):
         ours, theirs = ways.get(way, {"median": 0})["median"], results.rates(row.get("beside"), way)["median"]
         if ours > 0 and theirs > 0:
-            name = row["beside"] + (", both on the host" if way == "host" else "")
-            yield check(name, ours / theirs, row["at_least"].get("beside", 0))
+            yield check(row["beside"] + where, ours / theirs, row["at_least"].get("beside", 0))
 
 
 def device_checks(row, ways, size):
@@ -129,17 +128,14 @@ def device_checks(row, ways, size):
 def throttle_checks(row, ways):
     """The ratio of several throttled devices to one, which must reach its target and must not exceed their number. If a
     rate exceeds the throttle's limit, there is no ratio, and the second value gives the reason."""
-    rates = {way: ways.get(way, {"median": 0})["median"] for way in ("one device", "weightfs")}
-    for way, devices in (("one device", 1), ("weightfs", THROTTLED_DEVICES)):
+    one, several = (ways.get(way, {"median": 0})["median"] for way in ("one device", "weightfs"))
+    for rate, devices in ((one, 1), (several, THROTTLED_DEVICES)):
         limit = devices * THROTTLED_RATE
-        if rates[way] > limit * (1 + THROTTLE_TOLERANCE):
+        if rate > limit * (1 + THROTTLE_TOLERANCE):
             return [], (f"the throttle did not hold: {devices} throttled device{'s' * (devices > 1)} gave "
-                        f"{rates[way] / 1e6:.0f} MB/s of {limit / 1e6:.0f} at most")
-    if min(rates.values()) <= 0:
-        return [], None
-    ratio = rates["weightfs"] / rates["one device"]
-    return [check("one device", ratio, at_least=row["at_least"]["one_device"]),
-            check("one device", ratio, at_most=row["at_most"]["one_device"])], None
+                        f"{rate / 1e6:.0f} MB/s of {limit / 1e6:.0f} at most")
+    return [check("one device", several / one, **{bound: row[bound]["one_device"]}) for bound in ("at_least", "at_most")
+            if min(one, several) > 0], ""
 
 
 def time_from_memory(ways):

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/worker/worker.h"
+#include "bench/worker.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 

@@ -9,11 +9,16 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from harness import needs, process
 from harness.filesystems import REPOSITORY, is_mounted, program, wait_until
+
+sys.path.append(str(REPOSITORY))
+
+from bench.program import Client, Failure  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), pytest.mark.limit(300)]
 
@@ -120,6 +125,26 @@ def test_the_report_is_one_file_with_everything_in_it(run):
     assert not re.search(r"https?://(?!www.w3.org/2000/svg)|<script|<link|<img|@import|\bsrc=|url\(", page)
     measured = [row for row in run["json"]["rows"] if row["ways"]]
     assert all(f">{html.escape(row['title'])}<" in page for row in measured) and page.count("<svg") >= 3
+
+
+def test_the_worker_finds_wrong_bytes_where_it_is_asked(tmp_path):
+    """Comparing takes time, and it would be measured on one of two ways only."""
+    worker = Client(str(program()), "bench-worker")
+    files = {"path": str(tmp_path / "files"), "count": 4, "size": 4096}
+    try:
+        worker.ask("prepare", bytes=1 << 20, warm=False)
+        worker.ask("write", path=str(tmp_path / "large"))
+        worker.ask("create", **files)
+        for path, jobs in ((tmp_path / "large", ("read", "map")), (tmp_path / "files/file-000002", ("read-all",))):
+            with open(path, "r+b") as stream:
+                stream.write(b"wrong")
+            for do in jobs:
+                job = files if do == "read-all" else {"path": str(path)}
+                worker.ask(do, **job)
+                with pytest.raises(Failure, match=f"{path.name}: wrong bytes at 0"):
+                    worker.ask(do, check=True, **job)
+    finally:
+        worker.end()
 
 
 def test_nothing_is_left(run):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs-loads, and the example that streams weights."""
 
+import argparse
 import json
 import os
 import re
@@ -46,7 +47,9 @@ def test_json_has_all_measurements(local, two_loaders, capfd):
 def test_every_loader_that_is_installed_loads_what_was_saved(local, name):
     if name not in loads.installed()[0]:
         pytest.skip(f"{name} is not installed: {loads.installed()[1][name]}")
-    assert len(loads.measure(str(local), 8 << 20, 1, [name], lambda *_: None)[name]) == 1
+    values = {name: []}
+    loads.measure(values, argparse.Namespace(directory=str(local), size=8 << 20, rounds=1), lambda *_: None)
+    assert len(values[name]) == 1
 
 
 def test_a_loader_that_loads_something_else_is_an_error(local, two_loaders, monkeypatch, capfd):

@@ -19,7 +19,7 @@ import weightfs.dcp
 from weightfs import checkpoint
 from weightfs._replace import sync_folder
 from weightfs.bench import compare
-from weightfs.bench.program import Bar, Parser, Stop, directory, number_from, run, size
+from weightfs.bench.program import directory
 
 _TENSOR = 16 << 20   # bytes of the largest tensors
 
@@ -81,56 +81,31 @@ def seconds_of(way, folder, state):
             close()
 
 
-def result_of(values, nbytes, directories):
+def result_of(values, args):
     def name(way, folder):
-        return way if len(directories) == 1 else f"{way}, {'compared' if folder == directories[-1] else 'here'}"
+        return f"{way}, {'compared' if folder == args.compare else 'here'}" if args.compare else way
 
-    rows = [compare.row(title, "s", {name(*key): [pair[index] for pair in each] for key, each in values.items()},
-                        name(BASE, directories[-1]), table=f"seconds, {nbytes / (1 << 20):.0f} MiB")
+    base = name(BASE, args.compare or args.directory)
+    rows = [compare.row(title, "s", {name(*key): [pair[index] for pair in each] for key, each in values.items()}, base,
+                        table=f"seconds, {args.size / (1 << 20):.0f} MiB")
             for index, title in enumerate(("loop stands still", "until durable"))]
     return compare.result("weightfs-checkpoint", len(next(iter(values.values()))), rows, [row["id"] for row in rows],
-                          notes=[f"here: {directories[0]}; compared: {directories[-1]}"] * (len(directories) > 1))
-
-
-def parse(arguments):
-    parser = Parser(prog="weightfs-checkpoint", description=__doc__)
-    parser.add_argument("directory", metavar="DIR", type=directory, help="a mount or any directory; what is written is "
-                        "removed again")
-    parser.add_argument("--compare", metavar="DIR", type=directory, help="a directory on another filesystem")
-    parser.add_argument("--size", type=size, default="256M", help="bytes of the state: a number with K, M or G (default "
-                        "256M)")
-    parser.add_argument("--rounds", type=number_from(1), default=5, help="rounds that are counted (default 5)")
-    parser.add_argument("--json", action="store_true", help="print JSON with the seconds of each round")
-    args = parser.parse_args(arguments)
-    args.directories = [args.directory] + ([args.compare] if args.compare else [])
-    return args
+                          notes=[f"here: {args.directory}; compared: {args.compare}"] * bool(args.compare))
 
 
 def main(arguments=None):
-    return run("weightfs-checkpoint", lambda: _main(parse(arguments)))
+    parser = compare.parser("weightfs-checkpoint", __doc__, "bytes of the state", "256M", "rounds that are counted", 5)
+    parser.add_argument("--compare", metavar="DIR", type=directory, help="a directory on another filesystem")
+    args = parser.parse_args(arguments)
 
+    def work(values, show):
+        warnings.filterwarnings("ignore", module=r"torch\.distributed\..*")   # that there is one process
+        state = state_of(args.size)
+        values |= {(way, folder): [] for folder in (args.directory, args.compare) if folder for way in WAYS}
+        compare.measure(values, args.rounds, lambda key: seconds_of(*key, state), show)
 
-def _main(args):
-    def report():
-        if all(values.values()):
-            compare.output(result_of(compare.complete(values), args.size, args.directories), args.json)
-
-    warnings.filterwarnings("ignore", module=r"torch\.distributed\..*")   # that there is one process
-    state, bar = state_of(args.size), Bar("weightfs-checkpoint")
-    values = {(way, folder): [] for folder in args.directories for way in WAYS}
-    try:
-        compare.measure(values, args.rounds, lambda key: seconds_of(*key, state),
-                        bar.show)
-    except Stop:
-        report()
-        raise
-    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
-        print(f"weightfs-checkpoint: {error}", file=sys.stderr)
-        return 1
-    finally:
-        bar.end()
-    report()
-    return 0
+    return compare.main("weightfs-checkpoint", args, work, lambda values: result_of(values, args),
+                        (dcp.api.CheckpointException,))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import weightfs.safetensors
 from weightfs._memory import advise_huge_pages
 from weightfs.bench import compare, libraries
 from weightfs.bench.machine import drop_pages
-from weightfs.bench.program import Bar, Parser, directory, number_from, run, size
 
 
 def _stream(path):
@@ -79,61 +78,42 @@ def seconds_of(load, path, model=None):
     return seconds
 
 
-def measure(folder, nbytes, rounds, names, show):
-    """Returns name -> seconds of each round."""
-    with tempfile.TemporaryDirectory(prefix="weightfs-loads-", dir=folder) as own:
-        model = libraries.Torch(nbytes)
+def measure(values, args, show):
+    """Appends the seconds of each round to the names in `values`."""
+    with tempfile.TemporaryDirectory(prefix="weightfs-loads-", dir=args.directory) as own:
+        model = libraries.Torch(args.size)
         show("writing the model", 0)
-        paths = write(model.state, own, names)
-        for name in names:
+        paths = write(model.state, own, values)
+        for name in values:
             try:
                 seconds_of(LOADERS[name][1], paths[name], model)
             except Exception as error:
                 raise RuntimeError(f"{name}: {error}") from error
         del model
-        return compare.measure({name: [] for name in names}, rounds,
-                               lambda name: seconds_of(LOADERS[name][1], paths[name]), show)
+        compare.measure(values, args.rounds, lambda name: seconds_of(LOADERS[name][1], paths[name]), show)
 
 
 def result_of(seconds, nbytes, missing):
-    peers = [name for name in seconds if not name.startswith("weightfs")]
-    base = min(peers, key=lambda name: statistics.median(seconds[name])) if peers else next(iter(seconds))
+    peers = [name for name in seconds if not name.startswith("weightfs")] or list(seconds)
+    base = min(peers, key=lambda name: statistics.median(seconds[name]))
     rates = {name: [nbytes / each for each in seconds[name]] for name in seconds}
-    rounds = len(seconds[base])
-    return compare.result("weightfs-loads", rounds, [compare.row(
+    return compare.result("weightfs-loads", len(seconds[base]), [compare.row(
         "loads", "GB/s", rates, base, table=f"cold loads of {nbytes >> 20} MiB, GB/s", title="GB/s",
         not_measured=missing)], ["loads"])
 
 
-def parse(arguments):
-    parser = Parser(prog="weightfs-loads", description=__doc__)
-    parser.add_argument("folder", metavar="DIR", type=directory, help="a mount or any directory; its files are removed "
-                        "afterwards")
-    parser.add_argument("--size", type=size, default="1G", help="bytes of the model: a number with K, M or G (default 1G)")
-    parser.add_argument("--rounds", type=number_from(1), default=5, help="measured loads of each loader (default 5)")
-    parser.add_argument("--json", action="store_true", help="print all measurements as JSON")
-    args = parser.parse_args(arguments)
-    if shutil.disk_usage(args.folder).free < (2 if "tensorizer" in installed()[0] else 1) * args.size:
-        parser.error(f"{args.folder}: no space for the files; give a smaller --size")
-    return args
-
-
 def main(arguments=None):
-    return run("weightfs-loads", lambda: _main(parse(arguments)))
-
-
-def _main(args):
+    parser = compare.parser("weightfs-loads", __doc__, "bytes of the model", "1G", "measured loads of each loader", 5)
+    args = parser.parse_args(arguments)
     names, missing = installed()
-    bar = Bar("weightfs-loads")
-    try:
-        seconds = measure(args.folder, args.size, args.rounds, names, bar.show)
-    except (OSError, RuntimeError) as error:
-        print(f"weightfs-loads: {error}", file=sys.stderr)
-        return 1
-    finally:
-        bar.end()
-    compare.output(result_of(seconds, args.size, missing), args.json)
-    return 0
+    if shutil.disk_usage(args.directory).free < (2 if "tensorizer" in names else 1) * args.size:
+        parser.error(f"{args.directory}: no space for the files; give a smaller --size")
+
+    def work(values, show):
+        values |= {name: [] for name in names}
+        measure(values, args, show)
+
+    return compare.main("weightfs-loads", args, work, lambda values: result_of(values, args.size, missing))
 
 
 if __name__ == "__main__":

@@ -46,59 +46,44 @@ def touched(tensors):
 
 
 class Torch:
-    """A state dict with a few large tensors and as many small ones, like a model's. All processes make the same one."""
+    """A state dict with a few large tensors and as many small ones, like a model's. All processes make the same one.
+    `module` saves and loads it; further arguments of both depend on it."""
 
-    module = "torch"
-
-    def __init__(self, size):
-        self.torch, self.files = (importlib.import_module(name) for name in ("torch", self.module))
-        self.version = self.torch.__version__
+    def __init__(self, size, module="torch", saving={}, loading={"map_location": "cpu", "weights_only": True}):
+        self.torch, self.files = (importlib.import_module(name) for name in ("torch", module))
+        self.version, self.saving, self.loading = self.torch.__version__, saving, loading
         count, generator = max(size // PIECES // 8, 1), self.torch.Generator().manual_seed(1)
         first = self.torch.empty(count, dtype=self.torch.int64).random_(generator=generator)
         self.state = {f"layer{index}.weight": first + index for index in range(PIECES)}
         self.state |= {f"layer{index}.bias": self.torch.arange(64) + index for index in range(PIECES)}
 
     def save(self, path):
-        self.files.save(self.state, path)
+        self.files.save(self.state, path, **self.saving)
 
     def load(self, path):
-        return self.files.load(path, map_location="cpu", weights_only=True)
+        return self.files.load(path, **self.loading)
 
     def is_right(self, loaded):
         return loaded.keys() == self.state.keys() and all(
             self.torch.equal(loaded[name], tensor) for name, tensor in self.state.items())
 
 
-class WeightfsTorch(Torch):
-    module = "weightfs.torch"
-
-    def save(self, path):
-        self.files.save(self.state, path, durable=True)
-
-
 class DistributedCheckpoint(Torch):
-    """torch.distributed.checkpoint in one process. A checkpoint is a directory."""
-
-    module = "torch.distributed.checkpoint"
-
-    def __init__(self, size):
-        super().__init__(size)
-        self.save_state, self.load_state = self.files.save, self.files.load   # torch 2.2 or newer
-        warnings.filterwarnings("ignore", module=r"torch\.distributed")   # that there is one process
+    """In one process; torch 2.2 or newer. A checkpoint is a directory."""
 
     def save(self, path):
-        self.save_state(self.state, checkpoint_id=path)
+        warnings.filterwarnings("ignore", module=r"torch\.distributed")   # that there is one process
+        self.files.save(self.state, checkpoint_id=path)
 
     def load(self, path):
         loaded = {name: self.torch.empty_like(tensor) for name, tensor in self.state.items()}
-        self.load_state(loaded, checkpoint_id=path)
+        self.files.load(loaded, checkpoint_id=path)
         return loaded
 
 
 class Safetensors(Torch):
     def __init__(self, size, module, load_tensors=None):
-        self.module = module
-        super().__init__(size)
+        super().__init__(size, module)
         self.load_tensors = load_tensors or self.files.load_file
 
     def save(self, path):
@@ -148,7 +133,8 @@ class Handle:
         return self.loaded
 
 
-LIBRARIES = {"torch": Torch, "weightfs.torch": WeightfsTorch, "torch.distributed.checkpoint": DistributedCheckpoint,
+LIBRARIES = {"torch": Torch, "weightfs.torch": lambda size: Torch(size, "weightfs.torch", {"durable": True}),
+             "torch.distributed.checkpoint": lambda size: DistributedCheckpoint(size, "torch.distributed.checkpoint"),
              "safetensors": lambda size: Safetensors(size, "safetensors.torch"),
              "weightfs.safetensors": lambda size: Safetensors(size, "weightfs.safetensors"),
              "fastsafetensors": lambda size: Safetensors(size, "fastsafetensors", load_fastsafetensors),
@@ -157,26 +143,20 @@ LIBRARIES = {"torch": Torch, "weightfs.torch": WeightfsTorch, "torch.distributed
              "weightfs": lambda size: Handle(size, "weightfs", "weightfs.deepnvme")}
 
 
-def timed(work, path):
+def answer_of(library, job):
+    """Saves and syncs, or loads; only that is timed."""
+    path, loaded = job["path"], None
     cpu, begin = time.process_time(), time.monotonic()
-    result = work(path)
-    return result, {"seconds": time.monotonic() - begin, "cpu": time.process_time() - cpu}
-
-
-def save(library, job):
-    def save_and_sync(path):
+    if job["do"] == "save":
         library.save(path)
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
-
-    return timed(save_and_sync, job["path"])[1]
-
-
-def load(library, job):
-    loaded, answer = timed(library.load, job["path"])
+    else:
+        loaded = library.load(path)
+    answer = {"seconds": time.monotonic() - begin, "cpu": time.process_time() - cpu}
     if job["check"] and not library.is_right(loaded):
-        raise ValueError(f"{job['path']} does not hold what was saved")
+        raise ValueError(f"{path} does not hold what was saved")
     return answer
 
 
@@ -192,7 +172,7 @@ def main():
                 library = LIBRARIES[job["library"]](job["bytes"])
                 answer = {"version": library.version}
             else:
-                answer = {"save": save, "load": load}[job["do"]](library, job)
+                answer = answer_of(library, job)
         except ImportError as error:
             answer = {"missing": str(error)}
         except Exception as error:

@@ -30,25 +30,19 @@ class Best:
         self.rate = self.busy = 0
 
     def add(self, rate, busy):
-        if rate > self.rate:
-            self.rate, self.busy = rate, busy
+        self.rate, self.busy = max((self.rate, self.busy), (rate, busy))
 
     def limit(self, reference):
-        processors = f"the processors are {self.busy * 100:.0f} % busy"
+        processors = f"the processors are {self.busy:.0%} busy (reads)".replace("%", " %")
         if not reference:
-            return f"{processors} (reads)"
+            return processors
         part = self.rate / reference
         what = "the disk" if part >= 0.85 else "the processors" if self.busy >= 0.85 else "waiting"
-        return f"limited by {what}: at its best {part:.2f} of the reference, {processors} (reads)"
+        return f"limited by {what}: at its best {part:.2f} of the reference, {processors}"
 
 
 def gb_per_second(answer):
     return answer["amount"] / answer["seconds"] / 1e9
-
-
-def read_cold(run, directory, path, size):
-    directory.make_cold(path)
-    return gb_per_second(run.worker.ask("read", path=path, size=size))
 
 
 def read_reference(run):
@@ -92,23 +86,30 @@ def streams(run, reference):
                   best.limit(reference))]
 
 
+def write_and_read(run, directory, size, turns=1):
+    """The rates of a new file, which is removed again: written, and read cold."""
+    path = directory.file("new")
+    written = gb_per_second(run.worker.ask("write", path=path, size=size))
+    times, reads = ProcessorTimes(), []
+    for _ in range(turns):
+        directory.make_cold(path)
+        reads.append(gb_per_second(run.worker.ask("read", path=path, size=size)))
+    directory.remove("new")
+    return {"weightfs, read": statistics.median(reads), "weightfs, write": written}, times.parts_since()[0]
+
+
 def large(run, reference):
-    best, points, moved = Best(), [], 0
-    most = run.options.large_size
+    best, points, moved, most = Best(), [], 0, run.options.large_size
     sizes = [run.size, max(most // 4 // run.size, 1) * run.size, most]
     run.show("scaling: making a store for the large file")
     with contextlib.ExitStack() as stack:
         directory = run.on(run.make_store("large", most + most // 50 + GIB, stack))
-        path = directory.file("large")
         for size in sizes:
             run.show(f"scaling: one file of {size_text(size)}", moved / sum(sizes))
             moved += size
-            written = gb_per_second(run.worker.ask("write", path=path, size=size))
-            times = ProcessorTimes()
-            read = read_cold(run, directory, path, size)
-            best.add(read, times.parts_since()[0])
-            points.append((size / GIB, {"weightfs, read": read, "weightfs, write": written}))
-            directory.remove("large")
+            rates, busy = write_and_read(run, directory, size)
+            best.add(rates["weightfs, read"], busy)
+            points.append((size / GIB, rates))
     return [curve("large", "One large file", "GiB in the file", THROUGHPUT, "GB/s", points, best.limit(reference))]
 
 
@@ -130,10 +131,7 @@ def aging(run, reference):
 
         def measure(turn):
             size = min(space // 20 // MIB * MIB, run.size)
-            written = gb_per_second(run.worker.ask("write", path=directory.file("new"), size=size))
-            read = statistics.median(read_cold(run, directory, directory.file("new"), size) for _ in range(3))
-            directory.remove("new")
-            points.append((turn, {"weightfs, read": read, "weightfs, write": written}))
+            points.append((turn, write_and_read(run, directory, size, 3)[0]))
 
         fill.made = 0
         measure(0)

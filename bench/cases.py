@@ -7,7 +7,7 @@ import os
 import shutil
 from typing import Callable
 
-from .machine import MIB, free_space, kernel_figure
+from .machine import MIB, kernel_figure
 from .program import Client, Failure, command
 
 SMALL_FILE = 64 << 10
@@ -62,7 +62,7 @@ def fio(path, mode, call, size, depth=0, direct=True, jobs=1, seconds=0.0, seed=
     job = json.loads(out[out.index("{"):])["jobs"][0]   # notes may precede it
     figures = job["write" if "write" in mode else "read"]
     spent = max(figures["runtime"], 1) / 1000
-    return {"seconds": spent, "cpu": (job["usr_cpu"] + job["sys_cpu"]) / 100 * spent * jobs, "amount": figures["total_ios"],
+    return {"seconds": spent, "cpu": (job["usr_cpu"] + job["sys_cpu"]) / 100 * spent * jobs,
             "rate": figures["iops" if "rand" in mode else "bw_bytes"], "bytes": figures["io_bytes"]}
 
 
@@ -125,8 +125,9 @@ def read_cases(run):
         cases += [*reads(way, directory), whole(way, directory, "mmap", "map"),
                   whole(way, directory, "reread", "read", 2), whole(way, directory, "mmap-again", "map", 2),
                   *fio_case(run, way, directory, "readers-8", cold_file(run, directory), "read", jobs=8, direct=False)]
+    mount = ("weightfs", run.weightfs)
     for depth in (1, 32, 128):
-        cases += fio_case(run, "weightfs", run.weightfs, f"aio-{depth}", cold_file(run, run.weightfs), "read", depth=depth)
+        cases += fio_case(run, *mount, f"aio-{depth}", cold_file(run, run.weightfs), "read", depth=depth)
     if not run.is_needed("read-1m") and not run.is_needed("read-whole"):
         return cases
     if not run.has_own_store:
@@ -153,7 +154,8 @@ def random_cases(run):
 def reader_cases(run, seconds):
     """Random reads by leases, through the client library's reader, which stays open during a measurement."""
     def reads(depth, duration, **job):
-        answer = run.worker.ask("reader", path=run.weightfs.file("big"), call=4096, depth=depth, duration=duration, **job)
+        answer = run.worker.ask("reader", path=run.weightfs.file("big"), call=4096, depth=depth, duration=duration,
+                                **job)
         return {**answer, "bytes": answer["amount"] * 4096}
 
     def step(depth):
@@ -325,7 +327,7 @@ def library_cases(run, name, save_row, load_row, form):
     if load not in steps:
         return cases
     needed = run.size * 5 // 4
-    if (not os.access("/dev/shm", os.W_OK) or free_space("/dev/shm") < needed or
+    if (not os.access("/dev/shm", os.W_OK) or shutil.disk_usage("/dev/shm").free < needed or
             kernel_figure("MemAvailable") < 3 * needed):
         run.results.not_measured(load_row, "memory", "/dev/shm has no space for the file")
         return cases

@@ -35,8 +35,8 @@ def complete(values):
 
 
 def row(name, unit, values, base=None, **fields):
-    """values: way -> its values in all rounds. Without a base, weightfs is compared with every other way; with it, every
-    way with the base."""
+    """values: way -> its values in all rounds. With a base, every way is compared with it; without, weightfs with every
+    other way."""
     checks = ([{"way": way, "against": base, "value": ratio(values[way], values[base], unit)} for way in values] if base
               else [{"against": way, "value": ratio(values["weightfs"], values[way], unit)} for way in values
                     if way != "weightfs"])

@@ -98,8 +98,8 @@ def bars(rows, unit, show):
 
 
 def ratio_parts(rows, y=0, left=0):
-    """Bars that begin at 1, on a logarithmic scale, with a mark at the target: (title, explanation, value, target). Returns
-    the elements and the lower end."""
+    """Bars that begin at 1, on a logarithmic scale, with a mark at the target, of (title, explanation, value, target).
+    Returns the elements and the lower end."""
     values = [min(max(value, 1 / BEYOND), BEYOND) for _, _, value, _ in rows]
     low, high = min(*values, 0.5) / 1.3, max(*values, 2) * 1.3
     right = WIDTH - left - 64

@@ -8,7 +8,7 @@ import random
 import shlex
 
 from . import rows
-from .machine import MIB, mounts
+from .machine import MIB, mount_of
 from .program import Failure, Parser, command, directory, number_from, size
 
 SIZE_STEP, LEAST_SIZE = 2 * MIB, 32 * MIB
@@ -79,15 +79,6 @@ def describe():
         {"names": action.option_strings, "value": action.metavar or "", "meaning": action.help,
          "optional_value": bool(action.option_strings) and action.nargs == "?", "repeated": action.nargs == 1}
         for action in sorted(actions, key=lambda action: action.dest != "help")]})
-
-
-def store_above(path):
-    """The store of the weightfs mount that contains a path, or ""."""
-    best = ("", "", "")
-    for source, point, kind in mounts():
-        if f"{path}/".startswith(point.rstrip("/") + "/") and len(point) >= len(best[1]):
-            best = (source, point, kind)
-    return best[0] if best[2] == "fuse.weightfs" else ""
 
 
 def check_sizes(parser, options):
@@ -162,7 +153,8 @@ def parse(program, arguments):
     if options.files and options.files < FEWEST_FILES:
         parser.error(f"--files {options.files}: too few; give at least {FEWEST_FILES}")
     options.directory = os.path.realpath(options.directory)
-    options.store = store_above(options.directory)
+    kind, source = mount_of(options.directory)
+    options.store = source if kind == "fuse.weightfs" else ""
     check_store(parser, options)
     check_selection(parser, options)
     if options.drop_caches and not os.access("/proc/sys/vm/drop_caches", os.W_OK):

@@ -39,7 +39,7 @@ th {{ color: var(--soft); font-weight: 500; }}
 th.number, td.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 .soft {{ color: var(--soft); font-size: 14px; }}
 .missing {{ color: var(--soft); background: var(--page); border-radius: 6px; padding: 6px 12px; }}
-.alarm {{ color: var(--alarm); background: var(--alarm-back); border-radius: 6px; padding: 6px 12px; font-weight: 600; }}
+.alarm {{ color: var(--alarm); background: var(--alarm-back); border-radius: 6px; padding: 6px 12px; }}
 /* In a narrow window a row of a table is a list of its names and values. */
 @media (max-width: 800px) {{
   main {{ padding: 16px 8px; }}
@@ -66,8 +66,9 @@ def figures(result):
     """(title, names of ways with their colors, SVG) of each figure: ratios, bars of each group, and curves."""
     compared = []
     for against in ("reference", "host"):
-        compared += [(row["title"], f"to the {against}", check["value"], check.get("at_least")) for row in result["rows"]
-                     for check in row["checks"] if check["against"] == against and "way" not in check]
+        compared += [(row["title"], f"to the {against}", check["value"], check.get("at_least"))
+                     for row in result["rows"] for check in row["checks"]
+                     if check["against"] == against and "way" not in check]
     if compared:
         yield "Ratios; a mark is the target", {}, drawing.ratios(compared)
     groups = {}
@@ -86,8 +87,9 @@ def figures(result):
 
 def problems(result):
     """The lines of a part of a report that failed or could not run."""
-    style, word = {"failed": ("alarm", "FAILED"), "missing": ("missing", "NOT MEASURED")}.get(result.get("state"), ("", ""))
-    return [(style, f"{result['title']}: {word}: {result['reason']}")] if word else []
+    known = {"failed": ("alarm", "FAILED"), "missing": ("missing", "NOT MEASURED")}
+    return [(style, f"{result['title']}: {word}: {result['reason']}") for state, (style, word) in known.items()
+            if result.get("state") == state]
 
 
 def sections(facts, results, alarms):

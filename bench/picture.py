@@ -65,8 +65,8 @@ def scaling(result):
     width, height, top = 300, 210, 70
     parts = [f'<g transform="translate({MARGIN} 32)">', *drawing.curve_legend(list(curves.values()), 12), "</g>"]
     for number, name in enumerate(CURVES):
-        parts += drawing.curve_parts(curves[name], MARGIN + number % 2 * (width + 10), top + number // 2 * height, width,
-                                     height - 10)
+        x, y = MARGIN + number % 2 * (width + 10), top + number // 2 * height
+        parts += drawing.curve_parts(curves[name], x, y, width, height - 10)
     return framed("How weightfs scales", result, parts, top + 3 * height + 20, 2 * width + 2 * MARGIN + 10)
 
 

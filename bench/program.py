@@ -130,8 +130,8 @@ def _end_with(parent):
 
 
 def guarded(work):
-    """Returns the status of work(), which runs in a child process: SystemExit is raised there if this process receives a
-    signal that ends it, or is killed. Signals of the terminal do not reach the child or its processes."""
+    """Returns the status of work(), which runs in a child process. SystemExit is raised there if this process receives
+    a signal or is killed. Signals of the terminal do not reach the child or its processes."""
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -223,8 +223,8 @@ class Client:
 # Files of results
 
 class Output:
-    """A file for a result, or standard output for "-". It can be written before the measurements begin, and is written at
-    their end: an old file stays if they fail, and a new one is removed."""
+    """A file for a result, or standard output for "-". It is opened before the measurements and written at their end:
+    an old file stays if they fail, and a new one is removed."""
 
     def __init__(self, path):
         self.path, self.made = path, False

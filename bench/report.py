@@ -31,7 +31,7 @@ class Part:
     title: str
     about: str
     packages: tuple   # Python packages that it imports
-    command: str      # {program} {python} {examples}, {mount}, and {host}: a directory on the filesystem beside the store
+    command: str      # with {program} {python} {examples} {mount} {host}: a directory beside the store
     sizes: dict       # size of the report -> further arguments
     minutes: dict     # size of the report -> expected duration on 2 idle processors
 
@@ -80,7 +80,7 @@ def parse(arguments):
     parser.add_argument("--program", type=os.path.abspath, required=True, help="the program weightfs")
     parser.add_argument("--examples", type=os.path.abspath, default="examples", help="directory of the examples")
     parser.add_argument("--size", choices=POOL, default="small")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="only these parts: names, separated by commas")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="only these parts, separated by commas")
     parser.add_argument("--out", type=Path, required=True, help="directory of the report")
     args = parser.parse_args(arguments)
     names = [part.name for part in PARTS]
@@ -145,8 +145,8 @@ def alarms(found):
     """A warning if other work ran on the machine."""
     load = float(found["load average at the start"].split()[0])
     return [] if load < int(found["processors"].split()[0]) / 2 else [
-        f"The load average was {load} before the first measurement: other work slowed these figures. Compare ratios, not "
-        f"seconds, and repeat the run on an idle machine."]
+        f"The load average was {load} before the first measurement: other work slowed these figures. Compare ratios, "
+        f"not seconds, and repeat the run on an idle machine."]
 
 
 def run(args):

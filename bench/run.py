@@ -60,7 +60,7 @@ class Run:
         return 576 * MIB if self.options.quick else GIB
 
     def choose_size(self):
-        memory, free, size = kernel_figure("MemAvailable"), machine.free_space(self.host_root), self.options.size
+        memory, free, size = kernel_figure("MemAvailable"), shutil.disk_usage(self.host_root).free, self.options.size
         if self.in_memory:
             free = min(free, memory)
         if not size:
@@ -113,7 +113,7 @@ class Run:
         return path
 
     def raw(self, prepare=True):
-        """The job of fio on the disk alone: on the reference's file, or on the blocks of the large file on the device."""
+        """The job of fio on the disk alone: the reference's file, or the blocks of the large file on the device."""
         if prepare and self.raw_job is None and not self.pool_device:
             path = self.host.file("raw")
             self.show("writing the reference's file")
@@ -124,7 +124,8 @@ class Run:
         elif prepare and self.raw_job is None:
             described = command(self.options.program, "info", self.make_large_file_cold(self.weightfs), "--json")
             extent = max(json.loads(described)["extents"], key=lambda extent: extent["length"])
-            self.raw_job = {"path": self.pool_device, "offset": extent["physical"], "size": extent["length"] // MIB * MIB}
+            self.raw_job = {"path": self.pool_device, "offset": extent["physical"],
+                            "size": extent["length"] // MIB * MIB}
         return self.raw_job
 
     def no_verify(self):
@@ -185,7 +186,7 @@ def measure(run, case, step, turn):
     counters, cpu, begin = case.directory.counters(), case.directory.cpu_seconds(), time.monotonic()
     answer = {"seconds": None, **step.work(turn)}
     seconds = answer["seconds"] or time.monotonic() - begin
-    sample = {"rate": answer.get("rate") or answer["amount"] / seconds, "seconds": seconds, "bytes": answer["bytes"],
+    sample = {"rate": answer.get("rate") or answer.get("amount", 0) / seconds, "seconds": seconds, "bytes": answer["bytes"],
               "client_cpu_seconds": answer["cpu"], "daemon_cpu_seconds": case.directory.cpu_seconds() - cpu}
     if "device_read_bytes" in counters:
         sample["device_read_bytes"] = case.directory.counters()["device_read_bytes"] - counters["device_read_bytes"]

@@ -10,7 +10,7 @@ import statistics
 import time
 
 from .cases import compared, fio
-from .machine import GIB, MIB, ProcessorTimes, free_space, kernel_figure, size_text
+from .machine import GIB, MIB, ProcessorTimes, kernel_figure, size_text
 from .verdict import check, in_turns
 
 AGED_OF_FRESH, AGE_ROUNDS, AGE_STEP, FULL = 0.9, 50, 10, 0.9
@@ -118,7 +118,7 @@ def aging(run, reference):
     chance, files, points = random.Random(run.options.seed), {}, []
     with contextlib.ExitStack() as stack:
         directory = run.on(run.make_store("aging", max(2 * run.size, 512 * MIB), stack))
-        space = free_space(directory.path)
+        space = shutil.disk_usage(directory.path).free
 
         def fill():
             # As many small files as large ones: 64 KiB to 64 MiB, or a hundredth of the pool.

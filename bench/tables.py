@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results as tables: of the terminal, of Markdown and of HTML.
 
-A result is {"version", "program", "facts", "rounds", "rows", "curves"}. A row has {"id", "group", "title", "unit", "ways",
-"checks", "notes", "not_measured"}; its ways are {name: {"median", "min", "max", "samples"}}, and a check compares a way
+A result is {"version", "program", "facts", "rounds", "rows", "curves"}. A row has {"id", "group", "title", "unit",
+"ways", "checks", "notes", "not_measured"}; its ways are {name: {"median", "min", "max", "samples"}}, and a check compares a way
 ("way", or "weightfs") with another one ("against"): {"value"}, and if there is a target {"at_least" or "at_most",
 "state"}. Rates are in bytes, reads, files or the like per second; the unit "s" is seconds."""
 
@@ -39,8 +39,9 @@ class Table:
                   for column in range(len(self.head))]
 
         def line(tag, cells):
-            return "<tr>" + "".join(f"<{tag}{' class=number' * right} data-name=\"{escape(name)}\">{escape(text)}</{tag}>"
-                                    for right, name, text in zip(number, self.head, cells)) + "</tr>"
+            return "<tr>" + "".join(
+                f"<{tag}{' class=number' * right} data-name=\"{escape(name)}\">{escape(text)}</{tag}>"
+                for right, name, text in zip(number, self.head, cells)) + "</tr>"
 
         return "\n".join([*[f"<h3>{escape(self.caption)}</h3>"] * bool(self.caption),
                           '<div class="scroll"><table>', "<thead>", line("th", self.head), "</thead>",
@@ -103,7 +104,8 @@ def table_of(caption, rows, name):
 
 
 def tables(result, name="title"):
-    """The tables of a result, whose rows have their title or id: one for each unit, or for each `table` that rows name; then its curves."""
+    """The tables of a result: one for each unit, or for each `table` that rows name; then its curves. name: title or
+    id."""
     groups = {}
     for row in result["rows"]:
         if row["ways"]:

@@ -22,8 +22,8 @@ READERS_AT_LEAST, READERS_AT_MOST = 0.99, 1.1
 
 
 def in_turns(cases, rounds, chance=random):
-    """Yields (round, number in the round, case): every round has each case once, in a new random order. Round 0 warms up
-    and does not count."""
+    """Yields (round, number in the round, case): every round has each case once, in a new random order. Round 0 does
+    not count."""
     cases = list(cases)
     for turn in range(rounds + 1):
         chance.shuffle(cases)

@@ -5,8 +5,7 @@
 namespace weightfs::bench {
 
 // Reads a job in JSON from each line of standard input, {"do": NAME, …}, and answers with a line on standard output:
-// {"seconds", "cpu", "amount"} or {"error"}. Returns at the end of input. The jobs are in worker.cc; libraries.py answers
-// jobs in the same format.
+// {"seconds", "cpu", "amount"} or {"error"}. Returns at the end of input. libraries.py answers jobs in the same format.
 int RunWorker();
 
 }  // namespace weightfs::bench

@@ -9,9 +9,9 @@
 namespace weightfs::cli {
 
 // Translates the command line `arguments` of a program called as `program`. The names mount.weightfs,
-// mount.fuse.weightfs, umount.weightfs, umount.fuse.weightfs, fsck.weightfs and weightfs-bench become their subcommand; any
-// other name changes nothing. mount(8) passes `nodev` and `nosuid` to helpers, but never `dev` and `suid`. So if the former are
-// absent and `is_root` is true, device files and set-ID bits are enabled, as mount(8) promises.
+// mount.fuse.weightfs, umount.weightfs, umount.fuse.weightfs, fsck.weightfs and weightfs-bench become their subcommand;
+// any other name changes nothing. mount(8) passes `nodev` and `nosuid` to helpers, but never `dev` and `suid`. So if the
+// former are absent and `is_root` is true, device files and set-ID bits are enabled, as mount(8) promises.
 std::vector<std::string> TranslateHelperName(std::string_view program, const std::vector<std::string>& arguments,
                                              bool is_root = false);
 

@@ -108,7 +108,7 @@ def result_of(found):
     note = (f"{found['weights_bytes'] / 1e6:.0f} MB of weights in {found['memory']} of memory; "
             f"{found['read_bytes_per_token'] / 1e6:.0f} MB are read per token. The offloaded run waited "
             f"{statistics.median(found['share_waited']):.0%} of its time for I/O, and had "
-            f"{statistics.median(found['over_slower']):.2f} of the speed of the slower of compute alone and device alone.")
+            f"{statistics.median(found['over_slower']):.2f} of the speed of the slower of compute and device alone.")
     return compare.result("offload_generate.py", len(rates["mapped"]), [
         compare.row("generate", "tokens/s", rates, "in memory", title="tokens/s")], ["generate"], notes=[
             note, *["Equal to the run in memory: all tokens."] * found["same_tokens"]],

@@ -49,15 +49,17 @@ def compare(args, directory, bar):
 def result_of(found):
     rates = {name: [1 / each for each in seconds] for name, seconds in found["seconds"].items()}
     note = (f"{found['state_bytes'] / 1e6:.0f} MB of weights, gradients and states in {found['memory']} of memory; per "
-            f"step {found['read_bytes_per_step'] / 1e6:.0f} MB are read and {found['written_bytes_per_step'] / 1e6:.0f} MB "
-            f"written. The offloaded run waited {found['share_waited']:.0%} of its time for I/O. The killed run continued "
-            f"from {found['complete_steps']} complete steps.")
+            f"step {found['read_bytes_per_step'] / 1e6:.0f} MB are read and "
+            f"{found['written_bytes_per_step'] / 1e6:.0f} MB written. The offloaded run waited "
+            f"{found['share_waited']:.0%} of its time for I/O. The killed run continued from {found['complete_steps']} "
+            f"complete steps.")
     equal = {"all losses": found["same_losses"],
              "the weights of the run that was killed and resumed": found["same_weights_after_kill"]}
     return compare.result("offload_train.py", len(rates["in memory"]), [
         compare.row("train", "steps/s", rates, "in memory", title="steps/s")], ["train"], notes=[
             note, *(f"Equal to the run in memory: {what}." for what, same in equal.items() if same)],
-        alarms=[f"WRONG RESULT: these differ from the run in memory: {what}" for what, same in equal.items() if not same])
+        alarms=[f"WRONG RESULT: these differ from the run in memory: {what}" for what, same in equal.items()
+                if not same])
 
 
 def report(found):

@@ -14,7 +14,8 @@ def test_every_table_has_a_row_for_each_size(tmp_path, request):
     """All tables with --full, otherwise two."""
     full = request.config.getoption("full")
     only = [] if full else ["--only", "names", "devices"]
-    made = subprocess.run([sys.executable, GROWTH, tmp_path, "--program", program(), "--scale", "0.002", "--json", *only],
+    words = [tmp_path, "--program", program(), "--scale", "0.002", "--json", *only]
+    made = subprocess.run([sys.executable, GROWTH, *words],
                           check=True, capture_output=True, text=True, timeout=300)
     tables = json.loads(made.stdout)
     expected = {

@@ -45,8 +45,8 @@ def outcome(rounds):
     for number, row in enumerate(ROWS):
         ratio, median = RATIOS[number % len(RATIOS)], 2e9 if row["unit"] == "GB/s" else 10.0 ** (3 + number % 4)
         spread = 0.2 * (rounds > 1)
-        ways = {way: {"median": value, "min": value * (1 - spread), "max": value * (1 + spread), "samples": [1] * rounds}
-                for way, value in (("weightfs", median * ratio), ("reference", median), ("host", median))}
+        ways = {way: {"median": value, "min": value * (1 - spread), "max": value * (1 + spread),
+                      "samples": [1] * rounds} for way, value in (("weightfs", median * ratio), ("reference", median), ("host", median))}
         rows.append({key: row[key] for key in ("id", "group", "title", "unit")} | {
             "ways": ways, "notes": [], "not_measured": {"fio": "fio is not installed"},
             "checks": [{"against": "reference", "value": ratio, "at_least": 0.9,

@@ -41,7 +41,8 @@ def test_json_has_the_seconds_of_each_round(local, capfd):
 
 @pytest.mark.parametrize("wrong, reason", [([], "required"), (["/nowhere"], "no such directory"),
                                            (["/tmp", "--compare", "/nowhere"], "no such directory"),
-                                           (["/tmp", "--size", "much"], "not a size"), (["/tmp", "--rounds", "0"], "at least 1")])
+                                           (["/tmp", "--size", "much"], "not a size"),
+                                           (["/tmp", "--rounds", "0"], "at least 1")])
 def test_wrong_arguments_are_reported(capfd, wrong, reason):
     with pytest.raises(SystemExit) as ended:
         tool.main(wrong)

@@ -69,7 +69,8 @@ def test_the_bars_of_the_ratios_begin_at_one_and_are_as_long_as_the_ratio():
 
 def test_rows_measured_against_the_raw_disk_are_under_their_own_heading():
     found = {text: box[1] for text, box in figures.texts(drawn("ratios"))}
-    raw, host = (next(y for text, y in found.items() if f"as fast as {name}" in text) for name in ("the raw disk", "ext4"))
+    raw, host = (next(y for text, y in found.items() if f"as fast as {name}" in text)
+                 for name in ("the raw disk", "ext4"))
     own = {what for _, against, what, _ in picture.BARS if against == "reference"}
     for what in (what for _, _, what, _ in picture.BARS):
         assert found[what] > raw if what in own else raw > found[what] > host

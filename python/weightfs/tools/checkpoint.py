@@ -57,8 +57,8 @@ def managed(folder):
 BASE = "torch.save, fsync"
 WAYS = {BASE: torch_save, "dcp FileSystemWriter": with_dcp(dcp.FileSystemWriter),
         "dcp FileSystemWriter, async": with_dcp(dcp.FileSystemWriter, True), "weightfs Manager": managed,
-        "weightfs.dcp": with_dcp(weightfs.dcp.StorageWriter), "weightfs.dcp, async": with_dcp(weightfs.dcp.StorageWriter,
-                                                                                             True)}
+        "weightfs.dcp": with_dcp(weightfs.dcp.StorageWriter),
+        "weightfs.dcp, async": with_dcp(weightfs.dcp.StorageWriter, True)}
 
 
 def state_of(nbytes):

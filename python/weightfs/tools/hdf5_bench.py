@@ -164,8 +164,7 @@ def parse(arguments):
     add("--rounds", type=number_from(1), default=3, help="rounds, of which the median counts (default 3)")
     add("--small", action=argparse.BooleanOptionalAction, default=True,
         help="also measure small chunks and many attributes (default)")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write all results as JSON to FILE; without FILE to standard "
-        "output")
+    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; without FILE to standard output")
     given = parser.parse_args(arguments)
     for request in given.requests:
         if given.total % request:
@@ -182,12 +181,13 @@ def measure_all(given, folder, show):
         """work(driver): the values of writes and of reads."""
         show(label)
         values = compare.measure({driver: [] for driver in drivers}, given.rounds, work)
-        rows.extend(compare.row(f"{kind}, {label}", unit, {driver: [pair[at] for pair in values[driver]]
-                                                           for driver in drivers}, table=table, group=f"{kind}s, {table}")
-                    for at, kind in enumerate(KINDS))
+        for at, kind in enumerate(KINDS):
+            each = {driver: [pair[at] for pair in values[driver]] for driver in drivers}
+            rows.append(compare.row(f"{kind}, {label}", unit, each, table=table, group=f"{kind}s, {table}"))
 
     def large(driver, request, settings, processes=1):
-        return [processes * given.total / slowest(kind, driver, folder, request, given.total, settings, processes, buffer)
+        total = given.total
+        return [processes * total / slowest(kind, driver, folder, request, total, settings, processes, buffer)
                 for kind in KINDS]
 
     for processes, request in itertools.product(given.processes, given.requests):

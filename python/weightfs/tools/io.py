@@ -12,6 +12,16 @@ from weightfs.tools._torch import torch
 from weightfs.bench.program import Parser, Stop, directory, number_from, run, size
 from weightfs.tools._measure import ENGINES, NO_GPU, Progress, Settings, measure
 
+FLAGS = {"read": "measure reads (default: writes)", "validate": "compare the data that was written or read",
+         "single_submit": "one transfer in each system call",
+         "sequential_requests": "one batch of queue_depth after the other, without overlap",
+         "include_warmup_time": "include the warm-up repetitions",
+         "different_file_each_iteration": "a new file for each repetition", "gpu": "transfer tensors of a GPU",
+         "use_gds": "transfer tensors of a GPU with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)",
+         "slow_bounce_buffer": "with --gpu: lock new bounce buffers in each repetition",
+         "use_accelerator_pin_memory": "page-lock the host's tensors with CUDA, not with the handle",
+         "torch_legacy_save": "torch's format before zip files"}
+
 
 def parse(arguments):
     parser = Parser(prog="weightfs-io", description=__doc__)
@@ -19,33 +29,25 @@ def parse(arguments):
     where.add_argument("--folder", type=directory, help="where the files are written and read")
     where.add_argument("--folder_to_device_mapping", nargs="+", action="extend", metavar="DIR:DEV",
                        help="a process for each; DEV is the number of its GPU, which is ignored without --gpu")
-    parser.add_argument("--io_size", type=size, default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
-    parser.add_argument("--read", action="store_true", help="measure reads (default: writes)")
-    parser.add_argument("--block_size", type=size, default="1M", help="bytes of one transfer (default 1M)")
-    parser.add_argument("--queue_depth", type=number_from(1), default=32, help="transfers in the kernel at once (default 32)")
-    parser.add_argument("--io_parallel", type=number_from(1), default=1, help="slices of each operation (default 1)")
-    parser.add_argument("--single_submit", action="store_true", help="one transfer in each system call")
-    parser.add_argument("--sequential_requests", action="store_true",
-                        help="one batch of queue_depth after the other, without overlap")
-    parser.add_argument("--validate", action="store_true", help="compare the data that was written or read")
+    def number(name, least, default, meaning):
+        parser.add_argument(f"--{name}", type=number_from(least), default=default, help=f"{meaning} (default {default})")
+
+    def amount(name, default, meaning):
+        parser.add_argument(f"--{name}", type=size, default=default, help=f"{meaning} (default {default})")
+
+    amount("io_size", "400M", "bytes of each file: a number with K, M or G")
+    amount("block_size", "1M", "bytes of one transfer")
+    amount("fast_io_size", "64M", "no effect: ds_io's buffer for torch_fastio, which needs none here")
+    number("queue_depth", 1, 32, "transfers in the kernel at once")
+    number("io_parallel", 1, 1, "slices of each operation")
+    number("loops", 1, 3, "measured repetitions")
+    number("warmup_loops", 0, 1, "warm-up repetitions")
+    number("multi_process", 1, 1, "processes for each folder")
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0],
                         help="aio_handle (default); aio_basic: a handle for each operation; torch_io: torch.save and "
                         "load; torch_fastio: those of weightfs.torch")
-    parser.add_argument("--loops", type=number_from(1), default=3, help="measured repetitions (default 3)")
-    parser.add_argument("--warmup_loops", type=number_from(0), default=1, help="warm-up repetitions (default 1)")
-    parser.add_argument("--include_warmup_time", action="store_true", help="include the warm-up repetitions")
-    parser.add_argument("--multi_process", type=number_from(1), default=1, help="processes for each folder (default 1)")
-    parser.add_argument("--different_file_each_iteration", action="store_true", help="a new file for each repetition")
-    parser.add_argument("--gpu", action="store_true", help="transfer tensors of a GPU")
-    parser.add_argument("--use_gds", action="store_true",
-                        help="transfer tensors of a GPU with a gds_handle (implies --gpu; its mode: WEIGHTFS_GDS_MODE)")
-    parser.add_argument("--slow_bounce_buffer", action="store_true",
-                        help="with --gpu: lock new bounce buffers in each repetition")
-    parser.add_argument("--use_accelerator_pin_memory", action="store_true",
-                        help="page-lock the host's tensors with CUDA, not with the handle")
-    parser.add_argument("--torch_legacy_save", action="store_true", help="torch's format before zip files")
-    parser.add_argument("--fast_io_size", type=size, default="64M",
-                        help="no effect: ds_io's buffer for torch_fastio, which needs none here")
+    for name, meaning in FLAGS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=meaning)
     return parser, parser.parse_args(arguments)
 
 
@@ -59,7 +61,8 @@ def settings_of(parser, args):
         parser.error("--slow_bounce_buffer is for --gpu without --use_gds")
     places = [_place_of(parser, mapping, on_gpu) for mapping in args.folder_to_device_mapping or [f"{args.folder}:0"]]
     each = [place for place in places for _ in range(args.multi_process)]
-    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Settings) if hasattr(args, field.name)}
+    names = {field.name for field in dataclasses.fields(Settings)} & vars(args).keys()
+    given = {name: getattr(args, name) for name in names}
     return Settings(**given, folders=[folder for folder, _ in each], gpus=[gpu for _, gpu in each] if on_gpu else [])
 
 

@@ -25,14 +25,15 @@ SWEEP = {"block_size": [1 << 20, 8 << 20], "queue_depth": [32, 128], "sequential
 
 def parse(arguments):
     parser = Parser(prog="weightfs-tune", description=__doc__)
-    parser.add_argument("--nvme_dir", type=directory, nargs="+", required=True, help="a directory on each disk to be used together")
+    parser.add_argument("--nvme_dir", type=directory, nargs="+", required=True,
+                        help="a directory on each disk to be used together")
     parser.add_argument("--sweep_config", metavar="FILE", type=read_sweep, default=SWEEP,
                         help='settings to try, as JSON: {"block_size": ["128K", "1M"], "queue_depth": [32, 128], '
                         '"sequential_requests": [false], "single_submit": [false], "io_parallel": [1, 8]}; omitted '
                         "settings have the defaults of weightfs-io (without the option: 64 combinations)")
     parser.add_argument("--no_read", action="store_true", help="do not measure reads")
     parser.add_argument("--no_write", action="store_true", help="do not measure writes")
-    parser.add_argument("--io_size", type=size, default="400M", help="bytes of each file: a number with K, M or G (default 400M)")
+    parser.add_argument("--io_size", type=size, default="400M", help="bytes of each file, with K, M or G (default 400M)")
     parser.add_argument("--loops", type=number_from(1), default=1, help="repetitions of each measurement (default 1)")
     parser.add_argument("--flush_page_cache", action="store_true",
                         help="drop the kernel's page cache before each measurement (needs root)")
@@ -87,8 +88,8 @@ def candidates(sweep):
 
 
 def run_sweep(args, results):
-    """Appends (options of a handle, speeds in GB per second) of each candidate to `results`, which is valid whenever the
-    sweep is stopped."""
+    """Appends (options of a handle, speeds in GB per second) of each candidate to `results`, which is valid at any
+    stop."""
     gpus = [i % torch.cuda.device_count() for i in range(len(args.nvme_dir))] if args.gpu or args.gds else []
     kinds = [kind for kind, left_out in (("read", args.no_read), ("write", args.no_write)) if not left_out]
     for options in candidates(args.sweep_config):

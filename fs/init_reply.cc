@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/units.h"
 #include "fs/kernel_features.h"
 
 namespace weightfs {

@@ -32,9 +32,6 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     def _format_action_invocation(self, action):
         return super()._format_action_invocation(action).replace(", ", ",")
 
-    def _get_default_metavar_for_optional(self, action):
-        return action.dest.upper()
-
 
 def make_parser():
     parser = Parser(prog="weightfs bench", description=SUMMARY, epilog=FOOTER, add_help=False,

@@ -70,9 +70,9 @@ def make_parser():
 
 
 def describe():
-    """The command for the man pages and completions, which the build makes with those of the other commands."""
+    """The options for the man page and for completions. The build installs this text."""
     actions = make_parser()._actions
-    return json.dumps({"name": "bench", "summary": SUMMARY, "footer": FOOTER, "options": [
+    return json.dumps({"footer": FOOTER, "options": [
         {"names": action.option_strings, "value": action.metavar or "", "meaning": action.help,
          "optional_value": bool(action.option_strings) and action.nargs == "?", "repeated": action.nargs == 1}
         for action in sorted(actions, key=lambda action: action.dest != "help")]})

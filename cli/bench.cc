@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -16,11 +18,16 @@
 namespace weightfs::cli {
 namespace {
 
+std::filesystem::path Program() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error);
+}
+
+std::filesystem::path Package() { return (Program().parent_path() / "../share/weightfs/bench").lexically_normal(); }
+
 // Replaces this process. Returns only if that fails.
 Error Execute(const std::vector<std::string>& arguments) {
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
-  const auto package = (program.parent_path() / "../share/weightfs/bench").lexically_normal();
+  const auto package = Package();
   if (access((package / "__main__.py").c_str(), R_OK) != 0) {
     return {ErrorCode::kNotFound,
             fmt::format("{}: weightfs bench runs this Python package, which is not installed; install the package "
@@ -28,7 +35,7 @@ Error Execute(const std::vector<std::string>& arguments) {
                         package.string())};
   }
   // Isolated mode: no module in the current directory or in PYTHONPATH replaces one that the benchmark imports.
-  std::vector<std::string> words = {"python3", "-I", package.string(), program.string()};
+  std::vector<std::string> words = {"python3", "-I", package.string(), Program().string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
@@ -45,6 +52,26 @@ Command BenchCommand() {
   command.options.clear();  // the package has the options and explains them
   command.footer = "Examples:\n  weightfs bench /mnt/tensors --json bench.json --report bench.html";
   command.run_words = [](const std::vector<std::string>& words) { return Fail(Execute(words)); };
+  return command;
+}
+
+Command DescribeBench(std::filesystem::path description) {
+  if (description.empty()) description = Package().string() + ".json";
+  std::ifstream file(description);
+  const auto described = nlohmann::json::parse(file, nullptr, false);
+  Command command = BenchCommand();
+  if (described.is_discarded()) return command;
+  command.footer = described.at("footer");
+  for (const auto& one : described.at("options")) {
+    std::string synopsis;
+    for (const std::string name : one.at("names")) synopsis += name + " ";
+    const std::string value = one.at("value");
+    const bool may_be_missing = one.at("optional_value") || (synopsis.empty() && !value.empty());
+    synopsis += may_be_missing ? "[" + value + "]" : value;
+    const bool repeated = one.at("repeated");
+    command.Add(synopsis, repeated ? Target(static_cast<std::vector<std::string>*>(nullptr)) : Target(),
+                one.at("meaning"));
+  }
   return command;
 }
 

@@ -2,6 +2,8 @@
 // The commands, one file each.
 #pragma once
 
+#include <filesystem>
+
 #include "cli/options.h"
 
 namespace weightfs::cli {
@@ -24,6 +26,10 @@ Command StatsCommand();
 Command TopCommand();
 Command DoctorCommand();
 Command BenchCommand();
+// Bench with the options of its package, which describes them in JSON (bench/options.py, describe): in the installed
+// file, or in another one. Without that file it has none.
+Command DescribeBench(std::filesystem::path description = {});
+Command CompleteCommand();     // answers shells
 Command BenchWorkerCommand();  // a process of a run of bench
 
 }  // namespace weightfs::cli

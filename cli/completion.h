@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Completions of the command line for shells: commands, options, their values and mount options.
+// Completion of the command line in shells. The scripts in cli/completion/ run `weightfs __complete WORD...`.
 #pragma once
 
+#include <span>
 #include <string>
-#include <vector>
 
 #include "cli/options.h"
 
 namespace weightfs::cli {
 
-// Scripts that the shell loads by the name of the program: bash-completion's `weightfs`, zsh's `_weightfs`, and fish's
-// `weightfs.fish`. They start no program.
-std::string BashCompletion(const std::vector<Command>& commands);
-std::string ZshCompletion(const std::vector<Command>& commands);
-std::string FishCompletion(const std::vector<Command>& commands);
+// The answer for the words behind the program's name, of which the last one is incomplete. The first line says what
+// completes it: "file" or "directory" (the value behind --NAME=, if the word has one), "list" (the words below, without
+// a space behind them), or "word". Each further line is a word and its meaning, separated by a tab; the shell selects
+// those that match.
+std::string Complete(std::span<const Command> commands, std::span<const std::string> words);
 
 }  // namespace weightfs::cli

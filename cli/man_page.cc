@@ -2,9 +2,12 @@
 #include "cli/man_page.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
+#include <ranges>
+#include <sstream>
 #include <string_view>
 
 #include "fs/kernel_features.h"
@@ -19,34 +22,25 @@ std::string Escape(std::string_view text) {
   for (const char letter : text) {
     const bool begins_line = escaped.empty() || escaped.back() == '\n';
     if (begins_line && (letter == '.' || letter == '\'')) escaped += "\\&";
-    if (letter == '\\') {
-      escaped += "\\e";
-    } else if (letter == '-') {
-      escaped += "\\-";
-    } else {
-      escaped += letter;
-    }
+    if (letter == '\\' || letter == '-') escaped += '\\';
+    escaped += letter == '\\' ? 'e' : letter;
   }
   return escaped;
 }
 
 // Escapes a paragraph and breaks it into short lines, which man(7) joins again.
-std::string Fill(std::string_view text) {
+std::string Fill(const std::string& text) {
   constexpr size_t kWidth = 72;
   std::string filled;
   size_t column = 0;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find_first_of(" \n", at), text.size());
-    if (end > at) {
-      const bool breaks = column > 0 && column + 1 + (end - at) > kWidth;
-      if (column > 0) filled += breaks ? "\n" : " ";
-      column = breaks ? 0 : column;
-      const std::string word = Escape(text.substr(at, end - at));
-      // Escape protects the start of a line; elsewhere the mark is not needed, and harmless.
-      filled += word;
-      column += word.size() + 1;
-    }
-    at = end + 1;
+  std::istringstream words(text);
+  for (std::string word; words >> word; column += word.size() + 1) {
+    const bool breaks = column > 0 && column + 1 + word.size() > kWidth;
+    if (column > 0) filled += breaks ? "\n" : " ";
+    if (breaks) column = 0;
+    // Escape protects the start of a line; elsewhere the mark is not needed, and harmless.
+    word = Escape(word);
+    filled += word;
   }
   return filled + "\n";
 }
@@ -54,16 +48,12 @@ std::string Fill(std::string_view text) {
 std::string Bold(std::string_view text) { return fmt::format("\\fB{}\\fR", Escape(text)); }
 std::string Italic(std::string_view text) { return fmt::format("\\fI{}\\fR", Escape(text)); }
 
-std::string Upper(std::string_view text) {
-  std::string upper(text);
-  std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char letter) { return std::toupper(letter); });
-  return upper;
-}
-
 std::string Heading(std::string_view name, int section, std::string_view date, std::string_view summary) {
+  std::string upper(name);
+  std::ranges::transform(upper, upper.begin(), [](unsigned char letter) { return std::toupper(letter); });
   return fmt::format(
-      ".\\\" SPDX-License-Identifier: Apache-2.0\n.TH {} {} {} \"weightfs {}\" weightfs\n.SH NAME\n{} \\- {}\n",
-      Upper(name), section, date, WEIGHTFS_VERSION, Escape(name), Escape(summary));
+      ".\\\" SPDX-License-Identifier: Apache-2.0\n.TH {} {} {} \"weightfs {}\" weightfs\n.SH NAME\n{} \\- {}\n", upper,
+      section, date, WEIGHTFS_VERSION, Escape(name), Escape(summary));
 }
 
 // "format" and "umount" are pages of section 1 for commands.
@@ -74,34 +64,32 @@ std::string PageOf(const Command& command) {
 std::string SynopsisOf(const Command& command) {
   std::string text = ".SH SYNOPSIS\n" + Bold(command.name.empty() ? "weightfs" : "weightfs " + command.name);
   if (command.name.empty()) return text + " " + Italic("COMMAND") + " [" + Italic("OPTIONS") + "]\n";
-  for (const Option& option : command.options) {
-    if (!option.positional()) continue;
+  for (const Option& option : std::views::filter(command.options, &Option::positional)) {
     const std::string name = Italic(option.value) + (option.repeated() ? " ..." : "");
     text += option.required ? " " + name : " [" + name + "]";
   }
   return text + " [" + Italic("OPTIONS") + "]\n";
 }
 
-std::string Entry(const Option& option) {
-  std::string title;
-  for (const std::string& name : option.names) title += (title.empty() ? "" : ", ") + Bold(name);
-  if (!option.value.empty()) {
-    const std::string value = Italic(option.value);
-    if (!title.empty()) title += " ";
-    title += option.optional_value ? "[" + value + "]" : value;
-  }
-  std::string text = fmt::format(".TP\n{}\n{}", title, Fill(option.meaning));
-  if (!option.fallback.empty()) text += Fill("Default: " + option.fallback + ".");
-  return text;
+// An entry of a list; the title is roff already.
+std::string Entry(std::string_view title, std::string_view meaning) {
+  return fmt::format(".TP\n{}\n{}", title, Fill(std::string(meaning)));
 }
 
 std::string OptionsOf(const Command& command, bool positional) {
   std::string text;
   for (const Option& option : command.options) {
-    if (option.positional() == positional) text += Entry(option);
+    if (option.positional() != positional) continue;
+    if (text.empty()) text = positional ? ".SH ARGUMENTS\n" : ".SH OPTIONS\n";
+    std::string title;
+    for (const std::string& name : option.names) title += (title.empty() ? "" : ", ") + Bold(name);
+    const std::string value = option.value.empty() ? "" : Italic(option.value);
+    if (!title.empty() && !value.empty()) title += " ";
+    title += option.optional_value ? "[" + value + "]" : value;
+    text += Entry(title, option.meaning);
+    if (!option.fallback.empty()) text += Fill("Default: " + option.fallback + ".");
   }
-  if (text.empty()) return text;
-  return (positional ? ".SH ARGUMENTS\n" : ".SH OPTIONS\n") + text;
+  return text;
 }
 
 std::string MountOptions() {
@@ -110,18 +98,10 @@ std::string MountOptions() {
       "Options are separated by commas; the default is in parentheses.\n"
       "Of several that contradict each other, the last one wins.\n";
   for (const MountOptionHelp& option : DescribeMountOptions()) {
-    const std::string value = option.value.empty() ? "" : "=" + Italic(option.value);
-    text += fmt::format(".TP\n{}{}\n{}", Bold(option.name), value, Fill(option.meaning));
+    text += Entry(Bold(option.name) + (option.value.empty() ? "" : "=" + Italic(option.value)), option.meaning);
   }
-  const auto list = [&text](std::string_view title, const std::vector<std::string_view>& names) {
-    std::string joined;
-    for (const std::string_view name : names) joined += (joined.empty() ? "" : ", ") + std::string(name);
-    text += fmt::format(".SS {}\n{}", title, Fill(joined));
-  };
-  list("Options of the kernel", KernelMountOptions());
-  const auto features = KnownFeatures();
-  list("Features of without=", {features.begin(), features.end()});
-  return text;
+  text += ".SS Options of the kernel\n" + Fill(fmt::format("{}", fmt::join(KernelMountOptions(), ", ")));
+  return text + ".SS Features of without=\n" + Fill(fmt::format("{}", fmt::join(KnownFeatures(), ", ")));
 }
 
 // The text below the options of --help: sections are separated by empty lines.
@@ -140,17 +120,16 @@ Footer TakeApart(std::string_view text) {
       const std::string_view lines = part.substr(part.find('\n') + 1);
       footer.examples = fmt::format(".SH EXAMPLES\n.nf\n{}\n.fi\n", Escape(lines));
     } else if (part.starts_with("Exit codes") || part.starts_with("Exits with")) {
-      footer.exit_status = ".SH EXIT STATUS\n" + Fill(part);
+      footer.exit_status = ".SH EXIT STATUS\n" + Fill(std::string(part));
     } else {
-      footer.paragraphs += ".PP\n" + Fill(part);
+      footer.paragraphs += ".PP\n" + Fill(std::string(part));
     }
   }
   return footer;
 }
 
-std::string Sentence(std::string_view summary) {
-  const bool ended = !summary.empty() && (summary.back() == '.' || summary.back() == '?');
-  return Fill(std::string(summary) + (ended ? "" : "."));
+std::string Sentence(const std::string& summary) {
+  return summary + (summary.ends_with('.') || summary.ends_with('?') ? "" : ".");
 }
 
 std::string SeeAlso(const std::vector<std::pair<std::string, int>>& pages) {
@@ -163,7 +142,7 @@ std::string SeeAlso(const std::vector<std::pair<std::string, int>>& pages) {
 std::string CommandPage(const Command& command, const std::string& date) {
   const Footer footer = TakeApart(command.footer);
   std::string text = Heading(PageOf(command), 1, date, command.summary) + SynopsisOf(command);
-  text += ".SH DESCRIPTION\n" + Sentence(command.summary) + footer.paragraphs;
+  text += ".SH DESCRIPTION\n" + Fill(Sentence(command.summary)) + footer.paragraphs;
   text += OptionsOf(command, true) + OptionsOf(command, false);
   if (command.name == "mount") text += MountOptions();
   return text + footer.exit_status + footer.examples + SeeAlso({{"weightfs", 1}, {"weightfs", 5}});
@@ -180,9 +159,8 @@ std::string ProgramPage(const std::vector<Command>& commands, const std::string&
       "verifies every block that it reads, and never overwrites committed data.");
   text += footer.paragraphs + ".SH COMMANDS\n";
   std::vector<std::pair<std::string, int>> pages;
-  for (const Command& command : commands) {
-    if (command.name.empty()) continue;
-    text += fmt::format(".TP\n{}\n{}", Bold(command.name), Sentence(command.summary));
+  for (const Command& command : commands | std::views::drop(1)) {
+    text += Entry(Bold(command.name), Sentence(command.summary));
     pages.emplace_back(PageOf(command), 1);
   }
   pages.insert(pages.end(), {{"weightfs", 5}, {"mount.weightfs", 8}});
@@ -227,15 +205,15 @@ std::string FormatPage(const std::string& date) {
   text +=
       ".SH DESCRIPTION\n" + Fill("A store is a directory. Its files are for weightfs alone; programs use the mount.");
   text += ".SH FILES OF A STORE\n";
-  for (const auto& [name, meaning] : kFiles) text += fmt::format(".TP\n{}\n{}", Italic(name), Fill(meaning));
+  for (const auto& [name, meaning] : kFiles) text += Entry(Italic(name), meaning);
   text += MountOptions();
   text += ".SH CONFIGURATION OF THE SERVICE\n";
   text += Fill(
       "The unit weightfs@NAME.service of systemd mounts what /etc/weightfs/NAME.conf names. The file has these "
       "variables, in the syntax of EnvironmentFile= in systemd.exec(5):");
-  text += fmt::format(".TP\n{}\nThe directory of the store.\n.TP\n{}\nThe directory to mount on.\n.TP\n{}\n{}",
-                      Bold("STORE="), Bold("MOUNTPOINT="), Bold("OPTIONS="),
-                      Fill("Mount options, separated by commas. The default is rw."));
+  text += Entry(Bold("STORE="), "The directory of the store.");
+  text += Entry(Bold("MOUNTPOINT="), "The directory to mount on.");
+  text += Entry(Bold("OPTIONS="), "Mount options, separated by commas. The default is rw.");
   text += ".SH EXAMPLES\n" + Fill("In /etc/weightfs/tensors.conf, for systemctl enable --now weightfs@tensors:");
   text += ".PP\n.nf\nSTORE=/srv/tensors\nMOUNTPOINT=/mnt/tensors\nOPTIONS=allow_other,commit=1\n.fi\n";
   return text + SeeAlso({{"weightfs", 1}, {"weightfs-mount", 1}, {"mount.weightfs", 8}, {"systemd.exec", 5}});
@@ -246,8 +224,8 @@ std::string FormatPage(const std::string& date) {
 std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<Command>& commands,
                                                               const std::string& date) {
   std::vector<std::pair<std::string, std::string>> pages = {{"man1/weightfs.1", ProgramPage(commands, date)}};
-  for (const Command& command : commands) {
-    if (!command.name.empty()) pages.emplace_back("man1/" + PageOf(command) + ".1", CommandPage(command, date));
+  for (const Command& command : commands | std::views::drop(1)) {
+    pages.emplace_back("man1/" + PageOf(command) + ".1", CommandPage(command, date));
   }
   pages.emplace_back("man5/weightfs.5", FormatPage(date));
   pages.emplace_back("man8/mount.weightfs.8", HelperPage(date));

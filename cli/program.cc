@@ -35,7 +35,8 @@ std::vector<Command> MakeCommands() {
   return {program,            FormatCommand(), MountCommand(),  UmountCommand(),   FsckCommand(),
           RecoverCommand(),   ScrubCommand(),  VerifyCommand(), InfoCommand(),     PublishCommand(),
           UnpublishCommand(), PushCommand(),   PullCommand(),   VersionsCommand(), PruneCommand(),
-          StatsCommand(),     TopCommand(),    DoctorCommand(), BenchCommand(),    BenchWorkerCommand()};
+          StatsCommand(),     TopCommand(),    DoctorCommand(), BenchCommand(),    BenchWorkerCommand(),
+          CompleteCommand()};
 }
 
 int RunProgram(const std::vector<std::string>& arguments) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The errors of a command line.
+// The words of a command line, and their errors.
 #pragma once
 
+#include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +26,16 @@ struct UsageError {
 };
 UsageError DescribeUsageError(const std::vector<Command>& commands, const std::vector<std::string>& arguments,
                               std::string otherwise);
+
+// The words behind a command, read the same way as by CLI11.
+struct ScannedWords {
+  std::vector<std::string> arguments;  // the positional ones
+  std::map<const Option*, unsigned> given;
+  const Option* unfinished = nullptr;  // the last word; the next one is or may be its value
+  bool options_ended = false;          // by "--"
+  std::string wrong;                   // the first error of an option, if there is one
+};
+ScannedWords ScanWords(const Command& command, std::span<const std::string> words);
 
 // "needs a value, e.g. --size 8G", for an option that the user wrote as `name`.
 std::string NeedsValue(std::string_view name, const Option& option);

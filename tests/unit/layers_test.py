@@ -56,7 +56,7 @@ PLUGINS = ("client/gpu/", "client/lease/")
 ASSEMBLY = r"client/(handle\w*|random_reader)\.(cc|h)"
 # nlohmann's parser has no limits, so foreign JSON is parsed by common/json.h. These parse what weightfs itself printed.
 PARSE = re.compile(r"\b[Jj]son::(parse|sax_parse|accept)\(")
-PARSERS = r"common/json\.h|bench/.*|cli/(documents_main|format|info)\.cc"
+PARSERS = r"common/json\.h|bench/.*|cli/(bench|format|info)\.cc"
 INCLUDE = re.compile(r'^\s*#include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 

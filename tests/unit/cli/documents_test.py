@@ -14,7 +14,11 @@ import unittest
 
 PROGRAM, DOCUMENTS = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 MAN = DOCUMENTS / "man"
-PAGE = (pathlib.Path(__file__).resolve().parents[3] / "docs/COMMANDS.md").read_text(encoding="utf-8")
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+SCRIPTS = ROOT / "cli/completion"
+PAGE = (ROOT / "docs/COMMANDS.md").read_text(encoding="utf-8")
+# The scripts run the program of this build, not an installed one.
+ENVIRONMENT = {**os.environ, "PATH": f"{PROGRAM.resolve().parent}:{os.environ['PATH']}"}
 OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 
 
@@ -79,29 +83,45 @@ def page_of(command):
     return (MAN / f"man1/weightfs-{command}.1").read_text(encoding="utf-8")
 
 
-def bash(*words, script=None):
-    """The completions of bash for the last of the words, which bash has already split."""
-    code = ('source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _weightfs; '
-            'for word in "${COMPREPLY[@]}"; do printf "%s\\n" "$word"; done')
-    done = run("bash", "-c", code, script or DOCUMENTS / "weightfs.bash", "weightfs", *words)
+def complete(*words):
+    """The answer of the program for the words, of which the last one is incomplete: its kind, and the candidates."""
+    done = run(PROGRAM, "__complete", *words)
+    assert done.returncode == 0 and not done.stderr, done
+    kind, *candidates = done.stdout.splitlines()
+    assert all(re.fullmatch(r"[^\t]+\t[^\t]+", line) for line in candidates), candidates
+    return kind, [line.split("\t")[0] for line in candidates]
+
+
+def shell(*command, **environment):
+    """The lines that a completion in a shell prints."""
+    if shutil.which(command[0]) is None:
+        raise unittest.SkipTest(f"needs {command[0]}")
+    done = run(*command, env={**ENVIRONMENT, **environment})
     assert done.returncode == 0 and not done.stderr, done
     return set(done.stdout.splitlines())
 
 
-def options_in_zsh(command):
-    text = (DOCUMENTS / "_weightfs").read_text(encoding="utf-8")
-    found = re.search(rf"^    {command}\)\n(.*?)^      ;;$", text, re.MULTILINE | re.DOTALL).group(1)
-    return set(re.findall(r"(?:\)|\*)(--?[\w-]+)=?-?\[", found))
+def bash(*words, **environment):
+    """The completions of bash for the last of the words, which bash has already split."""
+    code = ('source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _weightfs; '
+            'for word in "${COMPREPLY[@]}"; do printf "%s\\n" "$word"; done')
+    return shell("bash", "-c", code, SCRIPTS / "weightfs.bash", "weightfs", *words, **environment)
 
 
-def options_in_fish(command):
-    found = set()
-    for line in (DOCUMENTS / "weightfs.fish").read_text(encoding="utf-8").splitlines():
-        head = line.partition(" -d ")[0]
-        if f"'__weightfs_command {command}'" in head:
-            found |= {f"--{name}" for name in re.findall(r" -l (\S+)", head)}
-            found |= {f"-{name}" for name in re.findall(r" -s (\S+)", head)}
-    return found
+def zsh(*words, **environment):
+    """The candidates, with their meanings, that zsh selects from, or the functions that it completes files with."""
+    code = ('_describe() { print -rl -- "${(@P)2}" "${@:3}"; }; _files() { print -r -- _files "$@"; }; '
+            'compset() { print -r -- compset "$@"; }; '
+            'script=$1; shift; words=(weightfs "$@"); CURRENT=$#words; PREFIX=$words[-1]; source $script')
+    return shell("zsh", "-f", "-c", code, "zsh", SCRIPTS / "_weightfs", *words, **environment)
+
+
+def fish(line, **environment):
+    """The completions of fish for a line."""
+    with tempfile.TemporaryDirectory() as home:
+        found = shell("fish", "--no-config", "-c", f"source {SCRIPTS}/weightfs.fish; complete -C '{line}'", HOME=home,
+                      **environment)
+    return {one.split("\t")[0] for one in found}
 
 
 class Agreement(unittest.TestCase):
@@ -115,11 +135,8 @@ class Agreement(unittest.TestCase):
         program = (MAN / "man1/weightfs.1").read_text(encoding="utf-8")
         self.assertEqual(entries(program, "COMMANDS"), self.commands)
         self.assertEqual(options_in_page(program), options_in_help(help_of()))
-        self.assertEqual(bash(""), set(self.commands) | options_in_help(help_of()))
-        fish = (DOCUMENTS / "weightfs.fish").read_text(encoding="utf-8")
-        self.assertEqual(re.findall(r"-n __weightfs_no_command -a (\S+)", fish), self.commands)
-        zsh = (DOCUMENTS / "_weightfs").read_text(encoding="utf-8")
-        self.assertEqual(re.findall(r"^    '(\w+):", zsh, re.MULTILINE), self.commands)
+        self.assertEqual(complete(""), ("word", self.commands))
+        self.assertEqual(set(complete("-")[1]), options_in_help(help_of()))
 
     def test_each_command_has_the_same_options_everywhere(self):
         for command in self.commands:
@@ -130,9 +147,7 @@ class Agreement(unittest.TestCase):
                 self.assertEqual(options_in_page(page_of(command)), expected)
                 self.assertEqual([title.split()[0] for title in entries(page_of(command), "ARGUMENTS")],
                                  arguments_in_help(text))
-                self.assertEqual(bash(command, "-"), expected)
-                self.assertEqual(options_in_zsh(command), expected)
-                self.assertEqual(options_in_fish(command), expected)
+                self.assertEqual(set(complete(command, "-")[1]), expected)
 
     def test_the_page_of_the_files_names_the_command_that_restores_them(self):
         page = plain((MAN / "man5/weightfs.5").read_text(encoding="utf-8"))
@@ -143,11 +158,6 @@ class Agreement(unittest.TestCase):
         """The comparisons above can fail."""
         without = re.sub(r"\.TP\n\\fB\\-\\-sparse\\fR\n", "", page_of("format"))
         self.assertEqual(options_in_help(help_of("format")) - options_in_page(without), {"--sparse"})
-        with tempfile.TemporaryDirectory() as folder:
-            script = pathlib.Path(folder, "weightfs.bash")
-            script.write_text((DOCUMENTS / "weightfs.bash").read_text(encoding="utf-8").replace("--sparse ", ""),
-                              encoding="utf-8")
-            self.assertEqual(bash("format", "-") - bash("format", "-", script=script), {"--sparse"})
 
     def test_examples_are_those_of_the_help(self):
         for command in self.commands:
@@ -165,13 +175,9 @@ class Agreement(unittest.TestCase):
             self.assertEqual(titles, named, path)
             words = set(re.findall(r"[\w-]+", plain(page)))
             self.assertLessEqual(kernel | features, words, path)
-        self.assertEqual({word.rstrip("=") for word in bash("mount", "-o", "")}, named | kernel)
-        self.assertEqual(bash("mount", "-o", "without="), {f"without={name}" for name in features})
-        zsh = (DOCUMENTS / "_weightfs").read_text(encoding="utf-8").partition("_values")[2].partition("\n}")[0]
-        self.assertEqual(set(re.findall(r"^    '(\w+)\[", zsh, re.MULTILINE)), named | kernel)
-        fish = (DOCUMENTS / "weightfs.fish").read_text(encoding="utf-8").partition("__weightfs_mount_options\n")[2]
-        found = set(re.findall(r"^        (\w+)", fish.partition("\nend")[0], re.MULTILINE))
-        self.assertEqual(found, named | kernel)
+        kind, candidates = complete("mount", "-o", "")
+        self.assertEqual((kind, {word.rstrip("=") for word in candidates}), ("list", named | kernel))
+        self.assertEqual(set(complete("mount", "-o", "without=")[1]), {f"without={name}" for name in features})
 
 
 class CommandsPage(unittest.TestCase):
@@ -206,6 +212,35 @@ class CommandsPage(unittest.TestCase):
                     self.assertEqual(default, value)
                 for bound in re.findall(r"at least \w+", text):
                     self.assertIn(bound, meaning)
+
+
+class Completion(unittest.TestCase):
+    def test_an_option_is_offered_until_it_is_given(self):
+        self.assertIn("--size", complete("format", "-")[1])
+        given = complete("format", "--size", "1G", "--device", "/d", "-")[1]
+        self.assertNotIn("--size", given)
+        self.assertIn("--device", given, "it may be repeated")
+
+    def test_the_value_of_an_option(self):
+        for words, kind in ((("format", "--size", ""), "word"), (("format", "--device", ""), "file"),
+                            (("format", "--device=/x"), "file"), (("bench", "--host", ""), "directory"),
+                            (("info", "--json", ""), "file"), (("mount", "-ro", ""), "list"),
+                            (("mount", "--", "-"), "directory")):
+            with self.subTest(words):
+                self.assertEqual(complete(*words)[0], kind)
+
+    def test_without_the_description_of_bench_nothing_is_completed_and_nothing_fails(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = shutil.copy(PROGRAM, folder)
+            done = run(program, "__complete", "bench", "-")
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "word\n", ""))
+
+    def test_an_unknown_command_completes_nothing(self):
+        self.assertEqual(complete("xyzzy", ""), ("word", []))
+        self.assertEqual(complete(), complete(""))
+
+    def test_it_is_in_no_list(self):
+        self.assertNotIn("__complete", help_of() + run(PROGRAM, "complete").stderr)
 
 
 class Bash(unittest.TestCase):
@@ -243,8 +278,40 @@ class Bash(unittest.TestCase):
             self.assertEqual(bash("bench", "/d", "--host", start), directory)
             self.assertEqual(bash("format", "/s", "--size", start), set(), "a size is no file")
 
-    def test_an_unknown_command_completes_nothing(self):
-        self.assertEqual(bash("xyzzy", ""), set())
+    def test_a_missing_program_is_silent(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(shutil.which("bash"), f"{folder}/bash")
+            self.assertEqual(bash("fo", PATH=folder), set())
+
+
+class Zsh(unittest.TestCase):
+    def test_candidates(self):
+        self.assertIn("format:Create a store", {line[:21] for line in zsh("")})
+        self.assertIn("-S", zsh("mount", "-o", "ro,"), "no space is added to a list")
+        self.assertLessEqual({"ro,cache=auto", "ro,cache=never"},
+                             {line.partition(":")[0] for line in zsh("mount", "-o", "ro,cache=")})
+        self.assertTrue(any(line.startswith("metrics=h\\:9,ro:") for line in zsh("mount", "-o", "metrics=h:9,")))
+
+    def test_files_and_directories(self):
+        self.assertEqual(zsh("format", "/"), {"_files -/"})
+        self.assertEqual(zsh("format", "/s", "--device=/"), {"compset -P 1 *=", "_files"})
+
+
+class Fish(unittest.TestCase):
+    def test_candidates(self):
+        for line, expected in (("weightfs mount -o ro,cache=", {"ro,cache=auto", "ro,cache=never"}),
+                               ("weightfs format --s", {"--size", "--sparse"}), ("weightfs xyzzy ", set())):
+            self.assertEqual(fish(line), expected)
+        self.assertIn("format", fish("weightfs fo"))
+
+    def test_files_and_directories(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "store").mkdir()
+            pathlib.Path(folder, "file").touch()
+            for words, found in (("format ", {"store/"}), ("info ", {"store/", "file"}),
+                                 ("format /s --device=", {"store/", "file"}), ("bench --host=", {"store/"})):
+                given = words.rpartition(" ")[2]
+                self.assertEqual(fish(f"weightfs {words}{folder}/"), {f"{given}{folder}/{name}" for name in found})
 
 
 class Syntax(unittest.TestCase):
@@ -258,17 +325,7 @@ class Syntax(unittest.TestCase):
         for command in (("bash", "-n", "weightfs.bash"), ("zsh", "-n", "_weightfs"),
                         ("fish", "--no-execute", "weightfs.fish")):
             with self.subTest(command[0]):
-                self.check(*command[:-1], DOCUMENTS / command[-1])
-
-    def test_fish_completes(self):
-        if shutil.which("fish") is None:
-            self.skipTest("needs fish")
-        with tempfile.TemporaryDirectory() as home:
-            for line, expected in (("weightfs fo", {"format"}), ("weightfs mount -o ro,cache=", {"ro,cache=auto",
-                                   "ro,cache=never"}), ("weightfs format --s", {"--size", "--sparse"})):
-                done = run("fish", "--no-config", "-c", f"source {DOCUMENTS}/weightfs.fish; complete -C '{line}'",
-                           env={**os.environ, "HOME": home})
-                self.assertEqual({found.split("\t")[0] for found in done.stdout.splitlines()}, expected, done)
+                self.check(*command[:-1], SCRIPTS / command[-1])
 
     def test_of_the_pages(self):
         pages = [page for page in MAN.glob("man*/*") if not page.read_text(encoding="utf-8").startswith(".so ")]

@@ -48,12 +48,12 @@ std::string Fill(const std::string& text) {
 std::string Bold(std::string_view text) { return fmt::format("\\fB{}\\fR", Escape(text)); }
 std::string Italic(std::string_view text) { return fmt::format("\\fI{}\\fR", Escape(text)); }
 
-std::string Heading(std::string_view name, int section, std::string_view date, std::string_view summary) {
+std::string Heading(std::string_view name, std::string_view date, std::string_view summary) {
   std::string upper(name);
   std::ranges::transform(upper, upper.begin(), [](unsigned char letter) { return std::toupper(letter); });
   return fmt::format(
-      ".\\\" SPDX-License-Identifier: Apache-2.0\n.TH {} {} {} \"weightfs {}\" weightfs\n.SH NAME\n{} \\- {}\n", upper,
-      section, date, WEIGHTFS_VERSION, Escape(name), Escape(summary));
+      ".\\\" SPDX-License-Identifier: Apache-2.0\n.TH {} 1 {} \"weightfs {}\" weightfs\n.SH NAME\n{} \\- {}\n", upper,
+      date, WEIGHTFS_VERSION, Escape(name), Escape(summary));
 }
 
 // "format" and "umount" are pages of section 1 for commands.
@@ -90,18 +90,6 @@ std::string OptionsOf(const Command& command, bool positional) {
     if (!option.fallback.empty()) text += Fill("Default: " + option.fallback + ".");
   }
   return text;
-}
-
-std::string MountOptions() {
-  std::string text =
-      ".SH MOUNT OPTIONS\n"
-      "Options are separated by commas; the default is in parentheses.\n"
-      "Of several that contradict each other, the last one wins.\n";
-  for (const MountOptionHelp& option : DescribeMountOptions()) {
-    text += Entry(Bold(option.name) + (option.value.empty() ? "" : "=" + Italic(option.value)), option.meaning);
-  }
-  text += ".SS Options of the kernel\n" + Fill(fmt::format("{}", fmt::join(KernelMountOptions(), ", ")));
-  return text + ".SS Features of without=\n" + Fill(fmt::format("{}", fmt::join(KnownFeatures(), ", ")));
 }
 
 // The text below the options of --help: sections are separated by empty lines.
@@ -141,7 +129,7 @@ std::string SeeAlso(const std::vector<std::pair<std::string, int>>& pages) {
 
 std::string CommandPage(const Command& command, const std::string& date) {
   const Footer footer = TakeApart(command.footer);
-  std::string text = Heading(PageOf(command), 1, date, command.summary) + SynopsisOf(command);
+  std::string text = Heading(PageOf(command), date, command.summary) + SynopsisOf(command);
   text += ".SH DESCRIPTION\n" + Fill(Sentence(command.summary)) + footer.paragraphs;
   text += OptionsOf(command, true) + OptionsOf(command, false);
   if (command.name == "mount") text += MountOptions();
@@ -152,7 +140,7 @@ std::string ProgramPage(const std::vector<Command>& commands, const std::string&
   const Command& program = commands.front();
   const Footer footer = TakeApart(program.footer);
   const std::string summary = program.summary.substr(program.summary.find(": ") + 2);
-  std::string text = Heading("weightfs", 1, date, summary) + SynopsisOf(program);
+  std::string text = Heading("weightfs", date, summary) + SynopsisOf(program);
   text += ".SH DESCRIPTION\n";
   text += Fill(
       "Programs use a mounted store of weightfs as a directory. It writes large files directly to the device, "
@@ -170,56 +158,19 @@ std::string ProgramPage(const std::vector<Command>& commands, const std::string&
   return text + SeeAlso(pages);
 }
 
-std::string HelperPage(const std::string& date) {
-  std::string text = Heading("mount.weightfs", 8, date, "mount a store of weightfs by mount(8) and /etc/fstab");
-  text +=
-      ".SH SYNOPSIS\n\\fBmount \\-t weightfs\\fR [\\fB\\-o\\fR \\fIOPTIONS\\fR] \\fISTORE\\fR \\fIDIR\\fR\n.br\n"
-      "\\fBmount.weightfs\\fR \\fISTORE\\fR \\fIDIR\\fR [\\fB\\-sfnv\\fR] [\\fB\\-N\\fR \\fINAMESPACE\\fR] "
-      "[\\fB\\-o\\fR \\fIOPTIONS\\fR] [\\fB\\-t\\fR \\fITYPE\\fR]\n"
-      ".SH DESCRIPTION\n";
-  text += Fill(
-      "mount(8), umount(8) and fsck(8) call weightfs by the names mount.weightfs, umount.weightfs and "
-      "fsck.weightfs. The mount runs in the background and logs to STORE/weightfs.log. umount returns when "
-      "everything is on the device. The type is weightfs or fuse.weightfs.");
-  text += ".PP\n" + Fill(
-                        "Options that only mount(8) and fstab use (_netdev, nofail, noauto, user, x-...) are accepted "
-                        "and ignored.");
-  text += MountOptions();
-  text +=
-      ".SH EXAMPLES\nIn /etc/fstab:\n.PP\n.nf\n/srv/tensors  /mnt/tensors  weightfs  allow_other,nofail  0 0\n.fi\n";
-  return text + SeeAlso({{"weightfs", 1}, {"weightfs-mount", 1}, {"weightfs", 5}, {"fstab", 5}, {"mount", 8}});
-}
-
-std::string FormatPage(const std::string& date) {
-  constexpr std::pair<std::string_view, std::string_view> kFiles[] = {
-      {"store.json",
-       "The description of the store: its id, its format and its devices. weightfs format writes it last; if it "
-       "is lost later, weightfs recover writes it again."},
-      {"meta/", "The catalog: a RocksDB with the names, attributes, extents and checksums of all files."},
-      {"pool", "The data, unless the store is on devices or files that were given with --device."},
-      {"lock", "Held by the process that serves or checks the store."},
-      {"weightfs.log",
-       "The log of mounts in the background. After SIGHUP a mount opens it again, so that logrotate(8) "
-       "can rename it."}};
-  std::string text = Heading("weightfs", 5, date, "files of a store, mount options and configuration of weightfs");
-  text +=
-      ".SH DESCRIPTION\n" + Fill("A store is a directory. Its files are for weightfs alone; programs use the mount.");
-  text += ".SH FILES OF A STORE\n";
-  for (const auto& [name, meaning] : kFiles) text += Entry(Italic(name), meaning);
-  text += MountOptions();
-  text += ".SH CONFIGURATION OF THE SERVICE\n";
-  text += Fill(
-      "The unit weightfs@NAME.service of systemd mounts what /etc/weightfs/NAME.conf names. The file has these "
-      "variables, in the syntax of EnvironmentFile= in systemd.exec(5):");
-  text += Entry(Bold("STORE="), "The directory of the store.");
-  text += Entry(Bold("MOUNTPOINT="), "The directory to mount on.");
-  text += Entry(Bold("OPTIONS="), "Mount options, separated by commas. The default is rw.");
-  text += ".SH EXAMPLES\n" + Fill("In /etc/weightfs/tensors.conf, for systemctl enable --now weightfs@tensors:");
-  text += ".PP\n.nf\nSTORE=/srv/tensors\nMOUNTPOINT=/mnt/tensors\nOPTIONS=allow_other,commit=1\n.fi\n";
-  return text + SeeAlso({{"weightfs", 1}, {"weightfs-mount", 1}, {"mount.weightfs", 8}, {"systemd.exec", 5}});
-}
-
 }  // namespace
+
+std::string MountOptions() {
+  std::string text =
+      ".SH MOUNT OPTIONS\n"
+      "Options are separated by commas; the default is in parentheses.\n"
+      "Of several that contradict each other, the last one wins.\n";
+  for (const MountOptionHelp& option : DescribeMountOptions()) {
+    text += Entry(Bold(option.name) + (option.value.empty() ? "" : "=" + Italic(option.value)), option.meaning);
+  }
+  text += ".SS Options of the kernel\n" + Fill(fmt::format("{}", fmt::join(KernelMountOptions(), ", ")));
+  return text + ".SS Features of without=\n" + Fill(fmt::format("{}", fmt::join(KnownFeatures(), ", ")));
+}
 
 std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<Command>& commands,
                                                               const std::string& date) {
@@ -227,8 +178,6 @@ std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<
   for (const Command& command : commands | std::views::drop(1)) {
     pages.emplace_back("man1/" + PageOf(command) + ".1", CommandPage(command, date));
   }
-  pages.emplace_back("man5/weightfs.5", FormatPage(date));
-  pages.emplace_back("man8/mount.weightfs.8", HelperPage(date));
   for (const char* name : {"mount.fuse.weightfs", "umount.weightfs", "umount.fuse.weightfs", "fsck.weightfs"}) {
     pages.emplace_back(fmt::format("man8/{}.8", name), ".so man8/mount.weightfs.8\n");
   }

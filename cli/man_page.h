@@ -10,8 +10,11 @@
 
 namespace weightfs::cli {
 
-// Returns the pages by their path below share/man: weightfs(1), one page for each command, mount.weightfs(8) with the
-// names of the other helpers, and weightfs(5). `date` is that of the pages: YYYY-MM-DD.
+// The section on mount options, which the pages in cli/man/ also have.
+std::string MountOptions();
+
+// Returns the pages by their path below share/man: weightfs(1), one page for each command, and the other names of
+// mount.weightfs(8). `date` is that of the pages: YYYY-MM-DD.
 std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<Command>& commands,
                                                               const std::string& date);
 

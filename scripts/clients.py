@@ -25,7 +25,7 @@ from typing import NamedTuple
 # PyTorch's own index has CPU builds of torch. PyPI's torch for x86-64 depends on the GPU libraries.
 CPU_INDEX = os.environ.get("WEIGHTFS_TORCH_INDEX", "https://download.pytorch.org/whl/cpu")
 GPU_PACKAGES = ("nvidia-", "cuda-", "triton")
-REQUIRED = {"pytest", "pybind11", "scikit-build-core"}
+REQUIRED = {"pytest", "pytest-xdist", "pybind11", "scikit-build-core"}
 DEMO = {"torch", "numpy"}
 DRY_RUN_DOWNLOADS_BEFORE = (23, 3)
 TIMEOUT_S = 10
@@ -216,9 +216,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--demo", action="store_true", help="only torch and numpy")
     parser.add_argument("--gpu", action="store_true", help="use torch's GPU build if no CPU build is available")
-    parser.add_argument("file", type=Path, help="requirements, one NAME==VERSION per line")
+    parser.add_argument("files", type=Path, nargs="+", help="requirements, one NAME==VERSION per line")
     arguments = parser.parse_args()
-    lines = arguments.file.read_text(encoding="utf-8").split()
+    lines = [line for file in arguments.files for line in file.read_text(encoding="utf-8").split()]
     wanted = {line.split("==")[0]: line for line in lines}
     if arguments.demo:
         wanted = {name: line for name, line in wanted.items() if name in DEMO}

@@ -16,9 +16,11 @@ import unittest
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-REQUIREMENTS = dict(line.split("==") for line in (ROOT / "tests/requirements.txt").read_text().split())
+FILES = ("tests/requirements.txt", "tests/services.txt")
+BASE, SERVICES = (dict(line.split("==") for line in (ROOT / name).read_text().split()) for name in FILES)
+REQUIREMENTS = BASE | SERVICES
 # Which the script installs by itself, apart from the clients.
-NVIDIA = dict(re.findall(r"(nvidia-[\w-]+)==([\d.]+)", (ROOT / "scripts/setup").read_text()))
+BY_ITSELF = dict(re.findall(r"(nvidia-[\w-]+|deepspeed)==([\d.]+)", (ROOT / "scripts/setup").read_text()))
 
 
 def make_wheel(folder, name, version, requires=()):
@@ -71,16 +73,25 @@ class Index:
 
 
 class Setup(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        """An environment that most tests copy, because pip takes seconds to install itself."""
+        cls.environment = tempfile.mkdtemp(prefix="weightfs-setup-test.")
+        cls.addClassCleanup(shutil.rmtree, cls.environment)
+        subprocess.run(["/usr/bin/python3", "-m", "venv", cls.environment], check=True)
+
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="weightfs-setup-test."))
         self.addCleanup(shutil.rmtree, self.folder)
         self.root = self.folder / "root"
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "tests").mkdir()
-        shutil.copy(ROOT / "tests/requirements.txt", self.root / "tests")
+        for name in FILES:
+            shutil.copy(ROOT / name, self.root / "tests")
         self.venv = self.root / ".venv"
+        shutil.copytree(self.environment, self.venv, symlinks=True)
         self.pypi, self.cpu = self.index("pypi"), self.index("cpu")
-        for name, version in (REQUIREMENTS | NVIDIA).items():
+        for name, version in (REQUIREMENTS | BY_ITSELF).items():
             if name != "torch":
                 self.pypi.add(name, version)
         self.pypi.add("torch", REQUIREMENTS["torch"], ["nvidia-cublas", "triton"])
@@ -93,12 +104,13 @@ class Setup(unittest.TestCase):
         self.addCleanup(made.close)
         return made
 
-    def fake_apt(self, torch="(none)"):
-        """Simulates that every package is installed except python3-torch, whose available version is `torch`."""
+    def fake_apt(self, torch="(none)", lacking="python3-torch"):
+        """Simulates that every package is installed except those of the pattern, whose available version is `torch`."""
         self.asked = self.folder / "asked"
         self.asked.touch()
         programs = {
-            "dpkg-query": 'shift 3; for name; do [ "$name" = python3-torch ] || echo "$name installed"; done',
+            "dpkg-query": f'for name; do case $name in -*|*db:Status*) ;; {lacking}) exit 1 ;; '
+                          '*) echo "$name installed" ;; esac; done',
             "apt-cache": f'echo "  Candidate: {torch}"',
             "apt-get": f'echo "$*" >>{self.asked}; [ "$2" != --assume-no ] || echo "Need to get 182 MB of archives."',
             "sudo": 'shift; exec "$@"',
@@ -130,6 +142,7 @@ class Setup(unittest.TestCase):
             subprocess.run([self.venv / "bin/python", "-c", code], check=True)
 
     def test_the_demo_installs_the_cpu_build_and_reports_its_size(self):
+        shutil.rmtree(self.venv)
         self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
         said = self.setup_script("--demo")
         self.assertRegex(said, r"pip installs 2 packages and downloads 0\.1 MB \(.*torch \S+\+cpu 0\.1 MB")
@@ -163,7 +176,7 @@ class Setup(unittest.TestCase):
 
     def test_wheels_in_a_folder_are_enough(self):
         wheels = self.folder / "wheels"
-        for name, version in (REQUIREMENTS | NVIDIA).items():
+        for name, version in (REQUIREMENTS | BY_ITSELF).items():
             make_wheel(wheels, name, version)
         self.pypi.close()
         said = self.setup_script(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels))
@@ -217,6 +230,25 @@ class Setup(unittest.TestCase):
         self.assert_has("torch", "triton")
         self.assertEqual(self.setup_script(), "")
 
+    def test_other_systems_are_installed_unless_omitted(self):
+        self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
+        self.fake_apt(torch="1.0", lacking="radosgw|chromium")
+        self.setup_script("--no-services")
+        self.assertEqual(self.asked.read_text(), "")
+        self.assert_has("pytest", "torch")
+        self.assert_lacks("boto3", "deepspeed")
+        said = self.setup_script()
+        self.assertIn("install -qy --no-install-recommends radosgw chromium", self.asked.read_text())
+        self.assertIn("2 system packages for tests with other systems", said)
+        self.assert_has("boto3", "deepspeed")
+
+    def test_a_system_that_cannot_be_installed_does_not_stop_the_tests(self):
+        self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
+        self.fake_apt(torch="1.0", lacking="podman")
+        (self.folder / "bin/apt-get").write_text("#!/bin/sh\nexit 1\n")
+        self.assertIn("The tests that need podman will be skipped", self.setup_script())
+        self.assert_has("pytest", "boto3")
+
     def test_an_old_pip_is_updated_and_that_is_reported(self):
         module = self.folder / "fake/pip"
         module.mkdir(parents=True)
@@ -249,7 +281,7 @@ class Setup(unittest.TestCase):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", empty], check=True)
         said = self.run_script("scripts/quickstart", code=1, WEIGHTFS_PYTHON=f"{empty}/bin/python")
         self.assertIn(f"WEIGHTFS_PYTHON={empty}/bin/python cannot import torch", said)
-        self.assertFalse(self.venv.exists())
+        self.assertEqual(self.asked.read_text(), "")
 
 
 if __name__ == "__main__":

@@ -99,6 +99,8 @@ def pytest_runtest_makereport(item, call):
         for mount in item.session.stash.get(MOUNTS, []):
             if log := mount.store.log():
                 report.sections.append((f"log of {mount.store.directory}", log[-3000:]))
+    # xdist sends reports as UTF-8, and logs have file names that are none.
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSpeed with the swap folder on a mount and the I/O of weightfs: ZeRO-3 with offload, ZeRO-Inference, and
-FastFileWriter. Needs deepspeed, which scripts/setup does not install: see docs/OFFLOAD.md."""
+FastFileWriter."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ STEPS = Path(__file__).with_name("deepspeed_steps.py")
 MISSING = [name for name in ("torch", "deepspeed", "transformers", "weightfs") if importlib.util.find_spec(name) is None]
 
 pytestmark = [pytest.mark.limit(500), pytest.mark.skipif(bool(MISSING), reason=(
-    f"needs {', '.join(MISSING)}: DS_BUILD_OPS=0 .venv/bin/python -m pip install deepspeed transformers"))]
+    f"needs {', '.join(MISSING)}: scripts/setup installs it"))]
 
 
 def run(what, folder):

@@ -10,8 +10,7 @@ import pytest
 from distributed.takeover import SCENARIOS
 from harness import needs, process
 
-GLUSTER = "apt-get install glusterfs-server glusterfs-client"
-pytestmark = [needs.root, needs.program("glusterd", "glusterfs", "gluster", hint=GLUSTER),
+pytestmark = [needs.root, needs.program("glusterd", "glusterfs", "gluster"),
               needs.program("ip", "unshare", "nsenter"), pytest.mark.usefixtures("weightfs_only"), pytest.mark.limit(180)]
 IN_NAMESPACES = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 

@@ -71,7 +71,7 @@ rgw gc processor period = 5
 def missing_programs():
     """Why the tests with radosgw cannot run; empty if they can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    return f"needs {', '.join(missing)}: apt-get install ceph-mon ceph-osd radosgw" if missing else ""
+    return f"needs {', '.join(missing)}: scripts/setup installs it" if missing else ""
 
 
 def free_ports(count):

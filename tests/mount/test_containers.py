@@ -12,7 +12,7 @@ from harness.containers import Podman, mounts_for_containers
 from harness.filesystems import is_mounted, program, weightfs
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root,
-              needs.program("podman", hint="apt-get install podman installs it")]
+              needs.program("podman")]
 SIZE = 3_000_000
 MAY_MOUNT = ["--device", "/dev/fuse", "--cap-add", "SYS_ADMIN"]
 SAVE = f"""

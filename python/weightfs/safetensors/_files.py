@@ -66,7 +66,7 @@ def _shards_of(index):
     return [(os.path.join(os.path.dirname(index), file), index, names) for file, names in sorted(expected.items())]
 
 
-def open_all(files, handle):
+def open_all(files, handle=None):
     """Opens a file, a directory of shards, the files of an index (NAME.json), or several of these, which `handle` will
     read.
 

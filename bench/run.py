@@ -186,7 +186,8 @@ def measure(run, case, step, turn):
     counters, cpu, begin = case.directory.counters(), case.directory.cpu_seconds(), time.monotonic()
     answer = {"seconds": None, **step.work(turn)}
     seconds = answer["seconds"] or time.monotonic() - begin
-    sample = {"rate": answer.get("rate") or answer.get("amount", 0) / seconds, "seconds": seconds, "bytes": answer["bytes"],
+    rate = answer.get("rate") or answer.get("amount", 0) / seconds
+    sample = {"rate": rate, "seconds": seconds, "bytes": answer["bytes"],
               "client_cpu_seconds": answer["cpu"], "daemon_cpu_seconds": case.directory.cpu_seconds() - cpu}
     if "device_read_bytes" in counters:
         sample["device_read_bytes"] = case.directory.counters()["device_read_bytes"] - counters["device_read_bytes"]

@@ -2,9 +2,9 @@
 """Results as tables: of the terminal, of Markdown and of HTML.
 
 A result is {"version", "program", "facts", "rounds", "rows", "curves"}. A row has {"id", "group", "title", "unit",
-"ways", "checks", "notes", "not_measured"}; its ways are {name: {"median", "min", "max", "samples"}}, and a check compares a way
-("way", or "weightfs") with another one ("against"): {"value"}, and if there is a target {"at_least" or "at_most",
-"state"}. Rates are in bytes, reads, files or the like per second; the unit "s" is seconds."""
+"ways", "checks", "notes", "not_measured"}; its ways are {name: {"median", "min", "max", "samples"}}, and a check
+compares a way ("way", or "weightfs") with another one ("against"): {"value"}, and if there is a target {"at_least" or
+"at_most", "state"}. Rates are in bytes, reads, files or the like per second; the unit "s" is seconds."""
 
 import dataclasses
 import re

@@ -156,8 +156,8 @@ Command FormatCommand() {
               "tensors are striped over them",
               "/dev/disk/by-id/nvme-A");
   command.Add("--partition", &arguments->partition,
-              "Make a partition over each --device, which must be a whole disk without partitions, and create the store "
-              "in it: disk tools show the partition's type and its name, weightfs-ID-NUMBER");
+              "Make a partition over each --device, which must be a whole disk without partitions, and create the "
+              "store in it: disk tools show the partition's type and its name, weightfs-ID-NUMBER");
   command.Add("--force", &arguments->force, "Overwrite an existing store, and any other content of the devices");
   command.Add("--discard-damaged", &arguments->discard_damaged,
               "Overwrite also what is left of a damaged store, which 'weightfs recover' could rebuild");

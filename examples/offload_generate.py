@@ -46,7 +46,7 @@ def device_seconds(folder, nbytes):
     if nbytes == 0:   # the model fits in the memory
         return 0.0
     size, path = min(nbytes, 256 << 20), os.path.join(folder, "device")
-    with weightfs.aio_handle(overlap_events=True) as handle:
+    with weightfs.Handle(overlap_events=True) as handle:
         memory = handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8))
         handle.write_from(memory, path)
         pieces = [(memory[at:at + (32 << 20)], at) for at in range(0, size, 32 << 20)]

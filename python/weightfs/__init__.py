@@ -3,23 +3,24 @@
 
     import torch, weightfs
 
-    handle = weightfs.aio_handle(intra_op_parallelism=2)
-    handle.sync_pwrite(torch.randn(4096, 4096), "/mnt/tensors/w")       # DeepNVMe's methods
-    future = handle.read_async(tensor, "/mnt/tensors/w")                # or futures: result(), await, cancel()
+    handle = weightfs.Handle(intra_op_parallelism=2)
+    handle.write_from(torch.randn(4096, 4096), "/mnt/tensors/w")
+    future = handle.read_async(tensor, "/mnt/tensors/w")                # result(), await, cancel()
 
     with weightfs.reader("/mnt/tensors/table.bin") as table:            # many small reads of one file
         table.rows([3, 70_000, 12], torch.empty(3, 128))
 
     weightfs.publish("/mnt/tensors/step-1000")                          # complete, durable, immutable
 
-weightfs.deepnvme has DeepNVMe's builders; weightfs.torch and weightfs.safetensors save and load whole checkpoints."""
+weightfs.deepnvme has DeepNVMe's handles and builders; weightfs.torch and weightfs.safetensors save and load whole checkpoints."""
 
 from weightfs._future import Future
-from weightfs._gds import gds_handle
-from weightfs._handle import aio_handle, is_pinned
+from weightfs._handle import Handle
+from weightfs._locked import is_pinned
 from weightfs._native import __version__
 from weightfs._publish import Publication, publication, publish, unpublish
 from weightfs._reader import reader
+from weightfs.deepnvme._handles import aio_handle, gds_handle
 
-__all__ = ["Future", "Publication", "__version__", "aio_handle", "gds_handle", "is_pinned", "publication", "publish",
-           "reader", "unpublish"]
+__all__ = ["Future", "Handle", "Publication", "__version__", "aio_handle", "gds_handle", "is_pinned", "publication",
+           "publish", "reader", "unpublish"]

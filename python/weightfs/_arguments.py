@@ -2,7 +2,6 @@
 """Converts the arguments of a handle's methods for the native module."""
 
 import contextlib
-import errno
 import functools
 import glob
 import operator
@@ -23,13 +22,6 @@ class _Whole(int):
 
 
 WHOLE = _Whole(0)
-DEFAULTS = (None, False, False, False, False)   # for a write: progress, durable, atomic, checksum, stable
-
-
-def one_of(filename, fd):
-    if (filename is None) == (fd is None):
-        raise TypeError("give either a filename or an fd")
-    return filename if fd is None else fd
 
 
 def items_of(tensors):
@@ -39,20 +31,9 @@ def items_of(tensors):
     return tensors.items()
 
 
-def async_and_offset(method, arguments, keywords, offset):
-    names = ("async", "file_offset")
-    given = dict(zip(names, arguments))
-    if len(arguments) > len(names) or set(keywords) - set(names) or set(keywords) & set(given):
-        raise TypeError(f"{method}(buffer, filename, validate, async, file_offset=0) got unexpected arguments")
-    given |= keywords
-    if "async" not in given:
-        raise TypeError(f"{method}() missing required argument: 'async'")
-    return given["async"], given.get("file_offset", offset)
-
-
 def written_offset(offset):
     """The offset for the native module. None, meaning the whole file, if the caller passed no offset."""
-    return None if offset is WHOLE else offset_in_file(offset)
+    return None if offset is None or offset is WHOLE else offset_in_file(offset)
 
 
 class _CopiedDescriptor:
@@ -95,12 +76,6 @@ def labelled(memory):
         yield
     except OSError as error:
         raise with_label(error, memory)
-
-
-def os_error(number, text, filename, memory):
-    error = OSError(number, text, int(filename) if hasattr(filename, "__index__") else os.fspath(filename))
-    error.offset = 0
-    return with_label(error, memory)
 
 
 @functools.cache

@@ -11,61 +11,21 @@ import math
 import os
 import sys
 import threading
+import weakref
 from concurrent.futures import _base
 
 from weightfs import _native, _process
 from weightfs._process import check_process
 
 log = logging.getLogger("weightfs")
-_unasked: "set[Notice]" = set()   # cancellations whose futures live, and were not asked for their outcome
-os.register_at_fork(after_in_child=_unasked.clear)
-
-
-class Notice:
-    """Reports once that close() or the exit of the interpreter has canceled an operation: to the program that asks for
-    the outcome, otherwise to the log, when the future has been dropped or at exit. Any thread, signal handler or
-    finalizer may use it."""
-
-    __slots__ = ("_due", "_dropped", "_message")
-
-    def __init__(self):
-        self._due = [True]   # the caller that removes the element reports
-        self._dropped, self._message = False, None
-
-    def settle(self):
-        """The program has learned the outcome, or has canceled the operation itself."""
-        self._due.clear()
-        _unasked.discard(self)
-
-    def drop(self, operation):
-        """Called when the future is dropped."""
-        self._dropped = True
-        self.examine(operation)
-
-    def examine(self, operation):
-        """Called when the operation is found done, too: these two happen in any order, and the second one logs."""
-        if not self._due or not operation.cancelled():
-            return
-        self._message = operation.error().strerror
-        _unasked.add(self)
-        if self._dropped:
-            self.log()
-        elif not self._due:
-            _unasked.discard(self)
-
-    def log(self):
-        _unasked.discard(self)
-        try:
-            self._due.pop()
-        except IndexError:
-            return
-        log.warning("canceled by close() or at exit, and the outcome was never asked for: %s", self._message)
+_canceled: "weakref.WeakSet[Future]" = weakref.WeakSet()   # reads and writes whose handle or reader was closed
+os.register_at_fork(after_in_child=_canceled.clear)
 
 
 def log_unasked():
     """Called at exit, when every operation has ended."""
-    for notice in list(_unasked):
-        notice.log()
+    for future in list(_canceled):
+        future._log_cancellation()
 
 
 class TimeoutError(*dict.fromkeys((concurrent.futures.TimeoutError, builtins.TimeoutError))):  # noqa: A001
@@ -95,22 +55,22 @@ class Future(concurrent.futures.Future):
     and must not wait for one."""
 
     def __init__(self, operation=None, memory=None, let_go=None, *, stop=None):
-        """Of a native operation, or of one whose thread calls set_result() or set_exception().
+        """Of a native operation (which Pending.start() sets later), or of one whose thread calls set_result() or
+        set_exception().
 
         let_go() makes the handle forget operations that are done. stop() asks the operation to end, and returns whether
         it can; None: it cannot."""
         self._process, self._operation, self._memory, self._let_go = _process.pid, operation, memory, let_go
-        self._stop = stop if operation is None else operation.cancel
+        self._stop, self._waited = stop, None   # see Pending.start
         self._nbytes = None if memory is None else memory.nbytes
-        self._notice = None if memory is None else memory.notice
-        self._reports, self._asked = operation is None, False
+        self._log_due = memory is not None
+        self._reports, self._asked = memory is None, False
         super().__init__()
 
     def __del__(self):
-        notice = getattr(self, "_notice", None)
         # In a forked child the operation belongs to the parent. At interpreter exit, its outcome has been logged.
-        if notice is not None and self._process == _process.pid and not sys.is_finalizing():
-            notice.drop(self._operation)
+        if getattr(self, "_log_due", False) and self._process == _process.pid and not sys.is_finalizing():
+            self._log_cancellation()
 
     @property
     def nbytes(self):
@@ -140,7 +100,7 @@ class Future(concurrent.futures.Future):
     def cancelled(self):
         if not self.done() or not super().cancelled():
             return False
-        self._settle_notice()
+        self._log_due = False
         return True
 
     def cancel(self):
@@ -148,9 +108,10 @@ class Future(concurrent.futures.Future):
         is done with another outcome."""
         if self.done():
             return self.cancelled()
-        if self._stop is None or not self._stop():
+        stop = self._stop if self._operation is None else self._operation.cancel
+        if stop is None or not stop():
             return False
-        self._settle_notice()
+        self._log_due = False
         return True
 
     def wait(self, timeout=None):
@@ -175,8 +136,7 @@ class Future(concurrent.futures.Future):
         also a TimeoutError of Python, and concurrent.futures.CancelledError."""
         if not self.wait(timeout):
             raise TimeoutError(f"not done after {timeout} s")
-        self._asked = True
-        self._settle_notice()
+        self._asked, self._log_due = True, False
         return super().exception()
 
     def result(self, timeout=None):
@@ -218,13 +178,28 @@ class Future(concurrent.futures.Future):
 
     def _get_snapshot(self):
         """From Python 3.14 on, asyncio takes the outcome by this method of the base class."""
-        self._asked = True
-        self._settle_notice()
+        self._asked, self._log_due = True, False
         return super()._get_snapshot()
 
-    def _settle_notice(self):
-        if self._notice is not None:
-            self._notice.settle()
+    def _log_cancellation(self):
+        """Logs once that close() or the exit of the interpreter has canceled it. The handle keeps the future until the
+        operation is done, so __del__ knows the outcome."""
+        if self._log_due and self._operation is not None and self._operation.cancelled():
+            self._log_due = False
+            log.warning("canceled by close() or at exit, and the outcome was never asked for: %s",
+                        self._operation.error().strerror)
+
+    def _forgotten(self):
+        """Called when the handle has found it done."""
+        if self._log_due and self._operation.cancelled():
+            _canceled.add(self)
+
+    def _failure(self):
+        """The exception of a read or write that is done, or None. Of a canceled one it is an OSError."""
+        error = with_label(self._operation.error(), self._memory)
+        if error is None and self._state != _base.PENDING:   # the copy of a GPU tensor after a read may fail
+            error = super().exception()
+        return error
 
     def _settle(self):
         """Takes the outcome of a native operation that is done. Several threads and signal handlers may be here at
@@ -244,8 +219,9 @@ class Future(concurrent.futures.Future):
                     self.set_result(self._nbytes)
                 else:
                     self.set_exception(with_label(error, memory))
-        # A future that is kept must not keep the memory.
-        memory.owner = memory.finish = None
+        # A future that is kept must not keep the memory, unless wait() still compares it.
+        if not self._waited:
+            memory.owner = memory.finish = None
         self._let_go()
 
     def _set_cancelled(self):

@@ -1,29 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle, with DeepNVMe's methods, and methods with futures, exceptions and durability."""
+"""The handle: transfers of tensors, with futures, exceptions and durability."""
 
 import contextlib
 import errno
 import logging
-import operator
 import os
+import weakref
 
 from weightfs import _native
-from weightfs._arguments import (DEFAULTS, WHOLE, async_and_offset, find_cufile, labelled, one_of, os_error, to_keep,
-                                 written_offset)
-from weightfs._future import Future
-from weightfs._many import ManyFiles
+from weightfs._arguments import find_cufile, items_of, labelled, written_offset
+from weightfs._future import with_label
 from weightfs._memory import describe
-from weightfs._numbers import file_name, flag, offset_in_file, whole
+from weightfs._numbers import bytes_of_all, file_name, flag, offset_in_file, whole
 from weightfs._opened import Opened
 
 log = logging.getLogger("weightfs")
-_VALIDATED_AT_ONCE = 4 << 20
+MODES = ("auto", "cufile", "bounce")
 _MOST_BLOCK_SIZE, _MOST_QUEUE_DEPTH, _MOST_PARALLELISM = 1 << 40, 1 << 16, 1 << 10
 
 
-class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
-    """Reads and writes tensors between memory and files, at the speed of the device. GPU tensors pass through
-    page-locked buffers, which are copied concurrently with other transfers; gds_handle may avoid that copy.
+class Handle(Opened):
+    """Reads and writes tensors between memory and files, at the speed of the device.
 
     block_size: bytes per transfer. queue_depth: maximum number of transfers in the kernel, per slice. single_submit:
     submit each transfer in a system call of its own. overlap_events: refill the queue after each completion; if false,
@@ -33,10 +30,13 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
     the mount for operations of every size and raises an error if that is not possible. An operation can lease at most
     512 GiB. direct_operations counts the operations that bypassed the mount.
 
-    DeepNVMe's methods (sync_*, async_*, pread, pwrite, read, write) return numbers. -1 means failure; the reason goes
-    to the logger "weightfs" and to last_error. wait() raises, because a lost write must not go unnoticed. The other
-    methods (read_async, write_async, read_into, write_from, save_many, load_many) raise, or set the exception in their
-    future.
+    mode: how tensors of GPUs are transferred. None: through page-locked buffers, which are copied concurrently with
+    other transfers, once there is such a tensor. "bounce" does the same, "cufile" transfers whole blocks by cuFile (GPUDirect
+    Storage), even in its compatibility mode, and "auto" uses cuFile for files that it accesses without a copy in host
+    memory, and bounce buffers for all others; these three raise RuntimeError without a GPU, and OSError if the mode is
+    not available. The attributes `mode` and `mode_reason` give the mode in use. Partial blocks at the ends of an
+    operation always go through bounce buffers. So do operations that bypass a weightfs mount, because the host must
+    verify their blocks; with mode "cufile" they go through the mount, which needs cuFile 1.16 or newer (CUDA 13.1).
 
     A write without file_offset replaces the whole file: longer old content is truncated once all data is written. A
     write with a file_offset (even 0) keeps the surrounding bytes, so several handles can write parts of one file in any
@@ -57,7 +57,7 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
     _KIND, _CREATE = "handle", "create"
 
     def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
-                 intra_op_parallelism=None, *, num_threads=None, direct="auto"):
+                 intra_op_parallelism=None, *, num_threads=None, direct="auto", mode=None):
         if intra_op_parallelism is not None and num_threads is not None:
             raise TypeError("intra_op_parallelism and num_threads are two names of one argument: give only one")
         threads = next((value for value in (intra_op_parallelism, num_threads) if value is not None), 1)
@@ -65,118 +65,14 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
                          whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH), flag("single_submit", single_submit),
                          flag("overlap_events", overlap_events),
                          whole("intra_op_parallelism", threads, 1, _MOST_PARALLELISM))
-        self._last_error, self._direct = None, direct
+        if mode is not None and mode not in MODES:
+            raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
+        self._direct, self._mode = direct, mode
+        self._pinned = {}   # address -> finalizer that unpins the tensor when it is gone
         super().__init__(self._open(direct))
-
-    # --- DeepNVMe's methods ---
-
-    def sync_pread(self, buffer, filename, file_offset=0):
-        """Reads. Returns the number of completed operations, including earlier asynchronous ones, or -1."""
-        return self._sync(self._read_now, buffer, filename, file_offset)
-
-    def sync_pwrite(self, buffer, filename, file_offset=WHOLE):
-        """Writes. Returns the number of completed operations, including earlier asynchronous ones, or -1."""
-        return self._sync(self._write_now, buffer, filename, file_offset)
-
-    def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
-        """Starts a read. Returns 0, or -1 if nothing was started. wait() waits for it. Until then the tensor must not
-        be resized (resize_()), but it may be given other memory (`data`, set_())."""
-        return self._async(self._start_read, buffer, one_of(filename, fd), file_offset)
-
-    def async_pwrite(self, buffer, filename=None, file_offset=WHOLE, *, fd=None):
-        """Starts a write to a path or an open descriptor. Returns 0, or -1 if nothing was started. wait() waits for it.
-        Until then the same rules apply as for async_pread; changes made to the tensor may or may not be in the file."""
-        return self._async(self._start_write, buffer, one_of(filename, fd), file_offset)
-
-    def pread(self, buffer, filename, validate, *arguments, **keywords):
-        """pread(buffer, filename, validate, async, file_offset=0)"""
-        asynchronous, file_offset = async_and_offset("pread", arguments, keywords, 0)
-        if asynchronous:
-            return self._async(self._start_read, buffer, filename, file_offset, validate)
-        return self._sync(self._read_now, buffer, filename, file_offset, validate)
-
-    def pwrite(self, buffer, filename, validate, *arguments, **keywords):
-        """pwrite(buffer, filename, validate, async, file_offset=0)"""
-        asynchronous, file_offset = async_and_offset("pwrite", arguments, keywords, WHOLE)
-        if asynchronous:
-            return self._async(self._start_write, buffer, filename, file_offset, validate)
-        return self._sync(self._write_now, buffer, filename, file_offset, validate)
-
-    def read(self, buffer, filename, validate, file_offset=0):
-        """Reads a file that has exactly the buffer's size from file_offset on. Returns 0 or -1."""
-        memory = describe(buffer, writable=True)
-        with self._reporting():
-            self._check_process()
-            file_offset = offset_in_file(file_offset)
-            name = file_name(filename)
-            name, shown = (name, f"descriptor {name}") if isinstance(name, int) else (os.fsdecode(name),) * 2
-            size = os.stat(name).st_size
-            if size - file_offset != memory.nbytes:
-                raise os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of {shown}: the "
-                                f"file has {size} bytes, not the buffer's size", filename, memory)
-            self._read_now(memory, filename, file_offset, validate)
-            return 0
-        return -1
-
-    def write(self, buffer, filename, validate, file_offset=WHOLE):
-        """Writes. Returns 0 or -1."""
-        with self._reporting():
-            self._write_now(describe(buffer), filename, file_offset, validate)
-            return 0
-        return -1
-
-    def wait(self):
-        """Waits for all asynchronous operations. Returns how many completed since the last wait. Raises the OSError of
-        the first one that failed; its attribute `errors` has all errors."""
-        completed, errors = self._drain()
-        if errors:
-            errors[0].errors, errors[0].completed = errors, completed
-            raise errors[0]
-        return completed
-
-    def new_cpu_locked_tensor(self, num_elem, example_tensor=None, *, example_tenosr=None):
-        """Returns a 1-D tensor of the example's type (an array, for an array) in page-aligned, locked memory."""
-        from weightfs._locked import new_like
-        example = example_tensor if example_tensor is not None else example_tenosr
-        if example is None:
-            raise TypeError("new_cpu_locked_tensor() missing required argument: 'example_tensor'")
-        self._check_process()
-        return new_like(num_elem, example)
-
-    def free_cpu_locked_tensor(self, tensor):
-        """Unlocks the memory of a tensor that any handle's new_cpu_locked_tensor made. Returns False for other tensors.
-        The memory is freed with the last tensor that uses it."""
-        self._check_process()
-        return unlock(tensor)
-
-    def is_pinned(self, buffer):
-        """True if torch pinned the tensor, or if it is in locked memory of any handle of this process. Views count too.
-        """
-        self._check_process()
-        return is_pinned(buffer)
-
-    def get_block_size(self):
-        return self._options[0]
-
-    def get_queue_depth(self):
-        return self._options[1]
-
-    def get_single_submit(self):
-        return self._options[2]
-
-    def get_overlap_events(self):
-        return self._options[3]
-
-    def get_intra_op_parallelism(self):
-        return self._options[4]
-
-    def get_thread_count(self):
-        return self._options[4]
-
-    def get_alignment(self):
-        return 512 * self._options[4]
-
-    # --- Methods with futures and exceptions ---
+        self._gpu = {} if mode is None else self._native.gpu()
+        if mode is not None:
+            log.info("%s on %s: mode %s: %s", type(self).__name__, self._gpu["name"], self.mode, self.mode_reason)
 
     def read_async(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Starts a read from a path or descriptor and returns its Future.
@@ -185,9 +81,7 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
         otherwise ignored. verify: EIO if the bytes differ from those that were written. A weightfs mount always
         verifies. On other filesystems the whole file must be read (otherwise EINVAL), and it must have been written
         with `checksum` and not changed since (otherwise ENODATA)."""
-        memory = describe(buffer, writable=True)
-        operation = self._start_read(memory, file, file_offset, progress=progress, verify=verify, own_errors=True)
-        return Future(operation, memory, self._pending.forget_done)
+        return self._start_read(buffer, file, file_offset, progress, verify)
 
     def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False,
                     progress=None, stable=False):
@@ -198,15 +92,15 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
         checksum: for a whole file, store checksums for `verify` in its extended attribute user.weightfs.crc32c (not on
         a weightfs mount, which has its own). progress: as in read_async. stable: nobody changes the tensor before the
         write is done, so a lease needs no copy of it; if somebody does, the file may become unreadable (EIO)."""
-        memory = describe(buffer)
-        operation = self._start_write(memory, file, WHOLE if file_offset is None else file_offset, None, progress,
-                                      durable, atomic, checksum, stable, own_errors=True)
-        return Future(operation, memory, self._pending.forget_done)
+        return self._start_write(buffer, file, file_offset, progress, durable, atomic, checksum, stable)
 
     def read_into(self, buffer, file, file_offset=0, *, progress=None, verify=False):
         """Reads as read_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer, writable=True)
-        self._read_now(memory, file, file_offset, progress=progress, verify=verify)
+        with labelled(memory):
+            self._native.read(file_name(file), memory.arguments, offset_in_file(file_offset), progress, verify)
+        if memory.finish is not None:
+            memory.finish()
         return memory.nbytes
 
     def read_ranges(self, buffer, file, ranges):
@@ -225,9 +119,85 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
                    stable=False):
         """Writes as write_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer)
-        self._write_now(memory, file, WHOLE if file_offset is None else file_offset, False, progress, durable, atomic,
-                        checksum, stable)
+        with labelled(memory):
+            self._native.write(file_name(file), memory.arguments, written_offset(file_offset), progress, durable,
+                               atomic, checksum, stable)
         return memory.nbytes
+
+    def save_many(self, tensors, directory, *, durable=True, mode=None, checksum=False, progress=None):
+        """Saves each tensor of a dict to a file of its name in the directory, and returns the number of bytes. Intended
+        for thousands of small tensors. A name is one path component. Files of the same names are replaced.
+
+        With a lease of a weightfs mount all files are saved in one commit: they appear at once or not at all, even
+        after a crash. EINVAL for more than 131,072 files or about 1 TiB of data: save those in several calls.
+
+        Without a lease the files are written to a temporary directory `.weightfs-*` beside them and then renamed one
+        after the other. Each file is complete, but another program, or a crash, may see some new and some old files. A
+        lease is not possible with direct="never", on another filesystem, if the mount's option direct= refuses it, for
+        GPU tensors, if the store is full, for more than the 512 GiB of a lease, or if a pool file extends beyond the
+        process's RLIMIT_FSIZE. Errors that can be detected before the first rename (a directory or a mount point in
+        place of a file, permissions, sticky directories) change nothing. The logger "weightfs" reports at level INFO
+        why there is no lease; with direct="require" the call raises instead.
+
+        durable: data and names are on the device on return. mode: permission bits of the files; None: a file that
+        replaces another one has its mode, and its owner and group if this process may set them, and the umask decides
+        for the others. checksum and progress: as in write_async."""
+        # Not a dict, because "a" and b"a" are the same name.
+        named = [(os.fsencode(name), describe(tensor)) for name, tensor in items_of(tensors)]
+
+        def tell(why):
+            log.info("save_many: the files are written and renamed one by one: %s", why)
+
+        total = bytes_of_all(memory for _, memory in named)
+        items = [(name, memory.arguments) for name, memory in named]
+        mode = None if mode is None else whole("mode", mode, 0, 0o777)
+        self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress, tell)
+        return total
+
+    def load_many(self, buffers, directory, *, verify=False, progress=None):
+        """Loads files of a directory into the buffers of a dict, by name, and returns the number of bytes. Each file
+        must be as large as its buffer.
+
+        Each tensor is a consistent snapshot of its file, but the set is not: while another program saves the files,
+        some may come from one save_many and some from the next. A file that cannot be leased, such as a symbolic link,
+        is read through the mount, unless direct="require".
+
+        Raises the OSError of the first file that could not be read; its attribute `errors` has the errors of all files
+        by name, and the other buffers are filled. verify and progress: as in read_async."""
+        named = [(os.fsencode(name), describe(buffer, writable=True)) for name, buffer in items_of(buffers)]
+        total = bytes_of_all(memory for _, memory in named)
+        items = [(name, memory.arguments) for name, memory in named]
+        errors = self._native.load_many(os.fsencode(directory), items, verify, progress)
+        memories, failed = dict(named), {name for name, _ in errors}
+        for name, memory in memories.items():
+            if memory.finish is not None and name not in failed:
+                memory.finish()
+        if errors:
+            errors = {os.fsdecode(name): with_label(error, memories[name]) for name, error in errors}
+            first = next(iter(errors.values()))
+            first.errors = errors
+            raise first
+        return total
+
+    def pin(self, tensor):
+        """Prepares a contiguous GPU tensor for transfers of this handle, until it is unpinned or the last tensor that
+        shares its memory is gone. Raises OSError if that is not possible."""
+        memory = self._device_memory(tensor)
+        if memory.nbytes == 0:
+            return
+        self._native.pin(memory.arguments)
+        # The memory lives as long as any tensor that shares its storage.
+        unpin = weakref.finalize(memory.owner, _forget, weakref.ref(self), memory.address)
+        unpin.atexit = False
+        self._pinned[memory.address] = unpin
+
+    def unpin(self, tensor):
+        """Unpins a tensor. Returns False if it is not pinned."""
+        address = self._device_memory(tensor).address
+        unpin = self._pinned.pop(address, None)
+        if unpin is not None:
+            unpin.detach()
+        return self._native.unpin(address)
 
     @property
     def direct_operations(self):
@@ -236,9 +206,26 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
         return self._native.direct_operations()
 
     @property
-    def last_error(self):
-        """The OSError behind the last -1, with errno, filename, offset and shape, or None."""
-        return self._last_error
+    def mode(self):
+        """How tensors of GPUs are transferred: "cufile" or "bounce"; None if the handle was created without a mode."""
+        return self._gpu.get("mode")
+
+    @property
+    def mode_reason(self):
+        """The reason for the mode, as text."""
+        return self._gpu.get("why")
+
+    @property
+    def refusal(self):
+        """In mode "auto": why the first operation that cuFile does not carry out goes through bounce buffers, as text,
+        which is also logged once. Empty if all whole blocks went by cuFile so far."""
+        return (self._native.gpu() or {}).get("refusal", "")
+
+    @property
+    def gpu_bytes(self):
+        """The number of bytes of GPU tensors transferred so far, by mode."""
+        facts = self._native.gpu() or {}
+        return {kind: facts.get(f"{kind}_bytes", 0) for kind in ("cufile", "bounce")}
 
     def pending(self):
         """The number of asynchronous operations under way."""
@@ -246,148 +233,58 @@ class aio_handle(ManyFiles, Opened):  # noqa: N801  (DeepNVMe's name)
 
     def __repr__(self):
         names = ("block_size", "queue_depth", "single_submit", "overlap_events", "intra_op_parallelism")
-        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in zip(names, self._options))})"
+        values = ", ".join(f"{name}={value}" for name, value in zip(names, self._options))
+        return f"{type(self).__name__}({values}{'' if self._mode is None else f', mode={self.mode}'})"
 
     # --- Internals ---
 
     def _open(self, direct):
-        return _native.Handle(*self._options, direct, "", find_cufile(), None)
-
-    def _read_now(self, memory, file, offset, validate=False, *, progress=None, verify=False):
-        with labelled(memory):
-            native, name, offset = self._native, file_name(file), offset_in_file(offset)
-            native.read(name, memory.arguments, offset, progress, verify)
-        if memory.finish is not None:
-            memory.finish()
-        if validate:
-            self._validate(memory, file, offset)
-
-    def _write_now(self, memory, file, offset, validate=False, *options):
-        with labelled(memory):
-            native, name, native_offset = self._native, file_name(file), written_offset(offset)
-            native.write(name, memory.arguments, native_offset, *(options or DEFAULTS))
-        if validate:
-            self._validate(memory, file, native_offset or 0)
-
-    def _start_read(self, memory, file, offset, validate=None, *, progress=None, verify=False, own_errors=False):
-        with labelled(memory):
-            native, name, offset = self._native, file_name(file), offset_in_file(offset)
-        return self._pending.start(
-            memory, (to_keep(file), offset) if validate else None, own_errors,
-            lambda: native.start_read(name, memory.arguments, offset, progress, verify, own_errors))
-
-    def _start_write(self, memory, file, offset, validate=None, *options, own_errors=False):
-        with labelled(memory):
-            native, name, native_offset = self._native, file_name(file), written_offset(offset)
-        return self._pending.start(
-            memory, (to_keep(file), native_offset or 0) if validate else None, own_errors,
-            lambda: native.start_write(name, memory.arguments, native_offset, *(options or DEFAULTS), own_errors))
-
-    def _sync(self, run, buffer, file, offset, validate=False):
-        memory = describe(buffer, writable=run == self._read_now)
-        with self._reporting():
-            run(memory, file, offset, validate)
-            completed, errors = self._drain()
-            if errors:
-                raise errors[0]
-            return completed + 1
-        return -1
-
-    def _async(self, start, buffer, file, offset, validate=False):
-        memory = describe(buffer, writable=start == self._start_read)
-        with self._reporting():
-            start(memory, file, offset, validate)
-            return 0
-        return -1
-
-    def _validate(self, memory, file, offset):
-        """Compares the memory with the result of an ordinary read of the file."""
-        if memory.nbytes == 0:
-            return
-        if memory.strides is None and not memory.on_device:
-            wanted = _native.view(memory.address, memory.nbytes)
-        else:
-            gathered = bytearray(memory.nbytes)
-            if memory.on_device:
-                self._native.copy_out(memory.arguments, describe(gathered).arguments)
-            else:
-                _native.copy(describe(gathered).arguments, memory.arguments)
-            wanted = memoryview(gathered)
-        # The descriptor may be write-only or opened with O_DIRECT, so it is reopened.
-        path = f"/proc/self/fd/{operator.index(file)}" if hasattr(file, "__index__") else file
-        with open(path, "rb", buffering=0) as stream:
-            for at in range(0, memory.nbytes, _VALIDATED_AT_ONCE):
-                piece = wanted[at:at + _VALIDATED_AT_ONCE]
-                if os.pread(stream.fileno(), len(piece), offset + at) != piece:
-                    raise os_error(errno.EIO, f"validation of {memory.nbytes} bytes at offset {int(offset)} of {file} "
-                                    f"failed: the file differs in the {len(piece)} bytes from {offset + at} on",
-                                    file, memory)
-
-    def _drain(self):
-        """Waits. Returns (number of operations that succeeded, errors of those that failed)."""
-        completed = self._native.wait()
-        errors, validations = self._pending.collect()
-        for memory, file, offset in validations:
-            try:
-                self._validate(memory, file, offset)
-            except OSError as differs:
-                errors.append(differs)
-                completed -= 1
-        for error in errors:
-            self._report(error)
-        return completed, errors
-
-    @contextlib.contextmanager
-    def _reporting(self):
-        """Suppresses an OSError in the block and reports it, so that the caller returns -1 after the block."""
         try:
-            yield
+            return _native.Handle(*self._options, direct, self._mode or "", find_cufile(),
+                                  None if self._mode is None else _log_refusal)
         except OSError as error:
-            # last_error must not keep the stack frames, and the tensors that they refer to.
-            self._report(error.with_traceback(None))
+            if self._mode is None or error.errno != errno.ENODEV:
+                raise
+            raise RuntimeError(f"weightfs: {error.strerror}; omit mode= (use aio_handle) for CPU tensors") from error
 
-    def _report(self, error):
-        self._last_error = error
-        log.error("%s", error.strerror or error)
+    def _start_read(self, buffer, file, offset, progress=None, verify=False, waited=None):
+        """waited: see Pending.start."""
+        memory = describe(buffer, writable=True)
+        with labelled(memory):
+            native, name, offset = self._native, file_name(file), offset_in_file(offset)
+            return self._pending.start(memory, lambda: native.start_read(
+                name, memory.arguments, offset, progress, verify, waited is None), waited)
 
-    def _report_all(self, errors):
-        for error in errors:
-            if error.errno != errno.ECANCELED:
-                self._last_error = error
-        self._log_all(errors)
+    def _start_write(self, buffer, file, offset, progress=None, durable=False, atomic=False, checksum=False,
+                     stable=False, waited=None):
+        memory = describe(buffer)
+        with labelled(memory):
+            native, name, offset = self._native, file_name(file), written_offset(offset)
+            return self._pending.start(memory, lambda: native.start_write(
+                name, memory.arguments, offset, progress, durable, atomic, checksum, stable, waited is None), waited)
 
     @staticmethod
-    def _log_all(errors):
-        cancelled = [error for error in errors if error.errno == errno.ECANCELED]
-        for error in errors:
-            if error not in cancelled:
-                log.error("%s", error.strerror or error)
-        if cancelled:
-            log.warning("%d operations were canceled: the handle was closed before wait()", len(cancelled))
+    def _device_memory(tensor):
+        memory = describe(tensor, writable=True)
+        if memory.nbytes and not memory.on_device:
+            raise ValueError(f"{memory.label} is not on a GPU")
+        if memory.finish is not None:
+            raise ValueError(f"{memory.label} is not contiguous: it cannot be pinned")
+        return memory
 
 
-def unlock(tensor):
-    """Unlocks a tensor's memory. Returns False if no locked memory begins at its address."""
-    with contextlib.suppress(ValueError):
-        return _native.unlock(describe(tensor).address)
-    return False
+def mode_of_process():
+    """The mode of handles for tensors of GPUs, if the program chooses none."""
+    return os.environ.get("WEIGHTFS_GDS_MODE") or "auto"
 
 
-def is_pinned(buffer):
-    if callable(getattr(buffer, "is_pinned", None)):
-        with contextlib.suppress(RuntimeError):   # torch without a GPU cannot pin memory
-            if buffer.is_pinned():
-                return True
-    try:
-        memory = describe(buffer)
-    except ValueError:
-        return False   # not a tensor with memory
-    return memory.nbytes > 0 and not memory.on_device and _native.is_locked(memory.address, _span(memory))
+def _log_refusal(why):
+    log.warning("GPU transfers by bounce buffers: %s", why)
 
 
-def _span(memory):
-    """The number of bytes from the first element to the end of the last one. For a view this does not exceed the region
-    that it is part of."""
-    if memory.strides is None:
-        return memory.nbytes
-    return sum((count - 1) * abs(step) for count, step in zip(memory.shape, memory.strides)) + memory.item_size
+def _forget(handle, address):
+    """Unpins the memory of a tensor that is gone. A closed handle has already unpinned it."""
+    handle = handle()
+    if handle is not None and handle._pinned.pop(address, None) is not None:
+        with contextlib.suppress(ValueError, PermissionError):
+            handle._native.unpin(address)

@@ -29,16 +29,15 @@ class Memory:
     """The address, element size, shape and strides of a buffer. Strides are in bytes; None means contiguous. `owner`
     keeps the memory alive. `stream` is None for host memory; for GPU memory it is the stream whose work must end before
     an operation begins. `finish`, if not None, must be called after the memory has been read into; any thread may call
-    it, and repeated calls are harmless. `notice` is that of the future (weightfs._future) whose operation uses it, or
-    None."""
+    it, and repeated calls are harmless."""
 
-    __slots__ = ("address", "item_size", "shape", "strides", "owner", "label", "stream", "finish", "nbytes", "notice")
+    __slots__ = ("address", "item_size", "shape", "strides", "owner", "label", "stream", "finish", "nbytes")
 
     def __init__(self, address, item_size, shape, strides, owner, label, stream=None, finish=None, nbytes=None):
         """ValueError for impossible numbers, because the object that provides them may not have checked them. `nbytes`
         is the result of bytes_of_shape, if the caller has it."""
         self.address, self.item_size, self.shape, self.strides = address, item_size, shape, strides
-        self.owner, self.label, self.stream, self.finish, self.notice = owner, label, stream, finish, None
+        self.owner, self.label, self.stream, self.finish = owner, label, stream, finish
         self.nbytes = bytes_of_shape(label, shape, item_size) if nbytes is None else nbytes
         if self.nbytes > 0:
             check_extent(label, address, self.nbytes, shape, strides, item_size)

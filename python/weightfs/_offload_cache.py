@@ -16,8 +16,7 @@ import time
 
 import torch
 
-from weightfs._gds import gds_handle
-from weightfs._handle import aio_handle
+from weightfs._handle import Handle, mode_of_process
 from weightfs._locked import new_like
 
 log = logging.getLogger("weightfs")
@@ -83,8 +82,8 @@ class Cache:
     def __init__(self, memory, device, durable):
         self.memory, self._durable, self.stats = memory, durable, Stats()
         self._buffer = _new_buffer(memory, device)
-        kind = gds_handle if self._buffer.is_cuda else aio_handle
-        self.reads, self.writes = kind(overlap_events=True), kind(overlap_events=True)
+        mode = mode_of_process() if self._buffer.is_cuda else None
+        self.reads, self.writes = Handle(overlap_events=True, mode=mode), Handle(overlap_events=True, mode=mode)
         # Starting an operation takes as long as the mount takes to answer, so it does not happen on the caller's thread.
         self._readers = concurrent.futures.ThreadPoolExecutor(_THREADS, "weightfs-offload-read")
         self._writers = concurrent.futures.ThreadPoolExecutor(_THREADS, "weightfs-offload-write")

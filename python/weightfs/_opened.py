@@ -68,9 +68,9 @@ class Opened:
         if _process.pid == self._process:   # in a forked child, the operations and their locks belong to the parent
             if ended:
                 self._pending.forget_unknown()
-            self._pending.report = self._log_all
+            self._pending.report = self._log_failures
             try:
-                self._report_all(self._pending.collect()[0])   # nothing will wait for them
+                self._report_failures(self._pending.take_done())   # nothing will wait for them
             finally:
                 _keep_memory(self._pending)
 
@@ -96,9 +96,9 @@ class Opened:
     def _check_process(self):
         check_process(self._process, self._KIND)
 
-    def _report_all(self, errors):
-        """Called by close() with the errors of operations that wait() has not reported and no future reports."""
+    def _report_failures(self, futures):
+        """Called by close() with the operations of wait() that are done."""
 
     @staticmethod
-    def _log_all(errors):
+    def _log_failures(futures):
         """The same, of operations that end after a close() in a callback."""

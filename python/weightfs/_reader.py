@@ -11,7 +11,6 @@ import os
 
 from weightfs import _native, _process
 from weightfs._arguments import labelled, to_keep
-from weightfs._future import Future
 from weightfs._memory import describe
 from weightfs._numbers import file_name, whole
 from weightfs._opened import Opened
@@ -20,7 +19,7 @@ from weightfs._pending import Pending
 _MOST_QUEUE_DEPTH, _MOST_MEMORY, _MOST_FILE_BYTES = 1 << 16, 1 << 40, (1 << 63) - 1
 
 
-class reader(Opened):  # noqa: N801  (like aio_handle)
+class reader(Opened):  # noqa: N801  (like open)
     """An open file for small reads at random offsets: rows of an embedding table, pages of a key-value cache, entries
     of an index.
 
@@ -156,9 +155,8 @@ class reader(Opened):  # noqa: N801  (like aio_handle)
     def _start(self, numbers, out, table=None):
         native, memory = self._native, describe(out, writable=True)
         arguments = self._native_arguments(numbers, memory, out, table)
-        with _index_errors(table):
-            operation = self._pending.start(memory, None, True, lambda: native.start_read(*arguments))
-        return Future(operation, memory, self._pending.forget_done)
+        with _index_errors(table), labelled(memory):
+            return self._pending.start(memory, lambda: native.start_read(*arguments))
 
     def _native_arguments(self, numbers, memory, out, table):
         """ValueError if the rows do not fill the memory. `table`: (base, row_bytes, count), or None for offsets."""

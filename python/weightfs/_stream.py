@@ -9,7 +9,7 @@ import os
 import stat
 
 from weightfs import _process
-from weightfs._handle import aio_handle
+from weightfs._handle import Handle
 from weightfs._memory import HUGE, advise_huge_pages
 from weightfs._opened import closes_at_exit
 
@@ -290,7 +290,7 @@ class DirectReader(_Stream):
             self._handle.read_into(tensor, self._name, offset)
 
 
-_of_process = {}   # the handle of each kind and `direct`
+_of_process = {}   # the handle of each mode and `direct`
 
 
 def chosen(handle, direct):
@@ -302,15 +302,15 @@ def chosen(handle, direct):
     return handle
 
 
-def the_handle(handle, kind=aio_handle):
+def the_handle(handle, mode=None):
     """A context manager for the caller's handle, or that of the process (for None, or a value of `direct`), which stays
     open: to open and close one takes tens of milliseconds. A forked child opens its own. A process that has changed its
     user opens another one, because a mount knows the user of a connection. While the interpreter exits, each call has
     its own."""
-    if isinstance(handle, aio_handle):
+    if isinstance(handle, Handle):
         return contextlib.nullcontext(handle)
-    key = kind, handle or "auto"
-    make = functools.partial(kind, overlap_events=True, intra_op_parallelism=_THREADS, direct=key[1])
+    key = mode, handle or "auto"
+    make = functools.partial(Handle, overlap_events=True, intra_op_parallelism=_THREADS, direct=key[1], mode=mode)
     if not closes_at_exit():
         return make()
     made = _of_process.get(key)

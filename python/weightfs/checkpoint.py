@@ -23,7 +23,7 @@ from weightfs._torch import torch  # first, because it explains a missing one
 import weightfs.torch
 from weightfs import _process, _restore
 from weightfs._future import Future
-from weightfs._handle import aio_handle
+from weightfs._handle import Handle
 from weightfs._numbers import MOST_BYTES, flag, whole
 from weightfs._process import check_process
 from weightfs._pushes import Pushes
@@ -53,11 +53,11 @@ class Manager:
                 processes as one checkpoint).
             keep: how many steps stay after a save; those that were saved first are removed. None: all.
             max_memory: the most bytes that the copy of a state may have. None: no limit.
-            handle: an aio_handle. None: the manager opens one, and closes it in close().
+            handle: a weightfs.Handle. None: the manager opens one, and closes it in close().
             push: s3://BUCKET/PREFIX/NAME, or a dict with this as `url` and other arguments of weightfs.s3.push, such as
                 {"url": ..., "keep": 10, "endpoint_url": ...}. The version of a step is its number. An unfinished push
                 of the step by an earlier run is replaced (take_over). None: nothing is pushed.
-            direct: as of aio_handle, in the place of handle. With "require", also that of a handle, the manager and
+            direct: as of weightfs.Handle, in the place of handle. With "require", also that of a handle, the manager and
                 each save create nothing unless the directory is on a weightfs mount.
 
         Raises:
@@ -71,7 +71,7 @@ class Manager:
         self._pushes = None if push is None else Pushes(push, self._prune_pushed)
         used = chosen(handle, direct)
         self._own_handle = handle is None
-        self._handle = handle or aio_handle(overlap_events=True, num_threads=_THREADS, direct=used)
+        self._handle = handle or Handle(overlap_events=True, num_threads=_THREADS, direct=used)
         self._steps, self._files, self._newest = Steps(directory, self._handle), threading.Lock(), None
 
     def save(self, step, state, wait=False):

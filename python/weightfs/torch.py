@@ -40,7 +40,7 @@ def save(obj, f, *arguments, handle=None, direct="auto", durable=False, atomic=T
     storages begin at multiples of it. torch's default is 64; 4096 avoids a copy into aligned memory, and needs torch
     2.7. crc32: the file has a checksum of each storage. It is computed during the write; by torch itself, at 1 to 2 GB/s
     before the write, if f is a stream or this version of torch has its settings for the whole process. Without it,
-    unzip complains but torch.load does not. direct: as of aio_handle, in the place of handle. With "require", also
+    unzip complains but torch.load does not. direct: as of Handle, in the place of handle. With "require", also
     that of a handle, nothing is created unless the path is on a weightfs mount; small pieces need no lease.
 
     Raises OSError if the file cannot be written, also for a path on another filesystem with direct="require"."""

@@ -158,7 +158,7 @@ MUTANTS = [
            "client/gpu/gpu.cc",
            "    NoteRefusal(direct.error());\n", "", ("unit_client_gpu:GpuTest.*",)),
     Mutant("gpu-pin", "A pin lasts until the last tensor of the same storage is gone.",
-           "python/weightfs/_gds.py",
+           "python/weightfs/_handle.py",
            "weakref.finalize(memory.owner,", "weakref.finalize(tensor,",
            ("tests/python/test_gpu.py -k pin_lasts",)),
     Mutant("hdf5-stream", "A request of HDF5 with GPU memory waits for the default stream.",

@@ -99,7 +99,7 @@ def train(directory, steps, deadly=None):
             return function(*arguments, **options)
         return called
 
-    weightfs.aio_handle.write_from = counting(weightfs.aio_handle.write_from)
+    weightfs.Handle.write_from = counting(weightfs.Handle.write_from)
     Directory.write_state = counting(Directory.write_state)
     torch.set_num_threads(1)
     model = weightfs.offload.offload(made(), directory, MEMORY, resume=True, durable=False)

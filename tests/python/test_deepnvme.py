@@ -20,6 +20,18 @@ def test_the_builder_loads_a_module_with_everything_programs_ask_for():
         assert callable(getattr(module, name))
 
 
+def test_a_handle_of_deepnvme_is_a_handle_with_counts(folder):
+    tensor = random_tensor(100_001)
+    with weightfs.Handle() as handle, weightfs.aio_handle() as counting:
+        assert isinstance(counting, weightfs.Handle) and not hasattr(handle, "sync_pread")
+        assert handle.write_from(tensor, folder / "file") == tensor.nbytes
+        assert counting.read_async(torch.empty_like(tensor), folder / "file").result() == tensor.nbytes
+        assert counting.sync_pread(torch.empty_like(tensor), folder / "file") == 1
+        assert counting.sync_pread(tensor, folder / "missing") == -1
+        with pytest.raises(FileNotFoundError):
+            handle.read_into(tensor, folder / "missing")
+
+
 @pytest.mark.parametrize("validate", [False, True])
 def test_functions_of_the_module_read_and_write(folder, validate):
     tensor, path = random_tensor(100_001), str(folder / "file")

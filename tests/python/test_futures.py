@@ -478,8 +478,8 @@ def test_a_read_whose_copy_was_interrupted_copies_again(ended_read):
 def test_a_wait_whose_copy_was_interrupted_copies_again(ended_read):
     operation, memory, target = ended_read
     pending = Pending()
-    pending.start(memory, None, False, lambda: operation)
+    future = pending.start(memory, lambda: operation, waited=())
     with pytest.raises(KeyboardInterrupt):
-        pending.collect()
-    assert pending.collect() == ([], [])
+        pending.take_done()
+    assert pending.take_done() == [future] and future.exception() is None
     assert target.eq(1).all()

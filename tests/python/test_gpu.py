@@ -341,6 +341,24 @@ def test_pinned_device_tensors(local, gpu, mode):
     assert gpu.counts().pins == 0
 
 
+def test_a_handle_with_a_mode_needs_no_methods_of_deepnvme(local, gpu):
+    gpu.set_kinds(DIRECT)
+    with weightfs.Handle(mode="auto") as handle:
+        assert handle.mode == "cufile" and repr(handle).startswith("Handle(")
+        array = gpu.array(some())
+        handle.pin(array)
+        with pytest.raises(OSError) as pinned:
+            handle.pin(array)
+        assert pinned.value.errno == errno.EEXIST and handle.unpin(array) is True
+        assert handle.write_async(array, local / "file").result() == SIZE
+    with weightfs.Handle() as handle:
+        assert handle.mode is None and handle.gpu_bytes == {"cufile": 0, "bounce": 0}
+        assert handle.write_from(array, local / "file") == SIZE
+        assert handle.gpu_bytes == {"cufile": 0, "bounce": SIZE}
+    with pytest.raises(ValueError, match="auto, cufile, bounce"):
+        weightfs.Handle(mode="fast")
+
+
 def test_a_pin_lasts_as_long_as_any_tensor_of_the_memory(local, gpu):
     with weightfs.gds_handle(mode="cufile") as handle:
         tensor = gpu.tensor(random_tensor(SIZE))

@@ -74,12 +74,12 @@ class Operation:
     def wait(self, timeout): print("waits for", self.name)
 
 class Memory:
-    finish = None
+    finish, nbytes = None, 1
 
 def leave(name):
     opened, memory, operation = Opened(Native()), Memory(), Operation()
     operation.name = name
-    opened._pending.start(memory, None, True, lambda: operation)
+    opened._pending.start(memory, lambda: operation)
     opened.close()
     return operation, weakref.ref(memory)
 

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import weightfs
 import weightfs.safetensors
 import weightfs.torch
 from harness import needs
@@ -183,7 +184,8 @@ def test_a_save_for_which_no_handle_can_be_made_leaves_nothing(local, monkeypatc
         raise OSError(errno.ENOMEM, "no contexts left")
 
     SAVES[library](generation(1), local / "file")
-    monkeypatch.setattr(_stream.the_handle, "__defaults__", (refuse,))
+    monkeypatch.setattr(_stream, "_of_process", {})
+    monkeypatch.setattr(weightfs.Handle, "_open", refuse)
     with pytest.raises(OSError, match="no contexts left"):
         SAVES[library](generation(2), local / "file")
     monkeypatch.undo()

@@ -22,14 +22,14 @@ TENSOR = random_tensor(2 << 20)
 @pytest.fixture
 def opened(monkeypatch):
     """The handles that are opened; there is none at the beginning."""
-    handles, original = [], weightfs.aio_handle._open
+    handles, original = [], weightfs.Handle._open
 
     def opens(handle, direct):
         handles.append(handle)
         return original(handle, direct)
 
     monkeypatch.setattr(_stream, "_of_process", {})
-    monkeypatch.setattr(weightfs.aio_handle, "_open", opens)
+    monkeypatch.setattr(weightfs.Handle, "_open", opens)
     return handles
 
 

@@ -51,7 +51,7 @@ while handled < 1500 or started < 3000:
         handle.wait()
 ring_no_more()
 handle.wait()
-print(len(handle._pending._entries), handle.pending(), os.path.getsize("by handler"), os.path.getsize("file"))
+print(len(handle._pending._futures), handle.pending(), os.path.getsize("by handler"), os.path.getsize("file"))
 """)
     assert out == "0 0 5000 5000\n"
 

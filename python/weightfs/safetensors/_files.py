@@ -8,8 +8,7 @@ import weakref
 
 import torch
 
-from weightfs._gds import gds_handle
-from weightfs._handle import aio_handle
+from weightfs._handle import mode_of_process
 from weightfs._mounted import check_mounted
 from weightfs._stream import errors_of, name_of, the_handle
 from weightfs.safetensors._errors import SafetensorValueError
@@ -34,7 +33,7 @@ def device_of(device):
 def handle_for(handle, device):
     """A context manager for the caller's handle, or that of the process for the device. Without a GPU, its error gives
     the reason."""
-    return the_handle(handle, aio_handle if device.type == "cpu" else gds_handle)
+    return the_handle(handle, None if device.type == "cpu" else mode_of_process())
 
 
 def _sources_of(files, handle):

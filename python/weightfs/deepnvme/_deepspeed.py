@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the builders of weightfs.deepnvme in place of DeepSpeed's."""
+"""Puts the builders of weightfs.deepnvme in place of DeepSpeed's, and runs programs with them."""
 
 import importlib
-import importlib.metadata
 import logging
 import os
-import runpy
 import sys
 
-from weightfs import deepnvme
+from weightfs.deepnvme._builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder
 
 log = logging.getLogger("weightfs")
-_OURS = {name: getattr(deepnvme, name) for name in ("AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder")}
+_OURS = {builder.__name__: builder for builder in (AsyncIOBuilder, GDSBuilder, PinMemoryBuilder)}
 _OLDEST = (0, 15)
 _METHODS = ("get_op_builder", "create_op_builder")
 _INSTALL = f"python -m pip install 'deepspeed>={_OLDEST[0]}.{_OLDEST[1]}'"
@@ -22,7 +20,16 @@ _accelerator = None   # the one whose methods are replaced
 
 
 def install():
-    """See weightfs.deepnvme.install."""
+    """Puts the builders of weightfs in place of DeepSpeed's, so that its swappers (ZeRO-3 with offload to NVMe,
+    ZeRO-Inference) and FastFileWriter use handles of weightfs. Handles that DeepSpeed has created before stay. Child
+    processes that are forked have them too; one that starts a new interpreter must call this function itself, or be
+    started with `python -m weightfs.deepnvme`. Calling it again is harmless.
+
+    Returns:
+        A line that says what was replaced. The logger "weightfs" has it at INFO.
+
+    Raises:
+        ImportError: deepspeed is missing or older than 0.15."""
     global _accelerator
     version, accelerator = _load()
     for module in _modules():
@@ -46,7 +53,7 @@ def install():
 
 
 def uninstall():
-    """See weightfs.deepnvme.uninstall."""
+    """Restores DeepSpeed's builders everywhere. Returns a line that says so."""
     global _accelerator
     if _accelerator is None:
         return "weightfs.deepnvme: nothing is installed"
@@ -126,6 +133,7 @@ def main(words):
         return 2
     # The launcher of DeepSpeed puts --local_rank in front of the script, which expects it among its own arguments.
     sys.argv = [words[0], *local_rank, *words[1:]]
+    import runpy
     if as_module:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)

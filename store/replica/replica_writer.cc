@@ -203,8 +203,9 @@ bool ReplicaWriter::WaitForWork() {
   while (true) {
     const auto now = Clock::now();
     if (HasDueEntriesLocked(now) || overflowed_) return true;
-    // After a clean unmount the replica is current, so a checkpoint that it needs is completed first.
-    if (stopping_) return !log_in_root_ && (checkpoint_ || (NeedsCheckpoint() && now >= retry_at_));
+    // After a clean unmount the replica is current and undamaged, so a checkpoint that it needs is completed first.
+    if (stopping_ && log_in_root_ && !renew_) return false;
+    if (stopping_) return checkpoint_ || (NeedsCheckpoint() && now >= retry_at_);
     if (checkpoint_ || (NeedsCheckpoint() && now >= retry_at_)) return true;
     auto due = Clock::time_point::max();
     if (unflushed_) due = flush_due_;
@@ -284,7 +285,6 @@ void ReplicaWriter::BeginCheckpoint() {
     MutexLock lock(mutex_);
     collecting_ = true;
   }
-  renew_ = false;
   auto snapshot = catalog_.TakeSnapshot();
   checkpoint_.emplace(Checkpoint{std::move(snapshot), NewStream()});
 }
@@ -361,6 +361,7 @@ Result<void> ReplicaWriter::FinishCheckpoint() {
   RETURN_IF_ERROR(WriteRoot(std::move(root)));
   log_.emplace(std::move(log));
   checkpoint_.reset();
+  renew_ = false;
   log_in_root_ = true;
   Release(old);
   unflushed_ = false;

@@ -266,6 +266,20 @@ TEST_F(ReplicaWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
   ExpectRestored();
 }
 
+TEST_F(ReplicaWriterTest, ARenewalEndsBeforeTheUnmount) {
+  Start();
+  Put(0, 100);
+  Stop();
+  for (int round = 0; round < 20; ++round) {
+    const Root before = ReadRoot();
+    Reopen(/*fragmented=*/false);
+    writer_->Renew();
+    Stop();
+    EXPECT_GT(ReadRoot().checkpoint_stream.id, before.checkpoint_stream.id) << round;
+  }
+  ExpectRestored();
+}
+
 TEST_F(ReplicaWriterTest, ItHasAnAgeWhileItLacksDurableChanges) {
   device_.Fail(true);
   Start();

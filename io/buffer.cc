@@ -12,9 +12,6 @@
 #include "common/log.h"
 
 namespace weightfs {
-namespace {
-
-}  // namespace
 
 struct Buffer::Slot {
   BufferPool* pool = nullptr;

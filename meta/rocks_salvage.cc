@@ -26,7 +26,6 @@ namespace {
 // an index or the start of a name.
 constexpr size_t kDigits = 16;
 
-
 __extension__ typedef unsigned __int128 Number;  // NOLINT: using does not take __extension__
 
 // The bytes of a key behind its first one as a number; shorter keys end in zeros.

@@ -65,7 +65,9 @@ class Future(concurrent.futures.Future):
         self._nbytes = None if memory is None else memory.nbytes
         self._log_due = memory is not None
         self._reports, self._asked = memory is None, False
-        super().__init__()
+        # What the base class would set, but for the condition: most operations of wait() never need one.
+        self._state, self._result, self._exception = _base.PENDING, None, None
+        self._waiters, self._done_callbacks = [], []
 
     def __del__(self):
         # In a forked child the operation belongs to the parent. At interpreter exit, its outcome has been logged.
@@ -170,11 +172,10 @@ class Future(concurrent.futures.Future):
             # In this order: after an exception of a signal handler in between, the next call registers it once more.
             self._operation.on_done(self._settle)
             self._reports = True
-        return self._own_condition
-
-    @_condition.setter
-    def _condition(self, condition):
-        self._own_condition = condition
+        try:
+            return self._own_condition
+        except AttributeError:   # several threads may be here
+            return self.__dict__.setdefault("_own_condition", threading.Condition())
 
     def _get_snapshot(self):
         """From Python 3.14 on, asyncio takes the outcome by this method of the base class."""

@@ -78,11 +78,16 @@ class Pending:
         """Releases the memory of operations that are done and that wait() does not compare."""
         with self._lock:
             looks = self._LOOKS
-            with contextlib.suppress(IndexError):
-                while looks:
-                    if not self._forget(self._futures[0]):
-                        self._futures.rotate(-1)
-                        looks -= 1
+            while looks and (future := self._first()) is not None:
+                if not self._forget(future):
+                    self._futures.rotate(-1)
+                    looks -= 1
+
+    def _first(self):
+        try:
+            return self._futures[0]
+        except IndexError:
+            return None
 
     def _forget(self, future):
         """Returns False if the future must stay."""
@@ -91,8 +96,11 @@ class Pending:
         failed = future._operation.error() is not None
         if not failed and (future._waited or future._memory.finish is not None):
             return False
-        if self._take(future) and failed and future._waited is not None:
-            future.done()   # releases the memory
+        reported = failed and future._waited is not None
+        if reported:
+            future._waited = ()   # wait() compares no operation that failed
+            future.done()   # releases the memory; before the removal, because a signal handler may raise an exception
+        if self._take(future) and reported:
             if self.report is None:
                 self._failed.append(future)
             else:
@@ -101,12 +109,14 @@ class Pending:
 
     def _take(self, future):
         """Returns False if another thread or handler took the future."""
-        with self._lock, contextlib.suppress(ValueError):
-            self._futures.remove(future)
-            if future._operation is not None:
+        with self._lock:
+            try:
+                self._futures.remove(future)
+            except ValueError:
+                return False
+            if future._log_due and future._operation is not None:
                 future._forgotten()
             return True
-        return False
 
 
 def _ended(future):

@@ -72,7 +72,13 @@ class Manager:
         used = chosen(handle, direct)
         self._own_handle = handle is None
         self._handle = handle or Handle(overlap_events=True, num_threads=_THREADS, direct=used)
-        self._steps, self._files, self._newest = Steps(directory, self._handle), threading.Lock(), None
+        self._files, self._newest = threading.Lock(), None
+        try:
+            self._steps = Steps(directory, self._handle)
+        except BaseException:
+            if self._own_handle:
+                self._handle.close()
+            raise
 
     def save(self, step, state, wait=False):
         """Copies a state and starts to write it. First waits for the save that is under way.

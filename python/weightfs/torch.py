@@ -63,10 +63,12 @@ def load(f, map_location=None, *arguments, handle=None, direct="auto", **options
     anything else can run arbitrary code. For older versions of torch this function passes weights_only=True, unless
     TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 is set in the environment; newer versions check that variable themselves."""
     _default_to_weights_only(arguments, options)
-    if not _is_path(f) or _maps(options.get("mmap")):
-        return torch.load(os.fsdecode(f) if _is_path(f) else f, map_location, *arguments, **options)
     handle = chosen(handle, direct)
+    if not _is_path(f):
+        return torch.load(f, map_location, *arguments, **options)
     check_mounted(f, handle)
+    if _maps(options.get("mmap")):
+        return torch.load(os.fsdecode(f), map_location, *arguments, **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
         with stream.raising_its_error():
             return torch.load(stream, map_location, *arguments, **options)

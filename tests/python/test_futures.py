@@ -3,6 +3,7 @@
 
 import asyncio
 import concurrent.futures
+import errno
 import pickle
 import subprocess
 import sys
@@ -483,3 +484,23 @@ def test_a_wait_whose_copy_was_interrupted_copies_again(ended_read):
         pending.take_done()
     assert pending.take_done() == [future] and future.exception() is None
     assert target.eq(1).all()
+
+
+def test_a_signal_does_not_take_a_failure_from_wait(ended_read, monkeypatch):
+    operation, memory, _ = ended_read
+    operation.error = lambda: OSError(errno.EIO, "lost")
+    pending, set_exception, interrupts = Pending(), weightfs.Future.set_exception, [KeyboardInterrupt]
+
+    def interrupted(future, error):
+        if interrupts:
+            raise interrupts.pop()
+        set_exception(future, error)
+
+    monkeypatch.setattr(weightfs.Future, "set_exception", interrupted)
+    memory.finish = None
+    future = pending.start(memory, lambda: operation, waited=("file", 0))
+    with pytest.raises(KeyboardInterrupt):
+        pending.under_way()
+    pending.under_way()
+    assert pending.take_done() == [future] and future.exception().errno == errno.EIO
+    assert memory.owner is None, "the memory of a failed operation is not compared, so it is released"

@@ -43,6 +43,7 @@ SAVES = {
 }
 LOADS = {
     "torch.load": weightfs.torch.load,
+    "torch.load, mapped": lambda path, **how: weightfs.torch.load(path, mmap=True, **how),
     "safetensors": weightfs.safetensors.load_file,
     "safetensors.numpy": weightfs.safetensors.numpy.load_file,
     "safetensors of a model": lambda path, **how: weightfs.safetensors.load_model(torch.nn.Linear(3, 3), path, **how),

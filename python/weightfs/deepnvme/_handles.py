@@ -70,6 +70,7 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
             if size - file_offset != memory.nbytes:
                 raise _os_error(errno.EINVAL, f"read of {memory.nbytes} bytes at offset {file_offset} of {shown}: the "
                                 f"file has {size} bytes, not the buffer's size", filename, memory)
+            memory.owner = memory.finish = None   # read_into() describes the buffer again
             self._now(self.read_into, buffer, filename, file_offset, validate)
             return 0
         return -1
@@ -167,6 +168,7 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
             error = future._failure()
             if error is not None:
                 errors.append(error)
+                completed -= future._operation.error() is None   # the copy to the GPU failed after the read
             elif future._waited:
                 try:
                     self._validate(future._memory, *future._waited)

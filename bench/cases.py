@@ -280,8 +280,8 @@ LIBRARIES = {
 
 def start_client(run, library):
     """Returns the client and "", or None and the reason why the library cannot be used."""
-    active = os.environ.get("VIRTUAL_ENV", "") + "/bin/python"
-    python = run.options.python or (active if os.access(active, os.X_OK) else "python3")
+    active = os.environ.get("VIRTUAL_ENV")
+    python = run.options.python or (f"{active}/bin/python" if active else "python3")
     try:
         client = Client(python, os.path.join(os.path.dirname(__file__), "libraries.py"))
         run.clients.append(client)

@@ -4,9 +4,9 @@
 import json
 import statistics
 import sys
-import time
 
-from . import tables
+from . import machine, tables
+from .machine import size_text
 from .program import Bar, Parser, Stop, directory, number_from, run, size
 from .verdict import in_turns, spread
 
@@ -45,9 +45,10 @@ def row(name, unit, values, base=None, **fields):
             "checks": checks, "notes": [], "not_measured": {}, **fields}
 
 
-def result(program, rounds, rows, summary=(), **more):
-    return {"version": 1, "program": program, "facts": {"time": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())},
-            "rounds": rounds, "rows": rows, "curves": [], "summary": list(summary), **more}
+def result(program, directory, size_bytes, rounds, rows, summary=(), **more):
+    """The result of a program that measured data of a size in a directory."""
+    return {"version": 1, "program": program, "facts": {**machine.facts(directory), "size": size_text(size_bytes)},
+            "size_bytes": size_bytes, "rounds": rounds, "rows": rows, "curves": [], "summary": list(summary), **more}
 
 
 def output(found, as_json):

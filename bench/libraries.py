@@ -83,8 +83,10 @@ class DistributedCheckpoint(Torch):
 
 class Safetensors(Torch):
     def __init__(self, size, module, load_tensors=None):
-        super().__init__(size, module)
-        self.load_tensors = load_tensors or self.files.load_file
+        # A library that only loads, by `load_tensors`, loads what safetensors saved.
+        loader = importlib.import_module(module)
+        super().__init__(size, "safetensors.torch" if load_tensors else module)
+        self.load_tensors = load_tensors or loader.load_file
 
     def save(self, path):
         self.files.save_file(self.state, path)
@@ -173,10 +175,10 @@ def main():
                 answer = {"version": library.version}
             else:
                 answer = answer_of(library, job)
-        except ImportError as error:
-            answer = {"missing": str(error)}
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            is_missing = job["do"] == "prepare" and isinstance(error, ImportError)
+            answer = ({"missing": str(error)} if is_missing else
+                      {"error": f"{type(error).__name__}: {error}".splitlines()[0]})
         answers.write(json.dumps(answer) + "\n")
 
 

@@ -55,7 +55,7 @@ def read_reference(run):
 
 def streams(run, reference):
     """Reads as many files at once as there are streams."""
-    best, points, rounds = Best(), [], run.options.rounds
+    best, points, rounds, chance = Best(), [], run.options.rounds, random.Random(run.options.seed)
     size, names = max(run.size // 8 // MIB * MIB, MIB), [f"stream-{index}" for index in range(8)]
     if shutil.which("fio") is None:
         return []
@@ -70,7 +70,7 @@ def streams(run, reference):
 
     for number, count in enumerate((1, 2, 4, 8)):
         rates = {}
-        for turn, at, (way, directory) in in_turns(compared(run), rounds):
+        for turn, at, (way, directory) in in_turns(compared(run), rounds, chance):
             run.show(f"scaling: {count} files at once", (number + turn / (rounds + 1)) / 4)
             for do in ("write", "read"):
                 times = ProcessorTimes()

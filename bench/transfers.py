@@ -257,7 +257,7 @@ def main():
         parser.error(reason)
     with tempfile.TemporaryDirectory(prefix="transfers-", dir=args.directory) as base:
         result = (measure_saves if args.beside else measure_transfers)(args, Path(base))
-    print(json.dumps(result, indent=2))
+    print(json.dumps({"arguments": vars(args), **result}, indent=2, default=str))
 
 
 if __name__ == "__main__":

@@ -499,3 +499,20 @@ def test_the_benchmark_measures_every_driver(work, local):
     assert list(work.iterdir()) == []
     assert done.err == ""
     assert "not a multiple" in process.run([*program, work, "--requests", "3M", "--total", "4M"], codes=(2,)).err
+
+
+def test_a_benchmark_that_fails_says_so_and_leaves_no_output(work, local):
+    words = [sys.executable, "-m", "weightfs.tools.hdf5_bench", work, "--requests", "1M", "--total", "1M", "--rounds",
+             "1", "--processes", "2", "--no-small", "--json"]
+    assert "cannot be written" in process.run([*words, work / "missing" / "file"], codes=(1,), limit=110).err
+    for broken, reason in (("raise OSError('broken')", "OSError: broken"),
+                           ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL")):
+        (local / "sitecustomize.py").write_text(
+            "import multiprocessing, h5py\n"
+            "def fail(*_, **__):\n"
+            f"    if multiprocessing.parent_process(): {broken}\n"
+            "h5py.File = fail\n")
+        done = process.run([*words, local / "report.json"], codes=(1,), limit=110,
+                           env=os.environ | {"PYTHONPATH": str(local)})
+        assert reason in done.err and done.err.startswith("hdf5_bench: ") and done.err.count("\n") == 1
+        assert not (local / "report.json").exists() and list(work.iterdir()) == []

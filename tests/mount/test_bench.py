@@ -150,6 +150,29 @@ def test_the_worker_finds_wrong_bytes_where_it_is_asked(tmp_path):
 
 def test_nothing_is_left(run):
     assert run["left"] == []
+@pytest.mark.skipif(not PYTHON.exists(), reason="needs .venv with torch and safetensors")
+def test_a_library_that_only_loads_loads_what_safetensors_saved(tmp_path, monkeypatch):
+    """Its ImportError is a missing library only while the client is prepared."""
+    (tmp_path / "fastsafetensors.py").write_text(
+        "import os, safetensors\n"
+        "def fastsafe_open(paths, nogds, device):\n"
+        "    if os.path.exists(paths[0] + '.broken'):\n"
+        "        import nonsense\n"
+        "    return safetensors.safe_open(paths[0], 'pt', device)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    path = tmp_path / "file"
+    client = Client(str(PYTHON), str(REPOSITORY / "bench/libraries.py"))
+    try:
+        assert "version" in client.ask("prepare", library="fastsafetensors", bytes=1 << 20)
+        for do in ("save", "load"):
+            client.ask(do, path=str(path), check=do == "load")
+        (tmp_path / "file.broken").touch()
+        with pytest.raises(Failure, match="ModuleNotFoundError: No module named 'nonsense'"):
+            client.ask("load", path=str(path), check=False)
+    finally:
+        client.end()
+
+
 
 
 def files_written_below(directory):

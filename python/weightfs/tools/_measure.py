@@ -8,14 +8,13 @@ import signal
 import sys
 import time
 from pathlib import Path
-from queue import Empty
 
 from weightfs.tools._torch import torch
 
 import weightfs
 import weightfs.torch
 from weightfs import deepnvme
-from weightfs.bench.program import be_a_worker
+from weightfs.bench.program import be_a_worker, next_answer, raise_first
 
 GB = 1024 ** 3
 ENGINES = ("aio_handle", "aio_basic", "torch_io", "torch_fastio")
@@ -115,33 +114,15 @@ def measure(settings, progress=None):
     try:
         for process in processes:
             process.start()
-        failures = [failure for failure in (_failure(processes, queue) for _ in processes) if failure]
+        failures = [failure for failure in (next_answer(processes, queue) for _ in processes) if failure]
         for process in processes:
             process.join(_END_LIMIT_S)
     finally:
         for index, process in enumerate(processes):
             if process.pid is not None:
                 _end(process, index, settings)
-    if failures:
-        # The first failure makes the other processes fail at the barrier, so it is reported first.
-        raise RuntimeError(min(failures, key=lambda text: "BrokenBarrier" in text))
+    raise_first(failures)
     return progress.result()
-
-
-def _failure(processes, queue):
-    """Waits until one more process has ended its work. Returns its error, or None."""
-    while True:
-        try:
-            return queue.get(timeout=1)
-        except Empty:
-            # The other processes may wait forever at the barrier.
-            ended = [process for process in processes if process.exitcode not in (None, 0)]
-            if not ended and not any(process.is_alive() for process in processes):
-                ended = processes
-            if ended and queue.empty():
-                status = ended[0].exitcode
-                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-                raise RuntimeError(f"process {ended[0].pid} {how} and gave no result") from None
 
 
 def _end(process, index, settings):

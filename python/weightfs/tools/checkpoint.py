@@ -89,7 +89,8 @@ def result_of(values, args):
     rows = [compare.row(title, "s", {name(*key): [pair[index] for pair in each] for key, each in values.items()}, base,
                         table=f"seconds, {args.size / (1 << 20):.0f} MiB")
             for index, title in enumerate(("loop stands still", "until durable"))]
-    return compare.result("weightfs-checkpoint", len(next(iter(values.values()))), rows, [row["id"] for row in rows],
+    return compare.result("weightfs-checkpoint", args.directory, args.size, len(next(iter(values.values()))), rows,
+                          [row["id"] for row in rows],
                           notes=[f"here: {args.directory}; compared: {args.compare}"] * bool(args.compare))
 
 

@@ -25,7 +25,8 @@ import weightfs
 import weightfs.hdf5
 from weightfs.bench import compare
 from weightfs.bench.machine import drop_pages, size_text, sync_file
-from weightfs.bench.program import Bar, Output, Parser, directory, number_from, size
+from weightfs.bench.program import (Bar, Failure, Output, Parser, be_a_worker, directory, next_answer, number_from,
+                                    raise_first, run, size)
 
 HDF5_DRIVERS = ("sec2", "stdio", "weightfs")
 DRIVERS = (*HDF5_DRIVERS, "handle")
@@ -120,9 +121,15 @@ SMALL = {"4,096 chunks of 16 KiB": chunks(ORDER, ORDER), "the same in random ord
 
 
 def _work(barrier, results, arguments, request):
-    buffer = np.random.default_rng(os.getpid()).integers(0, 256, request, "uint8")
-    barrier.wait()
-    results.put(transfer(*arguments, buffer))
+    """Puts the seconds, or the error as a text, into `results`."""
+    be_a_worker()
+    try:
+        buffer = np.random.default_rng(os.getpid()).integers(0, 256, request, "uint8")
+        barrier.wait()
+        results.put(transfer(*arguments, buffer))
+    except BaseException as error:
+        barrier.abort()
+        results.put(f"{type(error).__name__}: {error}")
 
 
 def slowest(kind, driver, folder, request, total, settings, processes, buffer):
@@ -136,13 +143,18 @@ def slowest(kind, driver, folder, request, total, settings, processes, buffer):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["h5py", "numpy", "weightfs.hdf5"])
     barrier, results = context.Barrier(processes), context.Queue()
-    workers = [context.Process(target=_work, args=(barrier, results, job, request)) for job in jobs]
-    for worker in workers:
-        worker.start()
-    seconds = [results.get(timeout=600) for _ in workers]
-    for worker in workers:
-        worker.join()
-    return max(seconds)
+    workers = [context.Process(target=_work, args=(barrier, results, job, request), daemon=True) for job in jobs]
+    try:
+        for worker in workers:
+            worker.start()
+        answers = [next_answer(workers, results) for _ in workers]
+        raise_first([answer for answer in answers if isinstance(answer, str)])
+        return max(answers)
+    finally:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.kill()   # a killed worker may have held a lock that the others wait for
+                worker.join()
 
 
 def list_of(parse_one):
@@ -206,17 +218,36 @@ def measure_all(given, folder, show):
 
 
 def main(arguments=None):
-    given, bar = parse(arguments), Bar("hdf5_bench")
-    with tempfile.TemporaryDirectory(prefix="hdf5-bench-", dir=given.folder) as folder:
-        rows = measure_all(given, folder, bar.show)
-    bar.end()
-    summary = [row["id"] for row in rows if row["id"].endswith("processes: 1")][-2:]
-    result = compare.result("hdf5_bench", given.rounds, rows, summary, notes=[
-        f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}, {size_text(given.total)} per file"])
-    if given.json not in (None, "-"):
-        Output(given.json).write(json.dumps(result, indent=1))
+    given = parse(arguments)
+    return run("hdf5_bench", lambda: _main(given))
+
+
+def _main(given):
+    try:
+        output = Output(given.json or "-")
+        result = measured(given, output)
+    except (Failure, OSError, RuntimeError) as error:
+        print(f"hdf5_bench: {error}", file=sys.stderr)
+        return 1
     compare.output(result, given.json == "-")
     return 0
+
+
+def measured(given, output):
+    """Returns the result, which is also written to the output if that is a file."""
+    bar = Bar("hdf5_bench")
+    try:
+        with tempfile.TemporaryDirectory(prefix="hdf5-bench-", dir=given.folder) as folder:
+            rows = measure_all(given, folder, bar.show)
+        summary = [row["id"] for row in rows if row["id"].endswith("processes: 1")][-2:]
+        result = compare.result("hdf5_bench", given.folder, given.total, given.rounds, rows, summary, notes=[
+            f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}, {size_text(given.total)} per file"])
+        if output.path != "-":
+            output.write(json.dumps(result, indent=1))
+        return result
+    finally:
+        output.discard()
+        bar.end()
 
 
 if __name__ == "__main__":

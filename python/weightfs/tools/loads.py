@@ -93,12 +93,12 @@ def measure(values, args, show):
         compare.measure(values, args.rounds, lambda name: seconds_of(LOADERS[name][1], paths[name]), show)
 
 
-def result_of(seconds, nbytes, missing):
+def result_of(seconds, args, missing):
     peers = [name for name in seconds if not name.startswith("weightfs")] or list(seconds)
     base = min(peers, key=lambda name: statistics.median(seconds[name]))
-    rates = {name: [nbytes / each for each in seconds[name]] for name in seconds}
-    return compare.result("weightfs-loads", len(seconds[base]), [compare.row(
-        "loads", "GB/s", rates, base, table=f"cold loads of {nbytes >> 20} MiB, GB/s", title="GB/s",
+    rates = {name: [args.size / each for each in seconds[name]] for name in seconds}
+    return compare.result("weightfs-loads", args.directory, args.size, len(seconds[base]), [compare.row(
+        "loads", "GB/s", rates, base, table=f"cold loads of {args.size >> 20} MiB, GB/s", title="GB/s",
         not_measured=missing)], ["loads"])
 
 
@@ -113,7 +113,7 @@ def main(arguments=None):
         values |= {name: [] for name in names}
         measure(values, args, show)
 
-    return compare.main("weightfs-loads", args, work, lambda values: result_of(values, args.size, missing))
+    return compare.main("weightfs-loads", args, work, lambda values: result_of(values, args, missing))
 
 
 if __name__ == "__main__":

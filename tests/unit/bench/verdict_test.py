@@ -4,13 +4,17 @@
 meaning), and the comparisons of the other programs."""
 import contextlib
 import io
+import os
 import pathlib
 import sys
+import tempfile
 import unittest
+import unittest.mock
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3]))
-from bench import compare, options, rows, tables, verdict  # noqa: E402  (after the path to it)
+from bench import cases, compare, options, rows, store, tables, verdict  # noqa: E402  (after the path to it)
+from bench.program import Failure  # noqa: E402
 
 ROWS = {row["id"]: row for row in rows.ROWS}
 
@@ -213,8 +217,52 @@ class Comparisons(unittest.TestCase):
 
     def test_ways_with_a_common_base_are_the_lines_of_the_table(self):
         row = compare.row("x", "GB/s", {"a": [1e9, 4e9], "b": [2e9, 2e9]}, "b")
-        table, = tables.tables(compare.result("program", 2, [row]))
+        table, = tables.tables(compare.result("program", "/tmp", 1 << 30, 2, [row]))
         self.assertEqual(table.rows, [["a", "2.50 (1.00–4.00)", "1.25"], ["b", "2.00 (2.00–2.00)", "1.00"]])
+
+    def test_a_result_names_the_machine_and_the_size(self):
+        facts = compare.result("program", "/tmp", 1 << 30, 2, [])["facts"]
+        self.assertEqual(facts["size"], "1 GiB")
+        self.assertLess({"time", "kernel", "host's filesystem"}, facts.keys())
+
+
+class Stores(unittest.TestCase):
+    def exits(self, is_mounted):
+        """Leaves a store whose `umount` fails. Returns whether its directory is kept, and the error."""
+        with tempfile.TemporaryDirectory() as folder:
+            program = pathlib.Path(folder, "weightfs")
+            program.write_text("#!/bin/sh\n[ $1 != umount ] || { echo damaged; exit 1; }\n", encoding="utf-8")
+            program.chmod(0o755)
+            path, point = f"{folder}/s", os.path.realpath(f"{folder}/s/mount")
+            with unittest.mock.patch("bench.store.mounts", lambda: [("", point, "")] * is_mounted):
+                try:
+                    with store.Store(program, path):
+                        pass
+                except Failure as error:
+                    return os.path.exists(path), str(error)
+            return os.path.exists(path), ""
+
+    def test_a_failed_unmount_is_an_error(self):
+        kept, error = self.exits(is_mounted=True)
+        self.assertTrue(kept)
+        self.assertIn("damaged", error)
+
+    def test_a_mount_that_does_not_exist_is_not_unmounted(self):
+        self.assertEqual(self.exits(is_mounted=False), (False, ""))
+
+
+class Clients(unittest.TestCase):
+    def python_of(self, **environment):
+        run = unittest.mock.Mock(clients=[], size=1)
+        run.options.python = ""
+        with (unittest.mock.patch.dict(os.environ, environment, clear=True),
+              unittest.mock.patch("bench.cases.Client", side_effect=Failure("ended")) as client):
+            cases.start_client(run, "torch")
+        return client.call_args.args[0]
+
+    def test_the_active_environment_has_the_libraries(self):
+        self.assertEqual(self.python_of(VIRTUAL_ENV="/venv"), "/venv/bin/python")
+        self.assertEqual(self.python_of(), "python3")
 
 
 if __name__ == "__main__":

@@ -175,10 +175,13 @@ Amount ForEach(const SmallFiles& files, const Work& work) {
   return files.count;
 }
 
+Result<void> MakeDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) == 0 || errno == EEXIST) return {};
+  return SystemError(path, "cannot be made");
+}
+
 Amount CreateAll(const SmallFiles& files) {
-  if (mkdir(files.directory.c_str(), 0755) != 0 && errno != EEXIST) {
-    return SystemError(files.directory, "cannot be made");
-  }
+  RETURN_IF_ERROR(MakeDirectory(files.directory));
   return ForEach(files, [&](unsigned index, const std::string& path) -> Result<void> {
     ASSIGN_OR_RETURN(UniqueFd file, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
     if (write(file.get(), files.Bytes(index), files.size) != static_cast<ssize_t>(files.size)) {
@@ -283,7 +286,8 @@ class Worker {
     if (name == "reader") return ReadRows(job, answer);
     RETURN_IF_ERROR(CreateHandles());
     if (name == "save-many" || name == "load-many") return MoveMany(SmallFilesOf(job), name == "save-many");
-    return MoveTensor(job, name == "tensor-write");
+    if (name == "tensor-write" || name == "tensor-read") return MoveTensor(job, name == "tensor-write");
+    return Error{ErrorCode::kInvalid, fmt::format("{}: no job of bench-worker", name)};
   }
 
   // {"bytes", "warm"}: the size of the large file.
@@ -378,9 +382,7 @@ class Worker {
 
   // Many small tensors through leases of the mount: in one durable commit, or in one read.
   Amount MoveMany(const SmallFiles& files, bool save) {
-    if (save && mkdir(files.directory.c_str(), 0755) != 0 && errno != EEXIST) {
-      return SystemError(files.directory, "cannot be made");
-    }
+    if (save) RETURN_IF_ERROR(MakeDirectory(files.directory));
     std::vector<client::NamedMemory> tensors;
     for (unsigned index = 0; index < files.count; ++index) {
       auto* const memory = save ? const_cast<std::byte*>(files.Bytes(index)) : into_.get() + index * files.size;

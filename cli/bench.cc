@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -42,6 +43,7 @@ Error Execute(const std::vector<std::string>& arguments) {
   pointers.push_back(nullptr);
   signal(SIGPIPE, SIG_DFL);
   execvp(pointers[0], pointers.data());
+  if (errno != ENOENT) return SystemError("python3", "cannot be run");
   return {ErrorCode::kNotFound, "the benchmark needs python3, and it is not in PATH: apt-get install python3"};
 }
 

@@ -42,7 +42,12 @@ int main(int argc, char** argv) {
   }
   const std::filesystem::path directory = argv[1];
   auto commands = weightfs::cli::MakeCommands();
-  *std::ranges::find(commands, "bench", &weightfs::cli::Command::name) = weightfs::cli::DescribeBench(argv[3]);
+  auto& bench = *std::ranges::find(commands, "bench", &weightfs::cli::Command::name);
+  bench = weightfs::cli::DescribeBench(argv[3]);
+  if (bench.options.empty()) {
+    std::fprintf(stderr, "weightfs-documents: %s: not the description of weightfs bench\n", argv[3]);
+    return 1;
+  }
   std::erase_if(commands, [](const auto& command) { return command.hidden; });
   for (auto& command : commands) std::erase_if(command.options, [](const auto& option) { return option.hidden; });
   bool written = true;

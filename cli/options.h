@@ -33,8 +33,7 @@ struct Option {
   Target target;         // a null pointer: the parser answers the option
   ValueCheck check = {};
   ValueKind kind = ValueKind::kNone;
-  char separator = '\0';        // of several values in one word
-  bool optional_value = false;  // without a value it sets "-", the name of standard output
+  bool optional_value = false;  // only for a command with `run_words`
   bool required = false;
   bool hidden = false;  // from the documents: for tests and other programs
 

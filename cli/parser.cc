@@ -59,8 +59,6 @@ void AddOption(const Command& command, const Option& option, CLI::App* app) {
     };
     added = app->add_option(names, set, option.meaning);
     if (option.repeated()) added->expected(1, -1)->allow_extra_args(option.positional());
-    if (option.optional_value) added->expected(0, 1)->default_str("-");
-    if (option.separator != '\0') added->delimiter(option.separator);
     if (!option.positional()) added->type_name(option.value);
     if (!option.fallback.empty()) added->default_str(option.fallback);
     if (option.check) added->check(option.check);

@@ -96,16 +96,10 @@ ScannedWords ScanWords(const Command& command, Words words) {
   return scanned;
 }
 
-std::string UsageLine(std::string_view command, std::string_view what) {
-  return fmt::format("weightfs: {}{}{}; see 'weightfs {}{}--help'", command, command.empty() ? "" : ": ", what, command,
-                     command.empty() ? "" : " ");
-}
-
-int UsageExitCode(std::string_view command) { return command == "fsck" ? kFsckUsage : kUsage; }
-
 int FailUsage(std::string_view command, std::string_view what) {
-  Print(stderr, UsageLine(command, what) + "\n");
-  return UsageExitCode(command);
+  Print(stderr, fmt::format("weightfs: {}{}{}; see 'weightfs {}{}--help'\n", command, command.empty() ? "" : ": ", what,
+                            command, command.empty() ? "" : " "));
+  return command == "fsck" ? kFsckUsage : kUsage;
 }
 
 UsageError DescribeUsageError(const std::vector<Command>& commands, const std::vector<std::string>& arguments,

@@ -12,12 +12,9 @@
 
 namespace weightfs::cli {
 
-// "weightfs: format: WHAT; see 'weightfs format --help'", without a newline. `command` is empty for the program itself.
-std::string UsageLine(std::string_view command, std::string_view what);
-
-// Prints UsageLine to standard error. Returns the exit code for wrong usage: 16 for fsck, like fsck(8), otherwise 2.
+// Prints "weightfs: format: WHAT; see 'weightfs format --help'" to standard error. `command` is empty for the program
+// itself. Returns the exit code for wrong usage: 16 for fsck, like fsck(8), otherwise 2.
 int FailUsage(std::string_view command, std::string_view what);
-int UsageExitCode(std::string_view command);
 
 // Explains why the parser rejected the command line `arguments` of the program `commands`: the command, if one is
 // named, and the problem of the first wrong argument; `otherwise` if each of them alone is right.

@@ -136,6 +136,8 @@ def test_the_worker_finds_wrong_bytes_where_it_is_asked(tmp_path):
         worker.ask("prepare", bytes=1 << 20, warm=False)
         worker.ask("write", path=str(tmp_path / "large"))
         worker.ask("create", **files)
+        with pytest.raises(Failure, match="nonsense: no job of bench-worker"):
+            worker.ask("nonsense", direct=False, path=str(tmp_path / "large"))
         for path, jobs in ((tmp_path / "large", ("read", "map")), (tmp_path / "files/file-000002", ("read-all",))):
             with open(path, "r+b") as stream:
                 stream.write(b"wrong")
@@ -148,8 +150,6 @@ def test_the_worker_finds_wrong_bytes_where_it_is_asked(tmp_path):
         worker.end()
 
 
-def test_nothing_is_left(run):
-    assert run["left"] == []
 @pytest.mark.skipif(not PYTHON.exists(), reason="needs .venv with torch and safetensors")
 def test_a_library_that_only_loads_loads_what_safetensors_saved(tmp_path, monkeypatch):
     """Its ImportError is a missing library only while the client is prepared."""
@@ -173,6 +173,8 @@ def test_a_library_that_only_loads_loads_what_safetensors_saved(tmp_path, monkey
         client.end()
 
 
+def test_nothing_is_left(run):
+    assert run["left"] == []
 
 
 def files_written_below(directory):
@@ -299,6 +301,9 @@ def test_without_python3_the_command_says_what_it_needs(factory, tmp_path):
     finished = process.run([program(), "bench", directory, "--quick", "--size", "32M"], codes=(1,),
                            env={**os.environ, "PATH": str(tmp_path)})
     assert "needs python3" in finished.err and finished.err.count("\n") == 1 and finished.out == ""
+    (tmp_path / "python3").touch()   # it is not executable
+    finished = process.run([program(), "bench", directory], codes=(1,), env={**os.environ, "PATH": str(tmp_path)})
+    assert "python3: cannot be run: Permission denied" in finished.err and finished.err.count("\n") == 1
     assert left_in(directory) == []
 
 

@@ -284,6 +284,14 @@ class Bash(unittest.TestCase):
             self.assertEqual(bash("fo", PATH=folder), set())
 
 
+class Build(unittest.TestCase):
+    def test_pages_are_not_written_without_the_options_of_bench(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = run(PROGRAM.resolve().parent / "weightfs-documents", folder, "2026-01-01", f"{folder}/missing.json")
+            self.assertEqual((done.returncode, os.listdir(folder)), (1, []))
+            self.assertIn("missing.json: not the description of weightfs bench", done.stderr)
+
+
 class Zsh(unittest.TestCase):
     def test_candidates(self):
         self.assertIn("format:Create a store", {line[:21] for line in zsh("")})

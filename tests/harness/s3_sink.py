@@ -19,37 +19,46 @@ class Service:
     """The objects, without authentication: any bucket exists."""
 
     def __init__(self):
-        self.objects = {}
-        self.uploads = 0
+        self.objects = {}   # by key: size, ETag and body
+        self.uploads = []   # of each: the sizes of its parts
         self.mutex = threading.Lock()
 
     def answer(self, method, key, query, headers, body):
         """Returns status line, headers and body of the response. `body` is None if it was discarded."""
+        size = int(headers.get("content-length", 0))
         with self.mutex:
             checked = {name: value for name, value in headers.items() if name.startswith("x-amz-checksum-")}
             if method == "PUT" and "partNumber" in query:
+                self.uploads[int(query["uploadId"][0])][query["partNumber"][0]] = size
                 return "200 OK", {"ETag": '"part"', **checked}, b""
             if method == "PUT" and "if-none-match" in headers and key in self.objects:
                 return self.error("412 Precondition Failed", "PreconditionFailed")
             if method == "PUT":
-                self.objects[key] = body
+                self.objects[key] = size, tag(body), body
                 return "200 OK", {"ETag": tag(body), **checked}, b""
             if method == "POST" and "uploads" in query:
-                self.uploads += 1
-                status, _, body = self.xml("InitiateMultipartUploadResult", f"<UploadId>{self.uploads}</UploadId>")
+                status, _, body = self.xml("InitiateMultipartUploadResult", f"<UploadId>{len(self.uploads)}</UploadId>")
+                self.uploads.append({})
                 return status, checked, body
             if method == "POST" and "uploadId" in query:
-                self.objects[key] = None
+                self.objects[key] = sum(self.uploads[int(query["uploadId"][0])].values()), '"parts"', None
                 return self.xml("CompleteMultipartUploadResult", f"<Key>{escape(key)}</Key>")
             if method == "GET" and "uploads" in query:
                 return self.xml("ListMultipartUploadsResult", "<IsTruncated>false</IsTruncated>")
             if method == "GET" and "list-type" in query:
-                return self.xml("ListBucketResult", "<IsTruncated>false</IsTruncated>")
-            if method in ("GET", "HEAD") and self.objects.get(key) is not None:
-                return "200 OK", {"ETag": tag(self.objects[key])}, self.objects[key]
+                return self.listing(f"{key.rstrip('/')}/", query.get("prefix", [""])[0])
             if method in ("GET", "HEAD"):
+                _, etag, body = self.objects.get(key, (0, "", None))
+                if body is not None:
+                    return "200 OK", {"ETag": etag}, body
                 return self.error("404 Not Found", "NoSuchKey")
             return self.error("501 Not Implemented", "NotImplemented")
+
+    def listing(self, bucket, prefix):
+        return self.xml("ListBucketResult", "<IsTruncated>false</IsTruncated>" + "".join(
+            f"<Contents><Key>{escape(key.removeprefix(bucket))}</Key><Size>{size}</Size><ETag>{escape(etag)}</ETag>"
+            "</Contents>"
+            for key, (size, etag, _) in sorted(self.objects.items()) if key.startswith(bucket + prefix)))
 
     @staticmethod
     def xml(name, content):

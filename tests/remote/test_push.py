@@ -15,7 +15,9 @@ from harness import process, s3_versions
 from harness.filesystems import program
 from harness.filesystems import weightfs as plain
 from harness.foreign_fuse import ForeignFuse
+from harness.s3_probe import clean_environment
 from harness.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
+from harness.s3_sink import S3Sink
 from harness.tree import differences
 from versions import MIB, SERIES, URL, comparable, keys, make_tree, pull, put, refused, weightfs
 
@@ -44,6 +46,16 @@ def test_the_objects_are_the_plain_files(server, tree):
     own = [key for key in keys(server) if "/.weightfs/" in key]
     assert own == [f"{SERIES}/5/.weightfs/{name}" for name in ("claim", "manifest", "sums/0")]
     assert not server.objects.open_uploads("tests", "")
+
+
+def test_the_service_of_the_measurements_accepts_a_push(tmp_path):
+    """bench/transfers.py pushes to it: one body that it discards, one of several parts, and one that it keeps."""
+    for name, size in (("small", 1000), ("body", 8 * MIB), ("parts", 40 * MIB)):
+        (tmp_path / name).write_bytes(random.randbytes(size))
+    with S3Sink() as sink:
+        report = json.loads(plain("push", tmp_path, "s3://tests/1", "--json",
+                                  env=clean_environment(sink.environment())).out)
+    assert (report["files"], report["sent_bytes"]) == (3, 48 * MIB + 1000)
 
 
 def test_a_push_makes_what_the_other_writer_makes(server, tree):

@@ -15,6 +15,7 @@ and on a full pool."""
 
 import contextlib
 import errno
+import functools
 import logging
 import threading
 
@@ -23,17 +24,15 @@ from weightfs._torch import torch  # first, because it explains a missing one
 import weightfs.torch
 from weightfs import _process, _restore
 from weightfs._future import Future
-from weightfs._handle import Handle
 from weightfs._numbers import MOST_BYTES, flag, whole
 from weightfs._process import check_process
 from weightfs._pushes import Pushes
 from weightfs._snapshot import Snapshot
 from weightfs._steps import Steps
-from weightfs._stream import chosen
+from weightfs._stream import chosen, the_handle
 
 log = logging.getLogger("weightfs")
 _MOST_STEP = (1 << 63) - 1
-_THREADS = 2   # for each transfer
 
 
 class Manager:
@@ -53,7 +52,7 @@ class Manager:
                 processes as one checkpoint).
             keep: how many steps stay after a save; those that were saved first are removed. None: all.
             max_memory: the most bytes that the copy of a state may have. None: no limit.
-            handle: a weightfs.Handle. None: the manager opens one, and closes it in close().
+            handle: a weightfs.Handle. None: that of the process.
             push: s3://BUCKET/PREFIX/NAME, or a dict with this as `url` and other arguments of weightfs.s3.push, such as
                 {"url": ..., "keep": 10, "endpoint_url": ...}. The version of a step is its number. An unfinished push
                 of the step by an earlier run is replaced (take_over). None: nothing is pushed.
@@ -69,16 +68,10 @@ class Manager:
         self._snapshot, self._saving = Snapshot(most), None
         self._after = [None]   # the step that the run is at; another list after each load, restore and save
         self._pushes = None if push is None else Pushes(push, self._prune_pushed)
-        used = chosen(handle, direct)
-        self._own_handle = handle is None
-        self._handle = handle or Handle(overlap_events=True, num_threads=_THREADS, direct=used)
+        self._handle = chosen(handle, direct)
         self._files, self._newest = threading.Lock(), None
-        try:
+        with the_handle(self._handle):   # rejects a wrong `direct` before a directory is made
             self._steps = Steps(directory, self._handle)
-        except BaseException:
-            if self._own_handle:
-                self._handle.close()
-            raise
 
     def save(self, step, state, wait=False):
         """Copies a state and starts to write it. First waits for the save that is under way.
@@ -156,8 +149,8 @@ class Manager:
             FileNotFoundError: there is no such step.
             Exception: of torch.load and OSError; with `fallback` that of the first step tried, if none can be loaded.
         """
-        def read(path):
-            return weightfs.torch.load(path, map_location, handle=self._handle, weights_only=weights_only)
+        def read(path, handle):
+            return weightfs.torch.load(path, map_location, handle=handle, weights_only=weights_only)
         return self._from_file(step, flag("fallback", fallback), read)[1]
 
     def restore(self, state, step=None):
@@ -181,7 +174,7 @@ class Manager:
             FileNotFoundError: there is no such step.
             NotImplementedError: this version of torch cannot do it.
             OSError, EOFError: a read failed. Some of the tensors may be overwritten."""
-        return self._from_file(step, False, lambda path: _restore.restore(state, path, self._handle))[0]
+        return self._from_file(step, False, functools.partial(_restore.restore, state))[0]
 
     def close(self):
         """Waits for the save and the pushes under way and frees the memory; the manager cannot be used afterwards.
@@ -194,8 +187,6 @@ class Manager:
             finally:
                 self._closed = True
                 self._snapshot.free()
-                if self._own_handle:
-                    self._handle.close()
 
     def __enter__(self):
         return self
@@ -275,11 +266,12 @@ class Manager:
 
     def _publish(self, saving):
         content = self._snapshot.view()
-        return self._steps.publish(
-            saving.step, lambda file: self._handle.write_from(content, file, durable=True, stable=True), *saving.after)
+        with the_handle(self._handle) as handle:
+            return self._steps.publish(
+                saving.step, lambda file: handle.write_from(content, file, durable=True, stable=True), *saving.after)
 
     def _from_file(self, step, fallback, read):
-        """Returns (step, read(path of its file)). With `fallback` tries lower steps after an exception."""
+        """Returns (step, read(path of its file, handle)). With `fallback` tries lower steps after an exception."""
         check_process(self._process, "manager")
         self._check_open()
         steps = [found for found in self.steps() if step is None or found <= step]
@@ -289,7 +281,8 @@ class Manager:
         first = None
         for found in reversed(steps):
             try:
-                content = read(self._steps.file_of(found))
+                with the_handle(self._handle) as handle:
+                    content = read(self._steps.file_of(found), handle)
                 self._after = [found]
                 return found, content
             except (MemoryError, torch.cuda.OutOfMemoryError):

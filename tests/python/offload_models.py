@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weightfs.offload
-from weightfs._offload_files import Directory
+from weightfs.offload._store import Directory
 
 WORDS, WIDTH, TOKENS = 2500, 128, 12
 MEMORY = "9M"   # the model with its gradients and states has 30 MiB

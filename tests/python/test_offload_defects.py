@@ -12,9 +12,9 @@ import torch
 import weightfs.offload
 import weightfs.safetensors
 from offload_models import MEMORY, TOKENS, differing, made, offloading, train_step   # noqa: F401
-from weightfs._offload_adam import Training
-from weightfs._offload_cache import Cache
-from weightfs._offload_layout import Group, Member
+from weightfs.offload._adam import Training
+from weightfs.offload._store import Cache
+from weightfs.offload._groups import Group, Member
 
 pytestmark = pytest.mark.usefixtures("offloading")
 EVERY_TOKEN = torch.ones(1, TOKENS, dtype=torch.int64)

@@ -11,7 +11,7 @@ import torch
 
 import weightfs.offload
 from offload_models import MEMORY, TOKENS, differing, made, offloading, train_step   # noqa: F401
-from weightfs._offload_cache import Cache
+from weightfs.offload._store import Cache
 
 pytestmark = pytest.mark.usefixtures("offloading")
 EVERY_TOKEN = torch.ones(1, TOKENS, dtype=torch.int64)

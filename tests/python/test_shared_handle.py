@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import weightfs
+import weightfs.offload
 import weightfs.safetensors
 import weightfs.torch
 from harness import needs
 from harness.filesystems import weightfs as command
 from harness.users import NOBODY
 from tensors import content, random_tensor
-from weightfs import _stream
+from weightfs import _stream, checkpoint
 
 TENSOR = random_tensor(2 << 20)
 
@@ -71,6 +72,16 @@ def test_the_files_of_a_distributed_checkpoint_use_it(local, opened):
     for i in range(2):
         dcp.save(state, storage_writer=StorageWriter(local / f"{i}"), no_dist=True)
         dcp.load(state, storage_reader=StorageReader(local / f"{i}"), no_dist=True)
+    assert len(opened) == 1
+
+
+def test_an_offloaded_module_and_a_manager_use_it(local, opened):
+    with checkpoint.Manager(local / "run") as manager:
+        manager.save(1, {"a": TENSOR}, wait=True)
+        assert torch.equal(manager.load()["a"], TENSOR)
+    model = weightfs.offload.offload(torch.nn.Linear(600, 600), local / "model", "4M")
+    weightfs.offload.restore(model)
+    save_and_load(local / "file")   # by the same handle, which is still open
     assert len(opened) == 1
 
 

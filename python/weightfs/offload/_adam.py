@@ -7,7 +7,7 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from weightfs._offload_layout import Layout, is_metadata
+from weightfs.offload._groups import Layout, is_metadata
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -103,7 +103,7 @@ class Training:
                 count = _count(member)
                 for view, offset in zip(views.get(member.name, ()), layout.offsets[at:at + count]):
                     if view.numel():
-                        cache.reads.read_into(view, path, offset)
+                        cache.read(view, path, offset)
                 at += count
         cache.start_write(self.state)
         self._before = None

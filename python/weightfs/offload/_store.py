@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of weightfs.offload: one preallocated buffer that holds a part of the files, read ahead in the order of
-their use.
+"""The store of an offloaded module: a directory of files, and one preallocated buffer that holds a part of them, read
+ahead in the order of their use.
 
 An entry is one file's content. Its file has two generations: changes go to the one that the last commit does not name,
-so the committed content stays until the next commit."""
+so the committed content stays until the next commit. state.json names the generation of each file."""
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import errno
+import fcntl
+import json
 import logging
 import math
 import os
@@ -16,18 +18,19 @@ import time
 
 import torch
 
-from weightfs._handle import Handle, mode_of_process
+from weightfs._handle import mode_of_process
 from weightfs._locked import new_like
+from weightfs._replace import writing
+from weightfs._stream import the_handle
+from weightfs.offload._groups import PAGE
+from weightfs.safetensors._files import open_all
+from weightfs.safetensors._format import DTYPES
 
 log = logging.getLogger("weightfs")
-_PAGE = 4096
+_STATE, _LOCK, _FORMAT = "state.json", "lock", 1
 _UNKNOWN = 1 << 40   # the position of an entry whose next use is not predicted
 _THREADS = 2         # for reads, and for writes: one gets its lease while the other transfers
 _READ_AHEAD = 16     # maximum number of entries that are read ahead
-
-
-def padded(nbytes, alignment=_PAGE):
-    return -(-nbytes // alignment) * alignment
 
 
 @dataclasses.dataclass
@@ -82,8 +85,7 @@ class Cache:
     def __init__(self, memory, device, durable):
         self.memory, self._durable, self.stats = memory, durable, Stats()
         self._buffer = _new_buffer(memory, device)
-        mode = mode_of_process() if self._buffer.is_cuda else None
-        self.reads, self.writes = Handle(overlap_events=True, mode=mode), Handle(overlap_events=True, mode=mode)
+        self._mode = mode_of_process() if self._buffer.is_cuda else None
         # Starting an operation takes as long as the mount takes to answer, so it does not happen on the caller's thread.
         self._readers = concurrent.futures.ThreadPoolExecutor(_THREADS, "weightfs-offload-read")
         self._writers = concurrent.futures.ThreadPoolExecutor(_THREADS, "weightfs-offload-write")
@@ -91,9 +93,8 @@ class Cache:
         self._follows, self._last = {}, (None, None)
 
     def close(self):
-        for threads, handle in ((self._readers, self.reads), (self._writers, self.writes)):
+        for threads in (self._readers, self._writers):
             threads.shutdown(cancel_futures=True)
-            handle.close()
         self._buffer = None
 
     def view(self, entry):
@@ -151,8 +152,8 @@ class Cache:
         if entry.dirty:
             self._settle(entry)
             target = 0 if entry.committed is None else 1 - entry.committed
-            entry.transfer = self._writers.submit(self.writes.write_from, self.view(entry), entry.file(target),
-                                                  durable=self._durable and not entry.temporary)
+            entry.transfer = self._writers.submit(self._write, self.view(entry), entry.file(target),
+                                                  self._durable and not entry.temporary)
             entry.dirty, entry.generation = False, target
             self.stats.bytes_written += entry.nbytes
 
@@ -171,7 +172,15 @@ class Cache:
         for entry in entries:
             self._settle(entry)
 
+    def read(self, tensor, path, offset=0):
+        with the_handle(None, self._mode) as handle:
+            handle.read_into(tensor, path, offset)
+
     # --- Internals ---
+
+    def _write(self, tensor, path, durable):
+        with the_handle(None, self._mode) as handle:
+            handle.write_from(tensor, path, durable=durable)
 
     def _fetch(self, entries, upcoming, room):
         missing = sorted((entry for entry in entries if entry.begin is None), key=lambda entry: -entry.nbytes)
@@ -218,7 +227,7 @@ class Cache:
             self._drop(victim)
         entry.begin = begin
         if entry.generation is not None:
-            entry.transfer = self._readers.submit(self.reads.read_into, self.view(entry), entry.file(entry.generation))
+            entry.transfer = self._readers.submit(self.read, self.view(entry), entry.file(entry.generation))
             entry.reading = True
             self.stats.bytes_read += entry.nbytes
         self._held = sorted([*self._held, entry], key=lambda other: other.begin)
@@ -302,5 +311,150 @@ def _new_buffer(memory, device):
             raise
         log.warning("offload: the buffer of %d bytes is not locked in memory: %s; raise the limit (ulimit -l)", memory,
                     error.strerror)
-    buffer = torch.empty(memory + _PAGE, dtype=torch.uint8)
-    return buffer[-buffer.data_ptr() % _PAGE:][:memory]
+    buffer = torch.empty(memory + PAGE, dtype=torch.uint8)
+    return buffer[-buffer.data_ptr() % PAGE:][:memory]
+
+
+class Directory:
+    """Owned by one process at a time."""
+
+    def __init__(self, path, resume):
+        """Raises:
+            FileExistsError: there is an offloaded module already, and not `resume`.
+            BlockingIOError: another process uses it.
+            ValueError: state.json is damaged."""
+        self.path = os.path.abspath(os.fsdecode(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path)
+        self._lock = open(os.path.join(self.path, _LOCK), "w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.state = self._read_state()
+            if self.state is not None and not resume:
+                raise FileExistsError(errno.EEXIST, "the directory has an offloaded module: continue it with "
+                                      "resume=True, or delete the directory", self.path)
+        except BlockingIOError:
+            self.close()
+            raise BlockingIOError(errno.EAGAIN, "another program, or another module of this one, uses the directory: "
+                                  "end it, or call weightfs.offload.close()", self.path) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        self._lock.close()
+
+    def file(self, name):
+        return os.path.join(self.path, name)
+
+    def write_state(self, state, durable):
+        """Replaces state.json: it is the old one or the new one, even after a kill."""
+        text = json.dumps({"format": _FORMAT, **state}).encode()
+        with writing(self.file(_STATE), None, durable, atomic=True) as stream:
+            stream.write(text)
+
+    def _read_state(self):
+        try:
+            with open(self.file(_STATE), "rb") as stream:
+                state = json.loads(stream.read())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            state = None
+        if not isinstance(state, dict) or not {"groups", "generations", "optimizer"} <= state.keys():
+            raise ValueError(f"{self.file(_STATE)} is damaged: restore it from a backup, or delete the directory")
+        if state.get("format") != _FORMAT:
+            raise ValueError(f"{self.file(_STATE)} has the format {state.get('format')}; this version of weightfs reads "
+                             f"the format {_FORMAT}")
+        return state
+
+    def _generation(self, name):
+        return None if self.state is None else self.state["generations"].get(name)
+
+    def committed_file(self, name):
+        """The path of a file in state.json, None if it has none."""
+        generation = self._generation(name)
+        return None if generation is None else self.file(f"{name}.{generation}")
+
+    def committed(self, name, nbytes):
+        """The generation of a file in state.json, None if it has none. Raises FileNotFoundError, or ValueError for a
+        file of another size."""
+        generation, path = self._generation(name), self.committed_file(name)
+        if path is not None:
+            size = os.stat(path).st_size
+            if size != nbytes:
+                raise ValueError(f"{path} has {size} bytes instead of {nbytes}: it is damaged; restore the directory "
+                                 "from a backup, or delete it")
+        return generation
+
+    def check_groups(self, described):
+        """ValueError if the module is not the one that was offloaded here."""
+        for name in sorted(described.keys() | self.state["groups"].keys()):
+            ours, saved = described.get(name), self.state["groups"].get(name)
+            if ours != saved:
+                raise ValueError(f"{self.path} belongs to another module or other blocks: {name} has {saved} there and "
+                                 f"{ours} here; build the same module, or choose another directory")
+
+
+class Source:
+    """Tensors of safetensors files, by name."""
+
+    def __init__(self, source):
+        self._given, self._found = source is not None, {}   # name -> (path, offset, dtype, shape)
+        if source is None:
+            return
+        for shard in open_all(source)[0]:
+            for name, facts in shard.tensors.items():
+                self._found[name] = (shard.path, shard.begin + facts["data_offsets"][0], DTYPES[facts["dtype"]],
+                                     torch.Size(facts["shape"]))
+
+    def check(self, members):
+        """ValueError if a tensor has neither memory nor a place in the files, or the files have none at all."""
+        if self._given and not any(map(self._name, members)):
+            raise ValueError(f"source= has no tensor of the module: it has {sorted(self._found)[:3]} and the module has "
+                             f"{[member.name for member in members][:3]}; rename them in the files, or offload the "
+                             "submodule that the files belong to")
+        missing = [member.name for member in members if member.tensor.is_meta and self._name(member) is None]
+        if missing:
+            raise ValueError(f"{len(missing)} tensors are on the meta device and not in source=: {missing[:5]}; give "
+                             "the safetensors files that have them, or create them on the CPU")
+        for member in members:
+            name = self._name(member)
+            if name is not None and self._found[name][3] != member.shape:
+                raise ValueError(f"{name} has the shape {tuple(self._found[name][3])} in {self._found[name][0]} and "
+                                 f"{tuple(member.shape)} in the module")
+
+    def fill(self, member, view, read):
+        name = self._name(member)
+        if name is None:
+            view.copy_(member.tensor.detach())
+        elif view.numel():
+            path, offset, dtype, shape = self._found[name]
+            loaded = view if dtype == view.dtype else torch.empty(shape, dtype=dtype, device=view.device)
+            read(loaded, path, offset)
+            if loaded is not view:
+                view.copy_(loaded)
+
+    def _name(self, member):
+        return next((name for name in member.names if name in self._found), None)
+
+
+def fill(groups, source, cache):
+    """Writes the tensors of the groups into their files. The new files are deleted if that fails."""
+    source = Source(source)
+    source.check([member for group in groups for member in group.members])
+    try:
+        for group in groups:
+            with cache.acquired([group.entry], learn=False):
+                cache.changed(group.entry)
+                for member, view in zip(group.members, group.layout.views(cache.view(group.entry))):
+                    source.fill(member, view, cache.read)
+            cache.start_write(group.entry)
+        cache.flush([group.entry for group in groups])
+    except BaseException:
+        for group in groups:
+            with contextlib.suppress(OSError):
+                cache.discard(group.entry)
+            with contextlib.suppress(OSError):
+                os.unlink(group.entry.file(0))
+        raise

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Divides the tensors of a module into groups: the units that weightfs.offload keeps in files."""
+"""Divides the tensors of a module into groups: the units that weightfs.offload keeps in files. A module has placeholders
+in the place of tensors that are not in memory."""
 
 import gc
 import weakref
@@ -8,8 +9,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from weightfs import _shared_tensors
-from weightfs._offload_cache import padded
 
+PAGE = 4096
 _ALIGNMENT = 64     # of tensors in memory, as torch allocates them: results may depend on it
 _RESIDENT = 1 << 20   # tensors outside the blocks stay in memory if their module has less than this
 _METADATA = {"dim", "size", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex",
@@ -49,7 +50,7 @@ class Placeholder(Unbound):
         vars(made).update(vars(tensor), _is_param=isinstance(tensor, torch.nn.Parameter), offloaded=name)
         return made
 
-    gradients = None   # weightfs._offload_adam.Training, once it is trained
+    gradients = None   # weightfs.offload._adam.Training, once it is trained
 
     @property
     def grad(self):
@@ -121,8 +122,8 @@ class Layout:
         self._kinds, self.offsets, at = kinds, [], 0
         for shape, dtype in kinds:
             self.offsets.append(at)
-            at += padded(shape.numel() * dtype.itemsize, _ALIGNMENT)
-        self.nbytes = max(padded(at), padded(1))
+            at += _padded(shape.numel() * dtype.itemsize, _ALIGNMENT)
+        self.nbytes = max(_padded(at, PAGE), PAGE)
 
     def views(self, memory):
         """The tensors in `memory`, each with a version counter of its own."""
@@ -143,7 +144,7 @@ class Group:
         self._storage, self._uses_of_storage = None, 0   # of the tensors in memory, and how many use it at bind()
         self.layout = Layout([(member.shape, member.dtype) for member in members])
         self.entry = None       # of the tensors, in the cache
-        self.training = None    # weightfs._offload_adam.Training
+        self.training = None    # weightfs.offload._adam.Training
 
     @property
     def trainable(self):
@@ -254,6 +255,10 @@ class Group:
         """The bytes of the buffers, because torch does not compare all types. Their changes count in no version."""
         return [tensor.data.reshape(-1).view(torch.uint8)
                 for member, tensor in zip(self.members, tensors) if not member.is_parameter]
+
+
+def _padded(nbytes, alignment):
+    return -(-nbytes // alignment) * alignment
 
 
 def _version(tensor):

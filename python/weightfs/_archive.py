@@ -26,24 +26,23 @@ def start_of(tensor):
                                   f"{tensor.layout}: load the state with torch.load, or with a newer torch") from None
 
 
-def fill(target, source, stream, begin=0):
+def fill(target, source, stream):
     """Reads the bytes of `source`, a tensor of outline() or a view of one, into `target`.
 
     Args:
         target: a dense tensor of the same shape, on any device and of any layout.
-        stream: a DirectReader of the file.
-        begin: the offset of the archive in the file.
+        stream: a DirectReader of the archive.
 
     Raises:
         OSError, EOFError: a part of `target` may be filled."""
     if _is_marked(source) or _is_marked(target):
         stored = torch.empty(source.shape, dtype=source.dtype)
-        fill(stored, marked_as(source, source), stream, begin)   # a second mark takes the first one away
+        fill(stored, marked_as(source, source), stream)   # a second mark takes the first one away
         target.detach().copy_(marked_as(stored, source))
         return
     # The order of dimensions in the file, so that transposed tensors are one run, too.
     order = sorted(range(source.dim()), key=lambda dimension: -source.stride(dimension))
-    _fill(target.detach().permute(order), source.permute(order), stream, begin + start_of(source))
+    _fill(target.detach().permute(order), source.permute(order), stream, start_of(source))
 
 
 def marked_as(tensor, other):

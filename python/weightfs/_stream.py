@@ -256,7 +256,11 @@ class DirectReader(_Stream):
         if stat.S_ISDIR(status.st_mode):
             self.close()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.shown)
-        self._size, self._at = status.st_size, 0
+        self.limit(0, status.st_size)
+
+    def limit(self, begin, nbytes):
+        """Makes a part of the file the whole stream."""
+        self._begin, self._size, self._at = begin, nbytes, 0
 
     def readable(self):
         return True
@@ -278,16 +282,16 @@ class DirectReader(_Stream):
             if wanted >= HUGE:
                 advise_huge_pages(view[:wanted])
             if wanted >= _DIRECT:
-                done = self._handle.read_into(view[:wanted], self._name, self._at)
+                done = self._handle.read_into(view[:wanted], self._name, self._begin + self._at)
             else:
-                done = os.preadv(self._descriptor, [view[:wanted]], self._at)
+                done = os.preadv(self._descriptor, [view[:wanted]], self._begin + self._at)
             self._at += done
         return done
 
     def read_tensor(self, tensor, offset):
         """Fills a CPU or CUDA tensor of any layout with the bytes at `offset`, in row-major order."""
         with self._failing():
-            self._handle.read_into(tensor, self._name, offset)
+            self._handle.read_into(tensor, self._name, self._begin + offset)
 
 
 _of_process = {}   # the handle of each mode and `direct`

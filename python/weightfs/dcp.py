@@ -14,12 +14,19 @@ import dataclasses
 import itertools
 import logging
 import os
+import pickle
 import re
+import types
+import uuid
+from pathlib import Path
 
 from weightfs._torch import torch  # first, because it explains a missing one
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.filesystem import _StorageInfo   # a part of the format
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import WriteResult
 
 from weightfs._archive import fill, outline
 from weightfs._flock import lock
@@ -28,18 +35,19 @@ from weightfs._stream import DirectReader, errors_of, the_handle
 from weightfs.torch import without_crc32
 
 log = logging.getLogger("weightfs")
+_VERSION = "1.0.0"   # of torch's format
 _DIRECT = 1 << 20    # smaller tensors are loaded as torch does
 _LOCKED = 64         # files that are examined together
-# In the names of FileSystemWriter, there is no ID of the save.
+# In the names of torch's FileSystemWriter there is no ID of the save.
 _NAMED = re.compile(rb"__[0-9]+_(?:[0-9a-f]{8}_)?[0-9]+\.distcp")
 # The files of an unfinished save, with the number of the rank, and their temporary files.
 _UNFINISHED = re.compile(r"__([0-9]+)_[0-9a-f]{8}_[0-9]+\.distcp|"
                          r"\.(?:__([0-9]+)_[0-9a-f]{8}_[0-9]+\.distcp|(?:__([0-9]+))?\.metadata)\.weightfs-[0-9a-f]{8}")
 
 
-class StorageWriter(FileSystemWriter):
-    """A FileSystemWriter. Each rank writes one file, which appears complete and durable by a rename. `.metadata` follows
-    when all ranks are done, by a rename, too.
+class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
+    """Each rank writes one file, which appears complete and durable by a rename. `.metadata` follows when all ranks are
+    done, by a rename, too.
 
     The names of the files are new in each save, so a save over an older checkpoint leaves that one whole until the new
     `.metadata` replaces the old one; then the files that the old one named are removed. Both need space until then.
@@ -53,36 +61,119 @@ class StorageWriter(FileSystemWriter):
             path: the directory of the checkpoint, the same for all ranks.
             overwrite: False: RuntimeError if there is a checkpoint already.
             cache_staged_state_dict: reuse the memory of the copy that async_save makes, if the writer is used again."""
-        # No sync_files, because the streams are durable when they are closed.
-        super().__init__(path, single_file_per_rank=True, sync_files=False, thread_count=1, overwrite=overwrite,
-                         cache_staged_state_dict=cache_staged_state_dict)
-        self.fs = _Files()
+        super().__init__(cache_staged_state_dict=cache_staged_state_dict)
+        self.path, self.overwrite, self._save_id = Path(path), overwrite, uuid.uuid4()
+        self.rank, self.use_collectives = None, True
+        self._locks = []      # of the files that were written
         self._searched = {}   # the names in each `.metadata` that was read, by its identity
 
-    def prepare_global_plan(self, plans):
-        plans = super().prepare_global_plan(plans)
-        return [dataclasses.replace(plan, storage_data=self._unique(plan.storage_data)) for plan in plans]
+    def __getstate__(self):
+        """For a process of async_save, which takes locks of its own."""
+        return {**vars(self), "_locks": []}
 
-    def write_data(self, plan, planner):
-        # Computing the CRC-32 takes longer than the transfer, and no torch.load compares it.
-        with without_crc32():
-            return super().write_data(plan, planner)
+    def __del__(self):
+        self._unlock()
+
+    @property
+    def checkpoint_id(self):
+        """The directory of the checkpoint."""
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        return checkpoint.FileSystemWriter.validate_checkpoint_id(checkpoint_id)
+
+    def storage_meta(self):
+        return StorageMeta(checkpoint_id=self.path, save_id=str(self._save_id))
 
     def reset(self, checkpoint_id=None):
-        super().reset(checkpoint_id)
-        self.fs.unlock()
+        self.path = Path(checkpoint_id or self.path)
+
+    def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+        # Here, because torch calls reset() only for a new path.
+        self._save_id = uuid.uuid4()
+        self._unlock()
+        self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan):
+        make_folder(os.path.abspath(self.path))
+        if not self.overwrite and os.path.exists(self._metadata_path(0)):
+            raise RuntimeError(f"{self.path}: a checkpoint already exists, and overwrite is False")
+        return plan
+
+    def prepare_global_plan(self, plans):
+        return [dataclasses.replace(plan, storage_data=index if self.use_collectives else self.rank)
+                for index, plan in enumerate(plans)]
+
+    def write_data(self, plan, planner):
+        # Not a part of the plan, because torch may use a cached one.
+        name, results = f"__{plan.storage_data}_{self._save_id.hex[:8]}_0.distcp", []
+        # Computing the CRC-32 takes longer than the transfer, and no torch.load compares it.
+        with without_crc32(), self._replacing(os.path.join(self.path, name)) as stream:
+            # torch.save flushes after each tensor. Small tensors stay gathered all the same.
+            gathering = types.SimpleNamespace(write=stream.write, tell=stream.tell, flush=lambda: None)
+            for item in sorted(plan.items, key=lambda item: item.type != WriteItemType.BYTE_IO):   # as torch sorts them
+                begin, data = stream.tell(), planner.resolve_data(item)
+                if item.type == WriteItemType.BYTE_IO:
+                    stream.write(data.getbuffer())
+                else:
+                    torch.save(_alone(data), gathering)
+                length = stream.tell() - begin
+                results.append(WriteResult(item.index, length, _StorageInfo(name, begin, length)))
+        return _done(results)
 
     def finish(self, metadata, results):
-        replaced = self._named_in(self._get_metadata_path(None if self.use_collectives else self.rank))
-        used = {written.storage_data.relative_path for one in results for written in one}
+        path = self._metadata_path(self.rank)
+        replaced, used = self._named_in(path), {one.storage_data.relative_path for part in results for one in part}
         for name in used:
             os.stat(os.path.join(self.path, name))   # a checkpoint without its files must not replace a whole one
-        super().finish(metadata, results)
+        metadata.version, metadata.storage_meta = _VERSION, self.storage_meta()
+        metadata.storage_data = {one.index: one.storage_data for part in results for one in part}
+        with self._replacing(path) as stream:
+            pickle.dump(metadata, stream)
         try:
             self._remove_others(replaced, used)
         except OSError as error:
             log.warning("the checkpoint %s is saved, but older files were not removed: %s", self.path, error)
-        self.fs.unlock()
+        self._unlock()
+
+    # --- Internals ---
+
+    def _metadata_path(self, rank):
+        return os.path.join(self.path, ".metadata" if self.use_collectives or rank is None else f"__{rank}.metadata")
+
+    def _unlock(self):
+        while self._locks:
+            os.close(self._locks.pop())
+
+    @contextlib.contextmanager
+    def _replacing(self, path):
+        """A stream for a new file, which is durable and gets its name when the block ends. Its lock stays held."""
+        name, locks = self._new_file(path)
+        try:
+            with errors_of(path, name), writing(name, None, durable=True, atomic=False) as stream:
+                yield stream
+            os.replace(name, path)
+            sync_folder(os.path.dirname(path))
+        except BaseException:
+            for held in locks:
+                os.close(held)
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        self._locks += locks
+
+    @staticmethod
+    def _new_file(path):
+        """Returns (name, [lock]) of a new temporary file, or (name, []) on a filesystem without locks."""
+        while True:
+            name = new_file(path)
+            try:
+                return name, [lock(name)]
+            except (BlockingIOError, FileNotFoundError):   # another save has taken it for that of a killed program
+                continue
+            except OSError:
+                return name, []
 
     def _remove_others(self, replaced, used):
         """Removes the files that the replaced `.metadata` named, and those that killed saves left."""
@@ -126,127 +217,80 @@ class StorageWriter(FileSystemWriter):
             return self._searched[version]
         return set()
 
-    def _unique(self, prefix):
-        """Adds this save's ID to the prefix of a rank's file names. A plan that torch has cached has one already."""
-        rank = re.match("__[0-9]+_", prefix.prefix)[0]
-        return dataclasses.replace(prefix, prefix=f"{rank}{self.save_id[:8]}_")
 
-
-class StorageReader(FileSystemReader):
-    """A FileSystemReader that reads large tensors into place. Of a tensor that is sharded differently now, it reads the
-    needed rows; parts of rows that are shorter than 64 KiB are read with the bytes between them."""
+class StorageReader(checkpoint.StorageReader):
+    """Reads large tensors into place, and all others as FileSystemReader does. Of a tensor that is sharded differently
+    now, it reads the needed rows; parts of rows that are shorter than 64 KiB are read with the bytes between them."""
 
     def __init__(self, path):
         """Args:
             path: the directory of the checkpoint, as it was given to a StorageWriter or FileSystemWriter."""
-        super().__init__(path)
-        self.fs = _Files()
+        self._others, self._storage_data = checkpoint.FileSystemReader(path), {}
+
+    @property
+    def checkpoint_id(self):
+        """The directory of the checkpoint."""
+        return self._others.checkpoint_id
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        return checkpoint.FileSystemReader.validate_checkpoint_id(checkpoint_id)
+
+    def reset(self, checkpoint_id=None):
+        self._others.reset(checkpoint_id)
+
+    def read_metadata(self, *args, **kwargs):
+        return self._others.read_metadata(*args, **kwargs)
+
+    def set_up_storage_reader(self, metadata, is_coordinator, *args, **kwargs):
+        self._storage_data = metadata.storage_data
+        self._others.set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+
+    def prepare_local_plan(self, plan):
+        return plan
+
+    def prepare_global_plan(self, plans):
+        return plans
 
     def read_data(self, plan, planner):
         files, others = {}, []
         for item in plan.items:
-            info = self.storage_data[item.storage_index]
+            info = self._storage_data[item.storage_index]
             if item.type == LoadItemType.BYTE_IO or info.length < _DIRECT or info.transform_descriptors:
                 others.append(item)
             else:
                 files.setdefault(info.relative_path, []).append((info, item))
         for name, items in files.items():
-            with self.fs.create_stream(self.path / name, "rb") as stream:
+            path = os.path.join(self.checkpoint_id, name)
+            with the_handle(None) as handle, contextlib.closing(DirectReader(path, handle)) as stream:
                 for info, item in sorted(items, key=lambda pair: pair[0].offset):
                     try:
-                        self._read_tensor(stream, info, item, planner)
+                        _read_tensor(stream, info, item, planner)
                     except NotImplementedError:   # see outline()
                         others.append(item)
-        return super().read_data(dataclasses.replace(plan, items=others), planner)
-
-    def _read_tensor(self, stream, info, item, planner):
-        stream.seek(info.offset)
-        source = outline(self._slice_file(stream, info))
-        for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
-            source = source.narrow(dimension, offset, length)
-        target = planner.resolve_tensor(item).detach()
-        if target.shape != source.shape:
-            raise ValueError(f"{stream.shown}: {item.storage_index.fqn} has a part of shape {tuple(source.shape)} "
-                             f"there, and {tuple(target.shape)} is needed")
-        fill(target, source, stream, info.offset)
-        planner.commit_tensor(item, target)
+        return self._others.read_data(dataclasses.replace(plan, items=others), planner)
 
 
-class _Files(FileSystem):
-    """Opens files through a handle. Keeps the locks of the files that it has written until unlock(). Without them, so
-    without a state, a writer can be sent to another process."""
-
-    def __init__(self):
-        super().__init__()
-        self._locks = []
-
-    def __reduce__(self):
-        return type(self), ()
-
-    def __del__(self):
-        self.unlock()
-
-    def unlock(self):
-        while self._locks:
-            os.close(self._locks.pop())
-
-    @contextlib.contextmanager
-    def create_stream(self, path, mode):
-        if mode == "wb":
-            # FileSystemWriter renames `.metadata.tmp`, a name that two saves at once would share.
-            with self._replacing(str(path).removesuffix(".tmp")) as stream:
-                yield _Gathering(stream)
-        else:
-            with the_handle(None) as handle, contextlib.closing(DirectReader(path, handle)) as stream:
-                yield stream
-
-    @contextlib.contextmanager
-    def _replacing(self, path):
-        name, locks = self._new_file(path)
-        try:
-            with errors_of(path, name), writing(name, None, durable=True, atomic=False) as stream:
-                yield stream
-            os.replace(name, path)
-            sync_folder(os.path.dirname(path))
-        except BaseException:
-            for held in locks:
-                os.close(held)
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-        self._locks += locks
-
-    @staticmethod
-    def _new_file(path):
-        """Returns (name, [lock]) of a new temporary file, or (name, []) on a filesystem without locks."""
-        while True:
-            name = new_file(path)
-            try:
-                return name, [lock(name)]
-            except (BlockingIOError, FileNotFoundError):   # another save has taken it for that of a killed program
-                continue
-            except OSError:
-                return name, []
-
-    def mkdir(self, path):
-        make_folder(os.path.abspath(path))
-
-    def rename(self, path, new_path):
-        """Does nothing: the stream has replaced the file when it ended."""
-
-    def rm_file(self, path):
-        """Does nothing: FileSystemWriter calls it for the old `.metadata`, which the rename replaces. Without it, a kill
-        in between would leave no checkpoint."""
+def _read_tensor(stream, info, item, planner):
+    stream.limit(info.offset, info.length)
+    source = outline(stream)
+    for dimension, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
+        source = source.narrow(dimension, offset, length)
+    target = planner.resolve_tensor(item).detach()
+    if target.shape != source.shape:
+        raise ValueError(f"{stream.shown}: {item.storage_index.fqn} has a part of shape {tuple(source.shape)} there, "
+                         f"and {tuple(target.shape)} is needed")
+    fill(target, source, stream)
+    planner.commit_tensor(item, target)
 
 
-class _Gathering:
-    """A stream that FileSystemWriter flushes and closes after each tensor. Small tensors stay gathered all the same."""
+def _alone(tensor):
+    """The tensor on the CPU, without the rest of its storage."""
+    tensor = tensor.detach().cpu()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
-    def __init__(self, stream):
-        self.write, self.tell = stream.write, stream.tell
 
-    def flush(self):
-        pass
-
-    def close(self):
-        pass
+def _done(result):
+    future = torch.futures.Future()
+    future.set_result(result)
+    return future

@@ -200,6 +200,22 @@ def killed_at(number, path, saved):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
+def test_a_save_with_a_cached_plan_has_new_files(work):
+    planner, writer = DefaultSavePlanner(enable_plan_caching=True), ours.StorageWriter(work)
+    names = []
+    for seed in (1, 2, 3):
+        dcp.save(state(seed), storage_writer=writer, planner=planner, no_dist=True)
+        assert same(load(work, state(seed)), state(seed))
+        names += data_files(work)
+    assert len(set(names)) == 3
+
+
+def test_it_is_torchs_public_interface():
+    assert issubclass(ours.StorageWriter, dcp.StorageWriter) and issubclass(ours.StorageReader, dcp.StorageReader)
+    assert not issubclass(ours.StorageWriter, dcp.FileSystemWriter)
+    assert not issubclass(ours.StorageReader, dcp.FileSystemReader)
+
+
 def test_a_killed_save_leaves_the_older_checkpoint(work):
     save(work, state(1))
     for number, seed in enumerate((1, 1, 2)):   # before the renames of the data and of .metadata, and the deletion

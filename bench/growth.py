@@ -66,7 +66,7 @@ def files(store, count):
     yield "du", timed(command, "du", "-s", mount)
     yield "memory after du", memory(store)
     store.unmount()
-    yield "fsck", timed(command, store.program, "fsck", store.store)
+    yield "verify --catalog", timed(command, store.program, "verify", "--catalog", store.store)
 
 
 def extents(store, count):

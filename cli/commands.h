@@ -11,20 +11,16 @@ namespace weightfs::cli {
 Command FormatCommand();
 Command MountCommand();
 Command UmountCommand();
-Command FsckCommand();
-Command RecoverCommand();
-Command ScrubCommand();
-Command VerifyCommand();
 Command InfoCommand();
 Command PublishCommand();
-Command UnpublishCommand();
+Command VerifyCommand();
+Command RecoverCommand();
+Command DoctorCommand();
+Command StatsCommand();
 Command PushCommand();
 Command PullCommand();
 Command VersionsCommand();
 Command PruneCommand();
-Command StatsCommand();
-Command TopCommand();
-Command DoctorCommand();
 Command BenchCommand();
 // Bench with the options of its package, which describes them in JSON (bench/options.py, describe): in the installed
 // file, or in another one. Without that file it has none.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Explains to users why a daemon keeps running after its directory was unmounted.
+// Who keeps a store in use: explains to users why a daemon keeps running after its directory was unmounted, and waits
+// for a store that is being released.
 #pragma once
 
 #include <string>
@@ -37,8 +38,15 @@ std::string KeepersAdvice(const Keepers& keepers, pid_t daemon);
 // A table of all of them, with at most 20 rows. Empty if all of them are in this namespace.
 std::string KeepersTable(const Keepers& keepers);
 
-// The error of `mount`, `fsck` and others for a store whose daemon keeps running although the store is not mounted in
+// The error of `mount`, `verify` and others for a store whose daemon keeps running although the store is not mounted in
 // this namespace.
 Error StillServed(const std::string& store, const StoreHolder& holder, const Keepers& keepers);
+
+// Returns when the lock of the store in `directory` is free, or after a minute. Waits for a holder that was killed and
+// is still exiting, and for one whose mount is gone and that still writes its data (umount(8) does not wait for that).
+// kBusy, with a complete message, if the store is mounted, if its daemon keeps running because its filesystem is still
+// in use (another mount namespace, or open files after a lazy unmount; the message names the users), or if another
+// command works on it. Changes nothing.
+Result<void> WaitUntilReleased(const std::string& directory);
 
 }  // namespace weightfs::cli

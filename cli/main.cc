@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/helper_names.h"
+#include "cli/names.h"
 #include "cli/program.h"
 #include "common/log.h"
 

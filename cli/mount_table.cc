@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/mount_table.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <climits>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 
+#include "common/processes.h"
 #include "common/shell_quote.h"
+#include "lease/on_mount.h"
 
 namespace weightfs::cli {
 
@@ -85,6 +91,14 @@ Error AccessError(const std::string& path, std::string_view what) {
   return error;
 }
 
+Result<UniqueFd> OpenOnMount(const std::string& path) {
+  UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file) return AccessError(path, "cannot be opened");
+  if (lease::IsOnMount(file.get())) return file;
+  return Error{ErrorCode::kInvalid,
+               fmt::format("{}: not in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts", path)};
+}
+
 Result<void> CheckIsNoMount(const std::string& path, bool will_lock) {
   const auto mount = FindMountAbove(path);
   if (!mount.has_value() || HoldsStore(path)) return {};
@@ -104,6 +118,19 @@ std::string ResolvePath(const std::string& path) {
     return (fs::path(resolved) / whole.filename()).string();
   }
   return whole.string();
+}
+
+Result<void> EnterMountNamespace(const std::string& name) {
+  if (name.empty()) return {};
+  const bool is_process = std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const std::string path = is_process ? fmt::format("/proc/{}/ns/mnt", name) : name;
+  // Opens the current /proc, which is needed to read the mount table: a container's /proc may not show this process.
+  static_cast<void>(ProcDirectory());
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() >= 0 && setns(file.get(), CLONE_NEWNS) == 0) return {};
+  return Error{ErrorCode::kAccess, fmt::format("{}: this mount namespace cannot be entered: {}; give the number of one "
+                                               "of its processes, as root",
+                                               name, std::strerror(errno))};
 }
 
 }  // namespace weightfs::cli

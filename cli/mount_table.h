@@ -9,6 +9,7 @@
 
 #include "common/mounts.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -34,11 +35,20 @@ std::optional<MountEntry> FindMountAbove(const std::string& path);
 // SystemError of errno for a path. If the mount there admits its user alone, the error says so, and the next step.
 Error AccessError(const std::string& path, std::string_view what);
 
+// Opens a file or directory and checks that it is on a weightfs mount. An open descriptor keeps a mount from being
+// unmounted, so commands that watch one open it for each look anew.
+Result<UniqueFd> OpenOnMount(const std::string& path);
+
 // Returns kInvalid, with a complete message that names the store, if `path` is inside a weightfs mount and is not a
 // store of its own. `will_lock`: the caller needs an unmounted store.
 Result<void> CheckIsNoMount(const std::string& path, bool will_lock = true);
 
 // The absolute path. Symbolic links are resolved as far as that is possible without asking the filesystem there.
 std::string ResolvePath(const std::string& path);
+
+// Moves this process, which must still be single-threaded, into a mount namespace, given by a process number or a file
+// such as /proc/PID/ns/mnt. An empty name changes nothing. From then on all paths are in that namespace. Errors are
+// complete messages.
+Result<void> EnterMountNamespace(const std::string& name);
 
 }  // namespace weightfs::cli

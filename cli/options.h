@@ -11,6 +11,8 @@
 #include <variant>
 #include <vector>
 
+#include "common/result.h"
+
 namespace weightfs::cli {
 
 // What a shell completes as the value of an option or as an argument.
@@ -50,7 +52,7 @@ struct Command {
   std::string summary;  // one line
   std::string footer;   // the text of --help below the options
   std::vector<Option> options;
-  std::function<int()> run;  // returns the exit code; owns the targets of the options
+  std::function<Result<int>()> run;  // returns the exit code; owns the targets of the options
   // Instead of `run`, for a command that parses the words behind its name itself.
   std::function<int(const std::vector<std::string>& words)> run_words;
   std::string group;  // of the options that are added from now on

@@ -10,8 +10,11 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "client/publication.h"
+#include "common/hex.h"
 #include "common/log.h"
 #include "common/printable.h"
+#include "common/utc_time.h"
 
 namespace weightfs::cli {
 
@@ -81,6 +84,13 @@ std::string Table::ToString(bool titles) const {
     line([&](size_t column) -> const std::string& { return row[column]; }, Tone::kPlain);
   }
   return out;
+}
+
+nlohmann::ordered_json PublicationJson(const std::string& directory, const client::Publication& publication) {
+  return {{"directory", directory},         {"version", publication.version},
+          {"id", ToHex(publication.id)},    {"published", FormatUtc(publication.time_ns)},
+          {"time_ns", publication.time_ns}, {"files", publication.files},
+          {"bytes", publication.bytes}};
 }
 
 }  // namespace weightfs::cli

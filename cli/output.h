@@ -10,11 +10,15 @@
 
 #include "common/result.h"
 
+namespace weightfs::client {
+struct Publication;
+}
+
 namespace weightfs::cli {
 
-// Exit codes of all commands except fsck.
+// Exit codes of all commands except verify.
 inline constexpr int kSuccess = 0, kFailure = 1, kUsage = 2;
-// Exit codes of fsck(8); they are combined by addition.
+// Exit codes of verify are those of fsck(8); they are combined by addition.
 inline constexpr int kFsckCorrected = 1, kFsckUncorrected = 4, kFsckOperationalError = 8, kFsckUsage = 16,
                      kFsckCancelled = 32;
 
@@ -27,6 +31,9 @@ Result<void> FlushOutput();
 
 // Indented JSON, for people and programs. Bytes of names that are not UTF-8 become U+FFFD.
 std::string JsonText(const nlohmann::ordered_json& json);
+
+// A publication in the JSON of publish and pull.
+nlohmann::ordered_json PublicationJson(const std::string& directory, const client::Publication& publication);
 
 // Prints "weightfs: ERROR" to standard error and returns `exit_code`.
 int Fail(const Error& error, int exit_code = kFailure);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "cli/output.h"
@@ -181,6 +182,27 @@ void ProgressBar::Update(const Progress& progress) {
   drawn_ = now;
   const size_t columns = std::max<size_t>(terminal_.columns(), 2) - 1;  // text in the last column would wrap
   terminal_.write(kEraseLine + FormatProgress(title_, progress, rate_, columns));
+}
+
+TransferProgress::TransferProgress(std::string title, std::string step, bool lines) : step_(std::move(step)) {
+  if (!lines) bar_.emplace(std::move(title));
+}
+
+void TransferProgress::Update(uint64_t done, uint64_t total) {
+  if (bar_) {
+    Progress progress;
+    progress.step = step_;
+    progress.done = done;
+    progress.total = total;
+    bar_->Update(progress);
+    return;
+  }
+  const auto now = std::chrono::steady_clock::now();
+  const bool last = done == total && done != last_done_;
+  if (written_ && now - *written_ < kRedrawInterval && !last) return;
+  written_ = now;
+  last_done_ = done;
+  Print(stderr, fmt::format("{{\"done\": {}, \"total\": {}}}\n", done, total));
 }
 
 }  // namespace weightfs::cli

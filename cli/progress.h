@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The progress bar of all long commands: percentage, amount, rate and time left, on one line of the terminal.
+// The progress of all long commands: percentage, amount, rate and time left, on one line of the terminal.
 #pragma once
 
 #include <chrono>
@@ -37,8 +37,8 @@ std::string FormatDuration(std::chrono::seconds duration);
 // "1,234,567".
 std::string FormatCount(uint64_t count);
 
-// "fsck 1/2: extents [####....] 43%  1.2 GiB of 2.7 GiB  312 MiB/s  0:05 left", in at most `columns` columns. If space
-// is short, drops the rate, then the amount, then the bar, and then truncates the title.
+// "verify 1/2: extents [####....] 43%  1.2 GiB of 2.7 GiB  312 MiB/s  0:05 left", in at most `columns` columns. If
+// space is short, drops the rate, then the amount, then the bar, and then truncates the title.
 std::string FormatProgress(std::string_view title, const Progress& progress, const RateEstimator& rate, size_t columns);
 
 // The terminal of a progress bar. Tests provide their own.
@@ -68,6 +68,22 @@ class ProgressBar {
   RateEstimator rate_;  // rate in the current pass
   unsigned pass_ = 0;
   std::optional<Time> drawn_;
+};
+
+// The progress of a push or pull: a bar on a terminal, or lines for programs. Not thread-safe.
+class TransferProgress {
+ public:
+  // `title`: "push"; `step`: what is transferred. `lines`: writes {"done": BYTES, "total": BYTES} to standard error, at
+  // most ten times a second and at the end, instead of the bar.
+  TransferProgress(std::string title, std::string step, bool lines);
+  void Update(uint64_t done, uint64_t total);
+
+ private:
+  const std::string step_;
+  // Absent if lines are written.
+  std::optional<ProgressBar> bar_;
+  std::optional<std::chrono::steady_clock::time_point> written_;
+  uint64_t last_done_ = 0;
 };
 
 }  // namespace weightfs::cli

@@ -55,7 +55,7 @@ std::string FindingLines(const ScrubFindings& found, std::string_view when) {
   if (found.clean()) return {};
   std::string text;
   if (found.catalog) {
-    text += fmt::format("         {}: the catalog is damaged: unmount, and run weightfs fsck --repair\n", when);
+    text += fmt::format("         {}: the catalog is damaged: unmount, and run weightfs verify --repair\n", when);
   }
   if (found.replica) text += fmt::format("         {}: the replica of the catalog was damaged\n", when);
   if (found.blocks > 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each process and each file does, for `weightfs top`. Private to fs/.
+// What each process and each file does, for `weightfs stats --by`. Private to fs/.
 #pragma once
 
 #include <atomic>

@@ -203,6 +203,10 @@ constexpr Option kOptions[] = {
     {"without", "FEATURE,...", "do not use these kernel features", SetWithout},
 };
 
+// Those whose defaults are right for nearly everybody.
+constexpr std::string_view kExperts[] = {"threads", "spin",       "write_buffers", "read_ahead",
+                                         "inodes",  "scrub_rate", "noverify",      "without"};
+
 // Options passed to the kernel unchanged, besides its flags (fs/mount_flags.h). context= and similar options belong to
 // SELinux.
 constexpr std::string_view kKernelOptions[] = {"auto_unmount"};
@@ -371,7 +375,9 @@ Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
 
 std::vector<MountOptionHelp> DescribeMountOptions() {
   std::vector<MountOptionHelp> options;
-  for (const Option& option : kOptions) options.push_back({option.name, option.value, option.meaning});
+  for (const Option& option : kOptions) {
+    options.push_back({option.name, option.value, option.meaning, OneOf(option.name, kExperts)});
+  }
   options.push_back({"remount", "", "change ro, rw and the kernel's options of an active mount"});
   return options;
 }
@@ -384,13 +390,14 @@ std::vector<std::string_view> KernelMountOptions() {
 }
 
 std::string MountOptionsHelp() {
-  std::string help;
+  std::string help, experts = "Options for experts, who measure before and after:\n";
   for (const MountOptionHelp& option : DescribeMountOptions()) {
     const std::string shown =
         option.value.empty() ? std::string(option.name) : fmt::format("{}={}", option.name, option.value);
-    help += fmt::format("  {:<32} {}\n", shown, option.meaning);
+    (option.expert ? experts : help) += fmt::format("  {:<32} {}\n", shown, option.meaning);
   }
-  return help + HelpLine("of the kernel", KernelMountOptions()) + HelpLine("features of without=", KnownFeatures());
+  return help + HelpLine("of the kernel", KernelMountOptions()) + experts +
+         HelpLine("features of without=", KnownFeatures());
 }
 
 }  // namespace weightfs

@@ -74,13 +74,14 @@ struct MountOptionHelp {
   std::string_view name;
   std::string_view value;  // "SIZE", or "auto|never"; empty if the option takes no value
   std::string_view meaning;
+  bool expert = false;  // listed apart: the default is right for nearly everybody
 };
 std::vector<MountOptionHelp> DescribeMountOptions();
 
 // The names of the options that are passed to the kernel; those that take a value end with '='.
 std::vector<std::string_view> KernelMountOptions();
 
-// Returns one "name: meaning" line per option, for --help.
+// Returns one "name: meaning" line per option, for --help; those for experts last.
 std::string MountOptionsHelp();
 
 }  // namespace weightfs

@@ -163,7 +163,7 @@ struct Database {
 
   Error ReadError(const rocksdb::Status& status) const {
     const char* advice =
-        status.IsCorruption() ? "; 'weightfs fsck --repair' restores it from its replica on the devices" : "";
+        status.IsCorruption() ? "; 'weightfs verify --repair' restores it from its replica on the devices" : "";
     return {CodeOf(status), fmt::format("{}: reading the catalog failed: {}{}", directory, status.ToString(), advice)};
   }
 
@@ -254,8 +254,8 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
   // CURRENT existed a moment ago, so a file that it refers to is missing.
   if (status.IsCorruption() || status.IsPathNotFound()) {
     return {ErrorCode::kCorrupt,
-            fmt::format("{}: the catalog is damaged: {}; 'weightfs fsck --repair' restores it from its replica on the "
-                        "devices",
+            fmt::format("{}: the catalog is damaged: {}; 'weightfs verify --repair' restores it from its replica on "
+                        "the devices",
                         directory, text)};
   }
   if (IsNoSpace(status)) {

@@ -314,7 +314,7 @@ Result<void> Pusher::CheckMagnitude() const {
                            "{}, or use another URL",
                            Printable(path_), publication_ ? "the publication" : "this push", manifest().version,
                            series_.url(), *other,
-                           publication_ ? "with 'weightfs unpublish' and 'weightfs publish --version N'"
+                           publication_ ? "with 'weightfs publish --undo' and 'weightfs publish --version N'"
                                         : "with --version N")};
 }
 

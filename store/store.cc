@@ -133,7 +133,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
     spdlog::error("{}; serving the store read-only: files with lost records fail with EIO", recovery.error().what);
     parts->read_only = true;
   } else if (recovery->damaged > 0) {
-    spdlog::error("{} extent records are damaged or overlap: serving the store read-only; run weightfs fsck --repair",
+    spdlog::error("{} extent records are damaged or overlap: serving the store read-only; run weightfs verify --repair",
                   recovery->damaged);
     parts->read_only = true;
   }

@@ -162,7 +162,7 @@ Error MalformedAnswer() {
 Error DamagedRead(const std::string& path, uint64_t offset, const std::string& what) {
   return {ErrorCode::kIo,
           fmt::format("read of {}: the block at offset {} is not what was written: {}; restore the file from a copy, "
-                      "and check the store with 'weightfs fsck --data'",
+                      "and check the store with 'weightfs verify'",
                       path, offset, what),
           path, offset};
 }

@@ -66,7 +66,8 @@ def explaining_publication(path):
                 raise
         raise PermissionError(
             errno.EPERM, f"{at} is published (version {found.version}), so nothing in it can change; save to another "
-                         f"directory, or first run: weightfs unpublish {shlex.quote(at)}", os.fsdecode(path)) from None
+                         f"directory, or first run: weightfs publish --undo {shlex.quote(at)}",
+                         os.fsdecode(path)) from None
 
 
 def _publication_of(path):

@@ -321,7 +321,7 @@ Result<void> Committer::WriteOne(Cycle* cycle, Sealed* sealed) {
       const auto complete = BuildBatch(*sealed, loaded, &missing, &batch);
       if (!complete) {
         spdlog::error("inode {}: its change cannot be committed, because its checksums in the catalog cannot be read: "
-                      "{}; run weightfs fsck", inode.id.value, ToString(complete.error()));
+                      "{}; run weightfs verify", inode.id.value, ToString(complete.error()));
         static_cast<void>(inode.file->write_error().WriteFailed(Error{ErrorCode::kIo}));
         NoteError(cycle, sealed->inode);
         Revert(sealed, lock);
@@ -392,7 +392,7 @@ void Committer::Revert(Sealed* sealed, MutexLock& lock) {
 
 Error Committer::Fail(const Error& error, const char* what) {
   if (!failed_.exchange(true)) {
-    spdlog::critical("{}: {}; the mount is read-only from now on: unmount, find the cause, run weightfs fsck", what,
+    spdlog::critical("{}: {}; the mount is read-only from now on: unmount, find the cause, run weightfs verify", what,
                      ToString(error));
   }
   return Error{ErrorCode::kIo};

@@ -99,7 +99,7 @@ Result<bool> FileIo::LeaseChecksums(const InodePtr& inode, ReadLease* lease) {
         if (!IsMappedTo(inode->file->extents(), extent, first, step)) return false;
         const auto found = inode->file->Checksums(first, out, loaded, &missing);
         if (!found) {
-          spdlog::error("inode {}: checksums of {} blocks from file block {}: {}; run weightfs fsck", inode->id.value,
+          spdlog::error("inode {}: checksums of {} blocks from file block {}: {}; run weightfs verify", inode->id.value,
                         step.value, first.value, ToString(found.error()));
           return found.error();
         }

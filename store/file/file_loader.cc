@@ -80,7 +80,7 @@ Result<void> LoadFile(KvStore& catalog, const InodePtr& inode) {
     if (inode->committed_version != committed.version) continue;
     if (!extents) {
       if (extents.error().code == ErrorCode::kCorrupt) {
-        spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs fsck", inode->id.value);
+        spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs verify", inode->id.value);
       }
       return extents.error();
     }

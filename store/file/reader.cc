@@ -210,7 +210,7 @@ Reader::BlockRead Reader::PlanPiece(File& file, InodeId ino, const ExtentMap::Pi
   read.checksums.resize(piece.count.value);
   if (!reads_.verify) return read;
   if (const auto found = file.Checksums(piece.first, read.checksums, loaded, missing); !found) {
-    spdlog::error("inode {}: checksums of {} blocks from file block {}: {}; run weightfs fsck", ino.value,
+    spdlog::error("inode {}: checksums of {} blocks from file block {}: {}; run weightfs verify", ino.value,
                   piece.count.value, piece.first.value, ToString(found.error()));
     read.error = found.error();
   }

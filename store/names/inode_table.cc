@@ -43,7 +43,7 @@ Result<InodePtr> InodeTable::Get(InodeId ino) {
     if (!bytes) return ErrorCode::kStale;
     auto record = InodeRecord::Decode(*bytes);
     if (!record) {
-      spdlog::error("inode {}: its record is damaged: {}; run weightfs fsck", ino.value, ToString(record.error()));
+      spdlog::error("inode {}: its record is damaged: {}; run weightfs verify", ino.value, ToString(record.error()));
       return record.error();
     }
     MutexLock lock(mutex_);

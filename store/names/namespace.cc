@@ -31,7 +31,7 @@ Result<uint64_t> CountInodes(KvStore& catalog) {
 }  // namespace
 
 Error Namespace::Damaged(InodeId ino, std::string_view text) {
-  spdlog::error("inode {}: {}; run weightfs fsck", ino.value, text);
+  spdlog::error("inode {}: {}; run weightfs verify", ino.value, text);
   return {ErrorCode::kCorrupt};
 }
 
@@ -67,7 +67,7 @@ Result<void> Namespace::Recover(bool read_only) {
   // A read-only mount creates no inodes, so damage of these facts is no reason to serve nothing.
   if (!read_only_) {
     if (!known) {
-      return Error{ErrorCode::kCorrupt, "the catalog does not say which inode numbers are used; run weightfs fsck"};
+      return Error{ErrorCode::kCorrupt, "the catalog does not say which inode numbers are used; run weightfs verify"};
     }
     if (!count) return count.error();
   }
@@ -77,7 +77,7 @@ Result<void> Namespace::Recover(bool read_only) {
     next_ino_ = ino_bound_ = known ? **bound : 0;
   }
   if (auto root = GetDirectory(kRootInode); !root) {
-    return Error{ErrorCode::kCorrupt, "the root directory is missing or damaged; run weightfs fsck"};
+    return Error{ErrorCode::kCorrupt, "the root directory is missing or damaged; run weightfs verify"};
   }
   if (read_only_) return {};
   const auto orphans = catalog_.NewIterator(keys::KindPrefix(keys::kOrphan));
@@ -85,7 +85,7 @@ Result<void> Namespace::Recover(bool read_only) {
     if (const auto key = keys::ParseInode(orphans->key())) {
       RETURN_IF_ERROR(RecoverOrphan(key->ino));
     } else {
-      spdlog::error("an orphan key is damaged; run weightfs fsck");
+      spdlog::error("an orphan key is damaged; run weightfs verify");
     }
   }
   RETURN_IF_ERROR(orphans->status());
@@ -94,7 +94,7 @@ Result<void> Namespace::Recover(bool read_only) {
     if (const auto ino = DecodeFact(publishing->value())) {
       RETURN_IF_ERROR(RecoverPublication(InodeId{*ino}));
     } else {
-      spdlog::error("the fact of an interrupted publication is damaged; run weightfs fsck");
+      spdlog::error("the fact of an interrupted publication is damaged; run weightfs verify");
     }
   }
   return publishing->status();
@@ -105,7 +105,7 @@ Result<void> Namespace::RecoverOrphan(InodeId ino) {
   const auto inode = inodes_.Get(ino);
   if (!inode && inode.error().code == ErrorCode::kIo) return inode.error();
   if (!inode) {
-    spdlog::error("inode {}: listed as deleted, but its record is missing or damaged; run weightfs fsck", ino.value);
+    spdlog::error("inode {}: listed as deleted, but its record is missing or damaged; run weightfs verify", ino.value);
     return {};
   }
   {
@@ -120,7 +120,8 @@ Result<void> Namespace::RecoverOrphan(InodeId ino) {
   const bool damaged =
       !deleted && (deleted.error().code == ErrorCode::kCorrupt || deleted.error().code == ErrorCode::kVersion);
   if (!damaged) return deleted;
-  spdlog::error("inode {}: listed as deleted, but it cannot be: its records are damaged; run weightfs fsck", ino.value);
+  spdlog::error("inode {}: listed as deleted, but it cannot be: its records are damaged; run weightfs verify",
+                ino.value);
   return {};
 }
 

@@ -391,7 +391,8 @@ Result<void> Namespace::RecoverPublication(InodeId ino) {
   const ErrorCode code = reverted ? ErrorCode{} : reverted.error().code;
   const bool damaged = code == ErrorCode::kCorrupt || code == ErrorCode::kVersion || code == ErrorCode::kStale;
   if (!damaged) return reverted;
-  spdlog::error("inode {}: its interrupted publication cannot be reverted: '{}' below it is damaged; run weightfs fsck",
+  spdlog::error("inode {}: its interrupted publication cannot be reverted: '{}' below it is damaged; run weightfs "
+                "verify",
                 ino.value, failed);
   return {};
 }

@@ -68,7 +68,7 @@ std::string DescribeBehind(const std::string& directory, const ReplicaState& sta
                         state.tail.version.sequence - state.catalog.sequence, FormatUtc(state.tail.time_ns))
           : fmt::format("the catalog is not the one that the devices had on {}", FormatUtc(state.tail.time_ns));
   return fmt::format(
-      "{}: {}: it was damaged, or replaced by an older copy; 'weightfs fsck {} --repair' restores it from "
+      "{}: {}: it was damaged, or replaced by an older copy; 'weightfs verify {} --repair' restores it from "
       "the replica on the devices, and 'weightfs mount -o ro' shows what it has",
       directory, lost, ShellQuote(directory));
 }

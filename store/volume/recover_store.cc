@@ -45,7 +45,7 @@ class Recovery {
     if (newer_ && !superblocks.empty()) return *newer_;
     if (!lost && superblocks.empty() && listed_) {
       return Error{ErrorCode::kExists, fmt::format("{}: the catalog can be read and lacks nothing; recover replaces "
-                                                   "only a damaged one ('weightfs fsck {}' checks the store)",
+                                                   "only a damaged one ('weightfs verify {}' checks the store)",
                                                    directory_, ShellQuote(directory_))};
     }
     if (lost) RETURN_IF_ERROR(BuildCatalog());

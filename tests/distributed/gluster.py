@@ -84,7 +84,7 @@ class Machine:
         return (self.volume / "store/weightfs.log").read_text(errors="replace")
 
     def fsck(self):
-        self.weightfs("fsck", self.store, "--data")
+        self.weightfs("verify", self.store)
 
 
 class Cluster:

@@ -83,7 +83,7 @@ class WeightfsStore:
         weightfs(*command, limit=300)
 
     def fsck(self, codes=(0,)):
-        return weightfs("fsck", self.directory, codes=codes, limit=300)
+        return weightfs("verify", "--catalog", self.directory, codes=codes, limit=300)
 
     def mount_at(self, path, watchdog):
         return WeightfsMount(self, path, watchdog)

@@ -239,7 +239,7 @@ def test_on_a_block_device_the_reference_reads_the_blocks_of_the_file(factory):
         assert rows["read-1m"]["ways"]["reference"]["median"] > 0
         assert "block device" in rows["write-1m"]["not_measured"]["reference"]
         mount.fsck()
-        process.run([program(), "fsck", "--data", mount.store.directory])
+        process.run([program(), "verify", mount.store.directory])
     finally:
         mount.close()
         process.run(["losetup", "--detach", device])

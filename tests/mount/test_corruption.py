@@ -84,7 +84,7 @@ def test_undamaged_nothing_is_reported(victim):
     victim.check_all_but()
     assert victim.log() == []
     victim.mount.umount()
-    weightfs("fsck", "--data", victim.mount.store.directory)
+    weightfs("verify", victim.mount.store.directory)
 
 
 @pytest.mark.parametrize("offset", [0, 100, 5 * BLOCK - 1, 2 * MIB, 3 * MIB + 17, SIZE - 1])
@@ -192,13 +192,13 @@ def test_without_verification_the_damage_is_seen(victim):
 
 def test_fsck_reports_damaged_data_only_when_asked_to_read_it(victim):
     victim.damage(10 * BLOCK)
-    weightfs("fsck", victim.mount.store.directory)
-    finished = weightfs("fsck", "--data", "--json", victim.mount.store.directory, codes=(4,))
+    weightfs("verify", "--catalog", victim.mount.store.directory)
+    finished = weightfs("verify", "--json", victim.mount.store.directory, codes=(4,))
     report = json.loads(finished.out)
     assert report["problems"] == 1 and report["verified_bytes"] >= 2 * SIZE
     assert "victim" in report["findings"][0]["text"] or str(victim.inode) in report["findings"][0]["text"]
     # Data cannot be repaired: it stays damaged, and must still be detected.
-    weightfs("fsck", "--data", "--repair", victim.mount.store.directory, codes=(4,))
+    weightfs("verify", "--repair", victim.mount.store.directory, codes=(4,))
     victim.mount.mount()
     victim.check_all_but(10 * BLOCK)
 
@@ -210,7 +210,7 @@ def test_overwriting_the_block_repairs_the_file(victim):
         assert os.pwrite(stream.fileno(), victim.data[10 * BLOCK:11 * BLOCK], 10 * BLOCK) == BLOCK
     victim.check_all_but()
     victim.mount.umount()
-    weightfs("fsck", "--data", victim.mount.store.directory)
+    weightfs("verify", victim.mount.store.directory)
 
 
 def test_overwriting_part_of_the_block_does_not_hide_the_damage(victim):
@@ -237,7 +237,7 @@ def test_a_damaged_file_can_be_deleted_and_its_space_used_again(victim):
         os.unlink(victim.mount.path / "new")
     assert victim.other.read_bytes() == victim.other_data
     victim.mount.umount()
-    weightfs("fsck", "--data", victim.mount.store.directory)
+    weightfs("verify", victim.mount.store.directory)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -43,8 +43,8 @@ def aside(path):
 
 def all_refuse(store, point, name, saying):
     """Runs every command that opens the file. A command that opened it would still be waiting after LIMIT_S."""
-    commands = [(["mount", store.directory, point], 1), (["fsck", store.directory], 8),
-                (["fsck", "--repair", store.directory], 8)]
+    commands = [(["mount", store.directory, point], 1), (["verify", "--catalog", store.directory], 8),
+                (["verify", "--catalog", "--repair", store.directory], 8)]
     if name != "lock":
         commands.append((["info", store.directory], 1))
     if name in ("lock", "pool"):
@@ -95,7 +95,7 @@ def test_a_catalog_that_is_a_link(factory, store, point):
         (store.directory / "meta").symlink_to(kept)
         with unchanged(kept):
             refused("mount", store.directory, point, saying="symbolic link")
-            refused("fsck", "--repair", store.directory, saying="symbolic link", codes=(8,))
+            refused("verify", "--catalog", "--repair", store.directory, saying="symbolic link", codes=(8,))
     check_usable(factory, store)
 
 
@@ -227,7 +227,7 @@ def test_a_user_can_mount_after_root_has(factory, store, point):
     for number in range(100):
         (mount.path / f"file-{number}").touch()
     mount.umount()
-    weightfs("fsck", "--repair", store.directory)
+    weightfs("verify", "--catalog", "--repair", store.directory)
     owners = {path.relative_to(store.directory).as_posix(): path.stat().st_uid for path in store.directory.rglob("*")}
     assert set(owners.values()) == {OTHER}, owners
-    call_as(OTHER, weightfs, "fsck", store.directory)
+    call_as(OTHER, weightfs, "verify", "--catalog", store.directory)

@@ -76,10 +76,10 @@ def test_files_do_not_show_the_data_of_the_pool(factory):
     assert (mount.path / "hole").read_bytes() == bytes(MIB)
     content = snapshot(mount.path, times=True)
     mount.fsck()
-    weightfs("fsck", "--data", mount.store.directory)
+    weightfs("verify", mount.store.directory)
     shutil.rmtree(mount.store.directory / "meta")
     mount.store.fsck(codes=(8,))
-    weightfs("fsck", "--repair", mount.store.directory, codes=(1,))
+    weightfs("verify", "--catalog", "--repair", mount.store.directory, codes=(1,))
     mount.mount()
     assert snapshot(mount.path, times=True) == content
     mount.fsck()
@@ -96,6 +96,6 @@ def test_a_block_device_is_filled_only_on_request(factory):
         assert "Not filled" in out and not is_filled_with_data(device, 32 * MIB)
         out = weightfs("format", directory / "store", "--device", device, "--fill", "data", "--force").out
         assert "Filled with data" in out and is_filled_with_data(device, 32 * MIB)
-        weightfs("fsck", directory / "store")
+        weightfs("verify", "--catalog", directory / "store")
     finally:
         process.run(["losetup", "--detach", device])

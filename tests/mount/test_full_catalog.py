@@ -161,7 +161,8 @@ def test_a_mount_that_runs_ends_without_an_abort(factory, store, small):
 
 
 def all_refuse(store, point):
-    for words, code in ((["mount", store.directory, point], 1), (["fsck", "--repair", store.directory], 8)):
+    for words, code in ((["mount", store.directory, point], 1),
+                        (["verify", "--catalog", "--repair", store.directory], 8)):
         line = refused(*words, saying="full", codes=(code,), limit=LIMIT_S)
         assert str(store.directory) in line and "make some space" in line and "-o ro" in line
     assert store.daemons() == []

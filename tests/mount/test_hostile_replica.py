@@ -78,7 +78,7 @@ def filled(factory):
 def test_every_command_ends(filled, segments):
     mount, content = filled
     give_log(mount.store.directory / "pool", segments)
-    weightfs("fsck", mount.store.directory, codes=(0, 1))
+    weightfs("verify", "--catalog", mount.store.directory, codes=(0, 1))
     mount.mount("ro")
     assert snapshot(mount.path, times=True) == content
     mount.umount()

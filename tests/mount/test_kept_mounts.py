@@ -139,7 +139,7 @@ def test_other_commands_say_that_the_store_is_still_served(mount, factory):
     daemon, store = mount.pid, mount.store.directory
     with Holder("", namespace=True) as holder:
         weightfs("umount", mount.path, "--timeout", "0", codes=(STILL_SERVED,))
-        commands = [(["fsck", store], 8), (["mount", store, mount.path], 1),
+        commands = [(["verify", "--catalog", store], 8), (["mount", store, mount.path], 1),
                     (["format", store, "--size", "64M", "--force"], 1)]
         for words, code in commands:
             finished = weightfs(*words, codes=(code,))
@@ -340,7 +340,8 @@ def test_info_of_a_store_that_somebody_closes_or_checks(factory, note, saying):
     assert json.loads(weightfs("info", "--json", store.directory).out)["clean_unmount"] is True
 
 
-@pytest.mark.parametrize("command", [["fsck"], ["format", "--size", "64M", "--force"], ["mount"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["verify", "--catalog"], ["format", "--size", "64M", "--force"], ["mount"]],
+                         ids=" ".join)
 def test_a_store_that_a_command_works_on_is_not_to_be_unmounted(factory, point, command):
     store = factory.store("64M")
     words = [point] if command == ["mount"] else []
@@ -371,7 +372,7 @@ def test_a_daemon_of_another_pid_namespace_is_found_from_outside(factory):
     try:
         assert wait_until(lambda: is_mounted(path) and b"serving" in (store.directory / "lock").read_bytes())
         assert holder_of(store) == 1, "as its own namespace numbers it"
-        line = refused("fsck", store.directory, saying="(weightfs); unmount it first", codes=(8,))
+        line = refused("verify", "--catalog", store.directory, saying="(weightfs); unmount it first", codes=(8,))
         assert "process 1 " not in line
         with Holder(DIRTY_MAPPING, path / "mapped"):
             assert weightfs("umount", "-f", path).err == ""
@@ -383,7 +384,7 @@ def test_a_daemon_of_another_pid_namespace_is_found_from_outside(factory):
     assert (mount.path / "mapped").read_bytes()[:5] == b"dirty"
 
 
-@pytest.mark.parametrize("command", [["fsck"], ["info"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["verify", "--catalog"], ["info"]], ids=" ".join)
 def test_a_daemon_of_an_unknown_number_is_not_ending(mount, command):
     finished = process.run([*IN_NEW_PID_NAMESPACE, program(), *command, mount.store.directory], codes=(0, 8))
     assert str(mount.pid) not in finished.out + finished.err and "kill" not in finished.err

@@ -379,7 +379,7 @@ def test_no_mount_while_a_writer_of_a_killed_one_lives(factory):
     with Holder(RESERVES, mount.path / "a", 256) as holder:
         pool = store.directory / "pool"
         mount.kill9()
-        for words in (("mount", store.directory, mount.path), ("fsck", "--repair", store.directory),
+        for words in (("mount", store.directory, mount.path), ("verify", "--catalog", "--repair", store.directory),
                       ("format", store.directory, "--size", "64M", "--force")):
             refused = weightfs(*words, codes=None)
             assert refused.code not in (0, None), words

@@ -253,7 +253,8 @@ def test_a_dead_mount_is_replaced_by_the_next_mount(mount):
     mount.fsck()
 
 
-@pytest.mark.parametrize("command", [["fsck"], ["fsck", "--repair"], ["info"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["verify", "--catalog"], ["verify", "--catalog", "--repair"], ["info"]],
+                         ids=" ".join)
 def test_commands_right_after_a_kill_wait_for_the_end_of_the_daemon(mount, command):
     """The process is still exiting, with transfers under way: its locks are released one by one."""
     for _ in range(5):
@@ -270,9 +271,10 @@ def test_commands_right_after_a_kill_wait_for_the_end_of_the_daemon(mount, comma
 
 def test_a_store_that_was_not_unmounted_says_so_until_it_is(mount):
     def told():
-        info, fsck = (json.loads(weightfs(command, mount.store.directory, "--json").out) for command in ("info", "fsck"))
-        assert fsck["clean"], "nothing is wrong with it"
-        assert info["clean_unmount"] == fsck["clean_unmount"]
+        info, checked = (json.loads(weightfs(*command, mount.store.directory, "--json").out)
+                         for command in (("info",), ("verify", "--catalog")))
+        assert checked["clean"], "nothing is wrong with it"
+        assert info["clean_unmount"] == checked["clean_unmount"]
         return info["clean_unmount"]
 
     def warnings():
@@ -284,7 +286,7 @@ def test_a_store_that_was_not_unmounted_says_so_until_it_is(mount):
     weightfs("umount", mount.path)
     assert told() is False
     assert "was not unmounted cleanly" in weightfs("info", mount.store.directory).out
-    assert "was not unmounted cleanly" in weightfs("fsck", mount.store.directory).out
+    assert "was not unmounted cleanly" in weightfs("verify", "--catalog", mount.store.directory).out
     mount.mount()
     assert warnings() == 1
     mount.remount()
@@ -292,7 +294,7 @@ def test_a_store_that_was_not_unmounted_says_so_until_it_is(mount):
     mount.umount()
     assert told() is True
     assert "was not unmounted" not in weightfs("info", mount.store.directory).out + weightfs(
-        "fsck", mount.store.directory).out
+        "verify", "--catalog", mount.store.directory).out
 
 
 # Read-only.

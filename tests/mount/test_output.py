@@ -21,8 +21,8 @@ def run_into(path, *words, **streams):
                               **streams)
 
 
-@pytest.mark.parametrize("words, code", [(["info"], 1), (["info", "--json"], 1), (["fsck"], FSCK_ERROR),
-                                         (["fsck", "--json"], FSCK_ERROR)], ids=lambda words: str(words))
+@pytest.mark.parametrize("words, code", [(["info"], 1), (["info", "--json"], 1), (["verify", "--catalog"], FSCK_ERROR),
+                                         (["verify", "--catalog", "--json"], FSCK_ERROR)], ids=lambda words: str(words))
 def test_a_report_on_a_full_device_is_a_failure(factory, words, code):
     finished = run_into("/dev/full", *words, factory.store("32M").directory)
     assert finished.returncode == code and finished.stderr.count("\n") == 1
@@ -39,7 +39,7 @@ def test_a_list_on_a_full_device_is_a_failure(words):
 def test_a_store_is_whole_though_its_description_could_not_be_written(factory):
     store = factory.directory("parent") / "store"
     assert run_into("/dev/full", "format", store, "--size", "32M", "--json").returncode == 1
-    process.run([program(), "fsck", store])
+    process.run([program(), "verify", "--catalog", store])
 
 
 def test_closed_streams_are_not_written_to(factory):
@@ -47,7 +47,7 @@ def test_closed_streams_are_not_written_to(factory):
     store = factory.directory("parent") / "store"
     closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", program()]
     process.run([*closed, "format", store, "--size", "32M"], codes=(1,))
-    process.run([program(), "fsck", store])
+    process.run([program(), "verify", "--catalog", store])
     process.run([*closed, "info", "/nonexistent"], codes=(1,))
 
 
@@ -60,4 +60,4 @@ def test_a_terminal_that_goes_away_does_not_end_the_command(factory):
     os.read(master, 1)   # wait until the bar is drawn
     os.close(master)
     process.finish(running)
-    process.run([program(), "fsck", store])
+    process.run([program(), "verify", "--catalog", store])

@@ -163,7 +163,7 @@ def test_neither_disk_changes_if_one_is_not_empty(disks, local, fill, saying):
     if "--force" in saying:
         weightfs(*words, "--force")
         assert [disk.properties()["PART_ENTRY_TYPE"] for disk in disks] == [TYPE, TYPE]
-        weightfs("fsck", local / "store")
+        weightfs("verify", "--catalog", local / "store")
 
 
 @pytest.mark.parametrize("which", ["path", "partition"])
@@ -204,7 +204,7 @@ def test_a_format_that_ended_early_can_be_repeated(disks, factory, local, script
     assert "luck" not in script or finished.err == (
         f"weightfs: {disks[0].path}: cannot be partitioned: sfdisk failed with 3: no luck \n"), finished
     weightfs(*words)
-    weightfs("fsck", local / "store")
+    weightfs("verify", "--catalog", local / "store")
     assert disks[0].properties()["PART_ENTRY_TYPE"] == TYPE
 
 
@@ -265,7 +265,7 @@ def test_of_two_formats_of_a_disk_at_once_one_wins(disks, local):
         good = [number for number, finished in enumerate(made) if finished.code == 0]
         assert len(good) <= 1, made
         for number in good:
-            weightfs("fsck", local / f"store{number}")
+            weightfs("verify", "--catalog", local / f"store{number}")
         for number in range(2):
             shutil.rmtree(local / f"store{number}", ignore_errors=True)
         process.run(["partx", "--delete", disks[0].path], codes=None)

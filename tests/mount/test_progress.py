@@ -44,24 +44,24 @@ def lines(drawn):
 
 
 @pytest.mark.parametrize("columns", [120, 80, 40, 20])
-def test_format_and_fsck_draw_one_line_within_the_terminal(factory, columns):
+def test_format_and_verify_draw_one_line_within_the_terminal(factory, columns):
     store = factory.directory("parent") / "store"
     drawn = lines(on_a_terminal(columns, "format", store, "--size", "256M"))
     assert all(len(line) < columns and "\n" not in line and "\x1b" not in line for line in drawn), drawn
     assert re.search(r"\b\d+%", drawn[0])
     if columns >= 80:
         assert re.match(r"format: writing zeros \[[#.]+\] +\d+%  .* of 256\.0 MiB", drawn[0]), drawn[0]
-    checked = lines(on_a_terminal(columns, "fsck", store, "--data"))
+    checked = lines(on_a_terminal(columns, "verify", store))
     assert all(len(line) < columns for line in checked), checked
-    assert checked[0].startswith("fsck 1/2")
+    assert checked[0].startswith("verify 1/2")
 
 
 def test_a_data_check_shows_bytes_of_bytes(factory):
     mount = factory.mount(factory.store("256M"))
     (mount.path / "file").write_bytes(os.urandom(64 << 20))
     mount.umount()
-    drawn = lines(on_a_terminal(120, "fsck", mount.store.directory, "--data"))
-    data = [line for line in drawn if line.startswith("fsck 2/2: data [")]
+    drawn = lines(on_a_terminal(120, "verify", mount.store.directory))
+    data = [line for line in drawn if line.startswith("verify 2/2: data [")]
     assert data and "of 64.0 MiB" in data[0], drawn
 
 

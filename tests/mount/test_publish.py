@@ -56,7 +56,7 @@ def work(work):
     yield work
     for path in [work, *work.rglob("*/")]:
         if path.is_dir() and not path.is_symlink():
-            weightfs("unpublish", path, codes=(0, 1))
+            weightfs("publish", "--undo", path, codes=(0, 1))
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_every_change_fails(directory, work):
     assert os.listxattr(directory) == []
     shutil.copytree(directory, work / "copy", symlinks=True)
     (work / "copy/f").write_text("changed")
-    weightfs("unpublish", directory)
+    weightfs("publish", "--undo", directory)
     (directory / "f").write_text("changed")
     shutil.rmtree(directory)
 
@@ -100,7 +100,7 @@ def test_the_program_repeats_and_refuses(directory, work):
     assert "version 1000: 2 files, 3.00 MiB" in publish(directory).out
     assert "published already with another version" in publish(directory, "--version", "7", code=1).err
     assert "part of another publication" in publish(directory / "sub", code=1).err
-    assert "not published" in weightfs("unpublish", work, codes=(1,)).err
+    assert "not published" in weightfs("publish", "--undo", work, codes=(1,)).err
     assert "--version" in publish(directory, "--version", "0", code=2).err
     assert "not on a weightfs mount" in publish("/proc/self", code=1).err
     assert "No such file" in publish(work / "missing", code=1).err
@@ -113,7 +113,7 @@ def test_a_link_leads_to_the_directory_that_is_published_and_named(directory, wo
     assert json.loads(publish(f"{work}/latest{slash}", "--json").out)["directory"] == str(directory)
     with pytest.raises(PermissionError):
         (directory / "f").write_text("changed")
-    assert weightfs("unpublish", f"{work}/latest{slash}").out.startswith(f"{directory}: not published")
+    assert weightfs("publish", "--undo", f"{work}/latest{slash}").out.startswith(f"{directory}: not published")
     (directory / "f").write_text("changed")
 
 
@@ -156,10 +156,10 @@ def test_a_read_only_bind_mount_publishes_and_unpublishes_nothing(directory, bou
     (directory / "f").write_text("changed")
     publish(directory)
     assert errno_of(fcntl.ioctl, opened, UNPUBLISH, ARGUMENT) == errno.EROFS
-    assert "Read-only" in weightfs("unpublish", bound / "step", codes=(1,)).err
+    assert "Read-only" in weightfs("publish", "--undo", bound / "step", codes=(1,)).err
     with pytest.raises(PermissionError):
         (directory / "f").write_text("changed")
-    weightfs("unpublish", directory)
+    weightfs("publish", "--undo", directory)
     os.close(opened)
 
 
@@ -188,12 +188,12 @@ def test_a_read_only_mount_publishes_and_unpublishes_nothing(factory):
     weightfs("mount", mount.store.directory, mount.path, "-o", "remount,ro")
     assert errno_of(fcntl.ioctl, opened, PUBLISH, ARGUMENT) == errno.EROFS, "the daemon refuses it by itself"
     assert "Read-only" in publish(mount.path / "other", code=1).err
-    assert "Read-only" in weightfs("unpublish", mount.path / "published", codes=(1,)).err
+    assert "Read-only" in weightfs("publish", "--undo", mount.path / "published", codes=(1,)).err
     assert errno_of(fcntl.ioctl, opened, PUBLISH, ARGUMENT) == errno.EROFS
     os.close(opened)
     weightfs("mount", mount.store.directory, mount.path, "-o", "remount,rw")
     publish(mount.path / "other")
-    weightfs("unpublish", mount.path / "published")
+    weightfs("publish", "--undo", mount.path / "published")
 
 
 @needs.root
@@ -204,8 +204,8 @@ def test_an_owner_publishes_a_directory_without_write_permission(directory, work
     work.chmod(0o755)
     assert "another user" in call_as(NOBODY, lambda: publish(directory, code=1).err)
     call_as(OTHER, lambda: publish(directory))
-    assert "another user" in call_as(NOBODY, lambda: weightfs("unpublish", directory, codes=(1,)).err)
-    call_as(OTHER, lambda: weightfs("unpublish", directory))
+    assert "another user" in call_as(NOBODY, lambda: weightfs("publish", "--undo", directory, codes=(1,)).err)
+    call_as(OTHER, lambda: weightfs("publish", "--undo", directory))
 
 
 def test_a_save_that_has_just_ended_can_be_published(work):
@@ -307,7 +307,7 @@ def test_a_killed_mount_has_whole_publications(factory, steps):
             with pytest.raises(PermissionError):
                 (target / name).write_bytes(b"")
     mount.umount()
-    assert "clean" in weightfs("fsck", mount.store.directory, "--data").out
+    assert "clean" in weightfs("verify", mount.store.directory).out
 
 
 # Publishes and unpublishes a directory of more files than one batch has, until it is killed.
@@ -345,7 +345,7 @@ def test_a_kill_leaves_a_large_publication_whole_or_nothing(factory):
         if published:
             module.unpublish(target)
     mount.umount()
-    assert "clean" in weightfs("fsck", mount.store.directory, "--data").out
+    assert "clean" in weightfs("verify", mount.store.directory).out
 
 
 def memory_peak(pid):
@@ -371,6 +371,6 @@ def test_a_deep_tree_takes_memory_for_its_names_and_not_for_its_paths(factory):
     assert "open" in refused.err and "dddd" in refused.err, "the end of a path of 256,000 bytes"
     os.close(writer)
     weightfs("publish", top)
-    weightfs("unpublish", top)
+    weightfs("publish", "--undo", top)
     assert memory_peak(mount.pid) - before < 64 << 20
     os.close(directory)

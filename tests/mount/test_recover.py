@@ -64,7 +64,7 @@ def test_a_lost_catalog_is_rebuilt(filled):
     with pytest.raises(Failure, match="recover|--repair"):
         mount.mount()
     output = weightfs("recover", mount.store.directory).out
-    assert "restored from its replica" in output and "fsck" in output
+    assert "restored from its replica" in output and "weightfs verify" in output
     check_content(mount, content)
 
 
@@ -145,7 +145,7 @@ def test_the_devices_of_another_store_are_refused(filled, factory):
     pool, kept = mount.store.directory / "pool", mount.store.directory / "kept"
     os.rename(pool, kept)
     shutil.copyfile(other.store.directory / "pool", pool)
-    for words in (["fsck", mount.store.directory, "--repair"], ["recover", mount.store.directory]):
+    for words in (["verify", "--catalog", mount.store.directory, "--repair"], ["recover", mount.store.directory]):
         with pytest.raises(Failure, match="another store"):
             weightfs(*words)
     os.rename(kept, pool)
@@ -247,7 +247,7 @@ def test_an_older_catalog_is_noticed_and_catches_up(filled, tmp_path):
     mount.mount("ro")
     assert set(snapshot(mount.path, times=True)) == set(content)
     mount.umount()
-    assert "restored from its replica" in weightfs("fsck", directory, "--repair", codes=(1,)).out
+    assert "restored from its replica" in weightfs("verify", "--catalog", directory, "--repair", codes=(1,)).out
     mount.options = ""
     check_content(mount, newest)
 
@@ -265,7 +265,7 @@ def test_a_shortened_manifest_is_noticed(filled):
         stream.truncate(os.path.getsize(manifest) * 2 // 3)
     with pytest.raises(Failure):
         mount.mount()
-    weightfs("fsck", directory, "--repair", codes=(1,))
+    weightfs("verify", "--catalog", directory, "--repair", codes=(1,))
     check_content(mount, content)
 
 
@@ -286,7 +286,7 @@ def test_flipped_bits_lose_nothing(filled, request, tmp_path, seed):
         bit = random_source.randrange(8)
         store_files.flip(directory / name, offset, 1 << bit)
         note = f"bit {bit} of byte {offset} of {name}"
-        code = weightfs("fsck", directory, "--repair", codes=(0, 1, 4, 8)).code
+        code = weightfs("verify", "--catalog", directory, "--repair", codes=(0, 1, 4, 8)).code
         if code not in (0, 1):
             weightfs("recover", directory)
         mount.mount()

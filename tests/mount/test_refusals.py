@@ -80,7 +80,7 @@ def test_a_second_mount_by_another_path_to_the_store(factory, store, point):
 
 
 @pytest.mark.parametrize("command, saying, code", [
-    (["fsck"], "in use by process", 8), (["fsck", "--repair"], "in use by process", 8),
+    (["verify", "--catalog"], "in use by process", 8), (["verify", "--catalog", "--repair"], "in use by process", 8),
     (["format", "--size", "32M"], "already holds a store", 1),
     (["format", "--size", "32M", "--force"], "in use by process", 1)])
 def test_commands_that_need_an_unmounted_store(factory, store, command, saying, code):
@@ -107,7 +107,8 @@ def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, loca
 
 
 # A mount given instead of its store.
-@pytest.mark.parametrize("command", [["fsck"], ["fsck", "--repair"], ["mount"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["verify", "--catalog"], ["verify", "--catalog", "--repair"], ["mount"]],
+                         ids=" ".join)
 def test_a_mount_is_not_taken_for_a_store(factory, store, point, command):
     path = factory.directory("it's a") / "mount point"
     path.mkdir()
@@ -140,7 +141,7 @@ def test_another_filesystem_below_a_mount_is_no_part_of_it(factory, store):
     (mount.path / "folder").mkdir()
     process.run(["mount", "-t", "tmpfs", "none", mount.path / "folder"])
     try:
-        refused("fsck", mount.path / "folder", saying="not a weightfs store", codes=(8,))
+        refused("verify", "--catalog", mount.path / "folder", saying="not a weightfs store", codes=(8,))
     finally:
         process.run(["umount", mount.path / "folder"])
 
@@ -151,9 +152,10 @@ def test_advice_quotes_paths(factory, local):
     assert shlex.split(told.splitlines()[-1].partition(": ")[2]) == ["weightfs", "mount", str(directory), "DIR"]
     empty = local / "not a store"
     empty.mkdir()
-    refused("fsck", empty, saying="not a weightfs store (it has no store.json); check the path", codes=(8,))
+    refused("verify", "--catalog", empty, saying="not a weightfs store (it has no store.json); check the path",
+            codes=(8,))
     (directory / "store.json").unlink()
-    line = refused("fsck", directory, saying="without its store.json", codes=(8,))
+    line = refused("verify", "--catalog", directory, saying="without its store.json", codes=(8,))
     assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "recover", str(directory)]
 
 
@@ -162,9 +164,9 @@ def test_no_message_about_a_damaged_store_leads_to_its_loss(factory, point):
     store = filled_store(factory)
     line = refused("mount", point, store.directory, saying="the store comes first", codes=(2,))
     assert shlex.split(line.rpartition(": ")[2]) == ["weightfs", "mount", str(store.directory), str(point)]
-    refused("fsck", point, saying="not a weightfs store", codes=(8,))
+    refused("verify", "--catalog", point, saying="not a weightfs store", codes=(8,))
     (store.directory / "store.json").unlink()
-    for words, code in ((["mount", store.directory, point], 1), (["fsck", store.directory], 8),
+    for words, code in ((["mount", store.directory, point], 1), (["verify", "--catalog", store.directory], 8),
                         (["doctor", store.directory], 1),
                         (["format", store.directory, "--size", "64M"], 1),
                         (["format", store.directory, "--size", "64M", "--force"], 1)):
@@ -256,7 +258,7 @@ def describe(store, **changes):
 def newer_is_refused(store, point):
     line = mount_is_refused(store, point, "newer")
     with unchanged(store.directory):
-        refused("fsck", store.directory, saying="newer", codes=(8,))
+        refused("verify", "--catalog", store.directory, saying="newer", codes=(8,))
     return line
 
 
@@ -378,8 +380,9 @@ def test_a_mount_whose_daemon_was_killed_names_the_unmount(factory, store):
     pid = mount.pid
     process.kill(pid)
     assert process.wait_gone(pid)
-    for words, code in ((["info", mount.path], 1), (["stats", mount.path], 1), (["top", mount.path], 1),
-                        (["publish", mount.path / "a"], 1), (["scrub", mount.path], 8)):
+    for words, code in ((["info", mount.path], 1), (["stats", mount.path], 1),
+                        (["stats", "--by", "file", mount.path], 1), (["publish", mount.path / "a"], 1),
+                        (["verify", mount.path], 8)):
         refused(*words, saying="'weightfs umount' removes the mount", codes=(code,))
     lines = weightfs("info", store.directory).out.splitlines()
     assert f"         the mount on {mount.path} is stale: weightfs umount {mount.path}" in lines
@@ -389,9 +392,9 @@ def test_a_mount_whose_daemon_was_killed_names_the_unmount(factory, store):
 def test_a_mount_for_its_user_alone_names_the_option(factory, store):
     mount = factory.mount(store)
     (mount.path / "folder").mkdir()
-    for command in ("info", "stats", "top", "publish", "scrub"):
+    for command in (("info",), ("stats",), ("stats", "--by", "file"), ("publish",), ("verify",)):
         for path in (mount.path, mount.path / "folder"):
-            finished = weightfs(command, path, codes=(1, 8), user=65534)
+            finished = weightfs(*command, path, codes=(1, 8), user=65534)
             assert finished.err.count("\n") == 1 and "or mount with -o allow_other" in finished.err, finished
 
 
@@ -413,7 +416,7 @@ def test_a_mount_says_what_it_hides(factory, store, point):
 
 def test_help_fits_a_terminal():
     listed = re.findall(r"^  ([a-z]+) +[A-Z]", weightfs("--help").out.partition("Subcommands:")[2], re.MULTILINE)
-    assert {"format", "mount", "push", "top"} <= set(listed)
+    assert {"format", "mount", "push", "stats"} <= set(listed)
     for command in listed:
         text = weightfs(command, "--help").out
         assert max(map(len, text.partition("Options")[2].partition("\n\n")[0].splitlines())) <= 100, command
@@ -432,7 +435,7 @@ def test_a_directory_that_is_not_a_store(local, point, name, mount, fsck, info):
     (local / "file").write_text("years of work")
     with unchanged(local):
         refused("mount", local / name, point, saying=mount)
-        refused("fsck", local / name, saying=fsck, codes=(8,))
+        refused("verify", "--catalog", local / name, saying=fsck, codes=(8,))
         refused("info", local / name, saying=info)
     assert sorted(os.listdir(local)) == ["empty", "file"] and os.listdir(local / "empty") == []
 
@@ -554,5 +557,5 @@ def test_wrong_usage_and_failure_have_different_exit_codes(words):
 
 def test_help_and_version():
     for words in (["--help"], ["--version"], *([name, "--help"] for name in
-                                               ("format", "mount", "umount", "fsck", "info", "doctor", "bench"))):
+                                               ("format", "mount", "umount", "verify", "info", "doctor", "bench"))):
         assert weightfs(*words).out.strip(), words

@@ -55,7 +55,7 @@ def publish(mount):
 
 def unpublish(mount):
     publish(mount)
-    weightfs("unpublish", mount.path / "other")
+    weightfs("publish", "--undo", mount.path / "other")
 
 
 def rename(mount):

@@ -61,7 +61,7 @@ def test_one_bit(store, seed):
     whole, errors, missing, others = read(store)
     assert whole + errors == len(FILES) and not others, "damage causes EIO and never other bytes"
     store.umount()
-    report = weightfs("fsck", store.store.directory, "--repair", codes=None)
+    report = weightfs("verify", "--catalog", store.store.directory, "--repair", codes=None)
     assert report.code in (0, 1, 5), report
     assert errors == 0 or "records were salvaged from the damaged catalog" in report.out
     store.store.fsck()

@@ -92,7 +92,7 @@ def test_umount_returns_when_all_is_on_the_device(mount):
     copy = mount.store.directory.with_name("copy")
     shutil.copytree(mount.store.directory, copy)
     try:
-        weightfs("fsck", copy)
+        weightfs("verify", "--catalog", copy)
     finally:
         shutil.rmtree(copy)
     mount.mount()

@@ -175,7 +175,7 @@ def test_a_user_without_privileges_mounts(open_fuse, local, users_program, weigh
         assert run_as_nobody(["stat", "-c", "%u %g", directory]).out.split() == [str(NOBODY)] * 2
         run_as_nobody([users_program, "umount", directory])
         assert not is_mounted(directory)
-        run_as_nobody([users_program, "fsck", store])
+        run_as_nobody([users_program, "verify", "--catalog", store])
         run_as_nobody([users_program, "mount", store, directory])
         assert run_as_nobody(["cat", directory / "d/file"]).out == "text\n"
         run_as_nobody(["fusermount3", "-u", directory])

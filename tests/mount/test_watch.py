@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weightfs stats and weightfs top beside a load that the test makes."""
+"""weightfs stats and weightfs stats --by beside a load that the test makes."""
 
 import fcntl
 import json
@@ -20,6 +20,7 @@ from harness.filesystems import program, weightfs
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
 MIB = 1 << 20
+BY = "stats --by process,file"
 
 # Transfers 1 MiB at a time, until its input ends, and prints the bytes read and written.
 LOAD = """
@@ -49,10 +50,10 @@ class Load:
 
 
 class Watch:
-    """`weightfs stats` or `top` with --json beside a load. end() returns the lines of its whole intervals."""
+    """`weightfs stats` with --json beside a load. end() returns the lines of its whole intervals."""
 
     def __init__(self, command, path):
-        self.process = subprocess.Popen([program(), command, path, "--json", "--interval", "0.3"],
+        self.process = subprocess.Popen([program(), *command.split(), path, "--json", "--interval", "0.3"],
                                         stdout=subprocess.PIPE, text=True)
         self.process.stdout.readline()      # it looks from now on
 
@@ -83,7 +84,7 @@ def totals_of(lines, table, key):
 
 
 def looks(command, path, count, interval):
-    out = weightfs(command, path, "--json", "--count", str(count), "--interval", str(interval)).out
+    out = weightfs(*command.split(), path, "--json", "--count", str(count), "--interval", str(interval)).out
     return [json.loads(line) for line in out.splitlines()]
 
 
@@ -127,7 +128,7 @@ def test_stats_and_top_tell_the_load_of_fio(work, load):
     fio = ["fio", "--name=load", f"--directory={work}", "--size=32M", "--ioengine=psync", "--direct=1",
            *FIO_LOADS[load].split(), "--group_reporting", "--output-format=json"]
     subprocess.run([*fio, "--create_only=1"], check=True, capture_output=True)
-    stats, top = Watch("stats", work), Watch("top", work)
+    stats, top = Watch("stats", work), Watch(BY, work)
     fio += ["--time_based", "--runtime=2"]
     out = subprocess.run(fio, check=True, capture_output=True, text=True).stdout
     done = json.loads(out[out.index("{"):])["jobs"][0]
@@ -157,7 +158,7 @@ with weightfs.aio_handle(queue_depth=8) as handle:
     for number in range(3):
         handle.read_async(bytearray(8 << 20), f"{sys.argv[1]}/{number}").result()
 """
-    stats, top = Watch("stats", work), Watch("top", work)
+    stats, top = Watch("stats", work), Watch(BY, work)
     load = subprocess.Popen([sys.executable, "-c", script, work])
     assert load.wait() == 0
     counted, activity = stats.end(), top.end()
@@ -176,7 +177,7 @@ with weightfs.aio_handle(queue_depth=8) as handle:
 
 
 def test_top_keeps_the_name_of_a_process_that_has_ended_and_of_a_deleted_file(work):
-    top = Watch("top", work)
+    top = Watch(BY, work)
     script = """
 import os, sys
 file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
@@ -202,7 +203,7 @@ sum(memory[::4096])
 print("done", flush=True)
 sys.stdin.read()
 """
-    top = Watch("top", work)
+    top = Watch(BY, work)
     load = subprocess.Popen([sys.executable, "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                             text=True)
     assert load.stdout.readline() == "done\n"
@@ -215,8 +216,8 @@ sys.stdin.read()
 
 def test_watching_does_not_keep_a_mount_and_its_end_is_told(factory):
     mount = factory.mount(factory.store("128M"))
-    watches = [subprocess.Popen([program(), command, mount.path, "--json", "--interval", "0.1"], text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in ("stats", "top")]
+    watches = [subprocess.Popen([program(), *command.split(), mount.path, "--json", "--interval", "0.1"], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in ("stats", BY)]
     for watch in watches:
         watch.stdout.readline()
     mount.umount()
@@ -291,9 +292,9 @@ class Terminal:
         return self.process.wait(timeout=30)
 
 
-@pytest.mark.parametrize("command", ["stats", "top"])
+@pytest.mark.parametrize("command", ["stats", BY])
 def test_a_screen_fits_the_terminal_and_q_ends_it(work, command):
-    with Terminal(60, 24, command, work, "--interval", "0.2") as terminal:
+    with Terminal(60, 24, *command.split(), work, "--interval", "0.2") as terminal:
         (work / ("n" * 200)).write_bytes(bytes(MIB))
         for columns, rows in ((60, 24), (30, 10), (200, 50)):
             terminal.resize(columns, rows)
@@ -328,7 +329,7 @@ def test_top_shows_names_on_a_small_terminal_and_not_itself(work):
     path.parent.mkdir()
     path.write_bytes(os.urandom(32 * MIB))
     load = Load(path, "read")
-    with Terminal(80, 24, "top", work, "--interval", "0.5") as terminal:
+    with Terminal(80, 24, *BY.split(), work, "--interval", "0.5") as terminal:
         lines = []
         while not any("shard-00012" in line for line in lines):
             lines = terminal.screen()[0]
@@ -347,7 +348,7 @@ def test_top_shows_names_on_a_small_terminal_and_not_itself(work):
 
 def test_top_finds_nothing_on_an_idle_mount(factory):
     mount = factory.mount(factory.store("128M"))
-    for look in looks("top", mount.path, 4, 0.3)[1:]:
+    for look in looks(BY, mount.path, 4, 0.3)[1:]:
         assert [row["name"] for row in look["processes"]] == [] and look["files"] == []
 
 
@@ -363,8 +364,8 @@ def test_top_names_the_process_and_the_file_of_a_load(work):
     path = work / "the file"
     path.write_bytes(os.urandom(32 * MIB))
     load = Load(path, "read")
-    found = looks("top", work, 2, 0.5)[-1]
-    text = weightfs("top", work, "--count", "1").out
+    found = looks(BY, work, 2, 0.5)[-1]
+    text = weightfs(*BY.split(), work, "--count", "1").out
     load.end()
     busiest = found["processes"][0]
     assert busiest["pid"] == load.process.pid
@@ -373,6 +374,9 @@ def test_top_names_the_process_and_the_file_of_a_load(work):
     assert found["files"][0]["name"] == str(path)
     assert found["files"][0]["inode"] == path.stat().st_ino
     assert "the file" in text and str(load.process.pid) in text
+    for kind, table in (("process", "processes"), ("file", "files")):
+        assert looks(f"stats --by {kind}", work, 1, 0.1)[0].keys() == {"time", "interval_s", table}
+        assert weightfs("stats", "--by", kind, work, "--count", "1").out.splitlines()[2].startswith(kind)
 
 
 def test_other_users_see_statistics_but_no_processes(factory):
@@ -382,11 +386,11 @@ def test_other_users_see_statistics_but_no_processes(factory):
     mount.path.chmod(0o755)
 
     def as_other(command):
-        return subprocess.run([program(), command, mount.path, "--count", "1", "--interval", "0.1"], user=65534,
+        return subprocess.run([program(), *command.split(), mount.path, "--count", "1", "--interval", "0.1"], user=65534,
                               text=True, capture_output=True)
 
     assert as_other("stats").returncode == 0
-    refused = as_other("top")
+    refused = as_other(BY)
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1 and "only root and the user of the mount may see it" in refused.stderr
 

@@ -62,7 +62,7 @@ MUTANTS = [
            "store/replica/replica_writer.cc",
            "  complete_ = written && !HasDurableLocked();\n", "  complete_ = true;\n",
            ("unit_store_replica:ReplicaWriterTest.*",)),
-    Mutant("top-itself", "weightfs top does not count its own requests.",
+    Mutant("top-itself", "weightfs stats --by does not count its own requests.",
            "fs/activity.cc", " || viewers_.contains(owner.process)", "", ("unit_fs:Activity.*",)),
     Mutant("ancestry-moves", "A search for the ancestors of a directory counts only if none has moved since.",
            "store/names/namespace_links.cc", " && known.moves == directory_moves_) {", ") {",

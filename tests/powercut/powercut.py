@@ -192,7 +192,7 @@ class Bench:
                 wrong = workload.Expectation(self.options.seed, history.begun, history.uncertain).check(point)
             finally:
                 run(program, "umount", point)
-            checked = run(program, "fsck", "--data", store, codes=None)
+            checked = run(program, "verify", store, codes=None)
             return wrong + ([] if checked.returncode == 0 else [f"fsck: {checked.stdout.strip()[-500:]}"])
 
 

@@ -51,11 +51,11 @@ SHOWN = {
     "README.md": {"--size 8G": "--size 256M --sparse", "scripts/setup && scripts/build ": "test -x scripts/build ",
                   "$PWD/build/release/bin": str(program().parent), ".venv/bin/python": sys.executable},
     "docs/OPERATIONS.md": {"ssh node2 tar -C /srv": "tar -C /node2",
-                           "ssh node2 weightfs fsck /srv/tensors": "weightfs fsck /node2/tensors"},
+                           "ssh node2 weightfs verify /srv/tensors": "weightfs verify /node2/tensors"},
 }
 # What runs before the block that has a text, and, with "", at the end.
 PREPARED = {
-    "README.md": {"": "weightfs fsck /srv/tensors"},
+    "README.md": {"": "weightfs verify /srv/tensors"},
     "docs/OPERATIONS.md": {
         "weightfs mount /srv/tensors ": "mkdir -p /data /mnt/tensors; weightfs format /srv/tensors --size 64M --sparse",
         "cp -a ": "weightfs mount /srv/tensors /mnt/tensors; head -c 3M /dev/urandom > /data/content; "

@@ -163,7 +163,7 @@ def test_a_save_into_a_published_directory_names_the_command(work, save):
             error = failure(save, path)
             assert error.errno == errno.EPERM and error.filename == str(path)
             assert "is published (version 7)" in error.strerror
-            assert shlex.split(error.strerror.rpartition(": ")[2]) == ["weightfs", "unpublish", str(folder)]
+            assert shlex.split(error.strerror.rpartition(": ")[2]) == ["weightfs", "publish", "--undo", str(folder)]
         command(*shlex.split(error.strerror.rpartition(": ")[2])[1:])
         save(folder / "new")
     finally:
@@ -176,7 +176,7 @@ def test_a_step_that_is_published_names_the_command(work):
         step = manager.save(1, STATE, wait=True).result()
         weightfs.publish(step, 1)
         error = failure(manager.save, 1, STATE, wait=True)
-        assert error.errno == errno.EPERM and f"weightfs unpublish {step}" in error.strerror
+        assert error.errno == errno.EPERM and f"weightfs publish --undo {step}" in error.strerror
         assert manager.steps() == [1] and os.listdir(work / "run") == ["step-00000001"]
         weightfs.unpublish(step)
         manager.save(1, STATE, wait=True)

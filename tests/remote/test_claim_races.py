@@ -254,7 +254,7 @@ def test_a_watch_fails_though_the_directory_was_unpublished(server, start, facto
     server.fail(1, "status", method="PUT", key="/claim$", status=403, code="AccessDenied", every=True)
     watching = start(server, "push", "--watch", run, URL)
     assert "AccessDenied" in watching.stderr.readline()
-    plain("unpublish", step)
+    plain("publish", "--undo", step)
     other = make_tree(run / "step-6", large=MIB)
     server.heal()
     plain("publish", other, "--version", 6)

@@ -384,7 +384,7 @@ def test_a_pull_to_a_mount_is_written_and_published(server, tree, factory, weigh
     assert_equal(tree, mount.path / "pulled")
     with pytest.raises(PermissionError):
         (mount.path / "pulled/one").write_bytes(b"")
-    weightfs(server, "unpublish", mount.path / "pulled")
+    weightfs(server, "publish", "--undo", mount.path / "pulled")
     mount.fsck()
 
 
@@ -417,7 +417,7 @@ def test_a_pull_publishes_its_own_directory_when_another_takes_the_name(server, 
     (mount.path / "pulled/file").write_bytes(b"new")
     with pytest.raises(PermissionError):
         (mount.path / "moved/one").write_bytes(b"")
-    weightfs(server, "unpublish", mount.path / "moved")
+    weightfs(server, "publish", "--undo", mount.path / "moved")
 
 
 def test_a_pull_to_a_mount_survives_a_kill_of_the_mount(server, tree, factory, weightfs_only):

@@ -162,6 +162,22 @@ def test_verify_names_what_was_damaged_later(server, tree):
     assert f"offset {MIB} " in warning
 
 
+def test_verify_reads_a_version_and_names_its_damage(server, tree):
+    push(server, tree, "--version", 5)
+    assert weightfs(server, "verify", f"{URL}/5").out.endswith(": no damage\n")
+    report = json.loads(weightfs(server, "verify", URL, "--json").out)   # the greatest
+    assert report["url"] == f"{URL}/5" and report["bytes"] > MIB and report["damage"] == ""
+    key = f"{SERIES}/5/large"
+    damaged = bytearray(body(server, key))
+    damaged[MIB] ^= 1
+    server.objects.put("tests", key, bytes(damaged), {})
+    report = json.loads(weightfs(server, "verify", f"{URL}/5", "--json", codes=(4,)).out)
+    assert f"s3://tests/{key}: the block at offset {MIB} differs" in report["damage"]
+    server.objects.delete("tests", key)
+    assert "is damaged" in weightfs(server, "verify", f"{URL}/5", codes=(4,)).out
+    assert "no version" in weightfs(server, "verify", f"{URL}x", codes=(8,)).err
+
+
 def sent_bodies(records):
     """The files and parts of files among the requests that the service has stored."""
     return [(record.key, record.query.get("partNumber")) for record in records
@@ -394,7 +410,7 @@ def test_other_fuse_filesystems(server, local, target, ioctl):
     files = {"small": b"1" * 5000, "large": random.randbytes(2 * MIB)}
     with ForeignFuse(local / "point", files, ioctl):
         assert push(server, local / "point", "--version", 5)["files"] == 2
-        for command, why in (("publish", "not on a weightfs mount"), ("verify", "not in a mount of weightfs"),
+        for command, why in (("publish", "not on a weightfs mount"), ("verify", "nor in a mount of weightfs"),
                              ("stats", "not in a mount of weightfs"), ("info", "nor in a mount of weightfs")):
             assert why in process.run([program(), command, local / "point"], codes=(1, 8)).err
     pull(server, target)

@@ -264,7 +264,7 @@ def watched(server, start, factory, weightfs_only):
 
 def test_watch_of_a_directory_that_becomes_a_link(server, watched):
     """It is an error, and what is published there later is pushed."""
-    plain("unpublish", watched.step)
+    plain("publish", "--undo", watched.step)
     watched.step.rename(watched.run / "aside")
     watched.step.symlink_to(watched.secret / "step")
     server.heal()

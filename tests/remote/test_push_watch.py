@@ -24,7 +24,7 @@ def save(run, step, large=MIB):
     """Makes and publishes a step; one that is there is removed before, as by a run that goes back."""
     path = run / f"step-{step}"
     if path.exists():
-        plain("unpublish", path)
+        plain("publish", "--undo", path)
         shutil.rmtree(path)
     make_tree(path, large=large)
     plain("publish", path, "--version", step)

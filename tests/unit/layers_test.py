@@ -48,7 +48,7 @@ LIBRARIES = {
     r"libmount": r"common/mounts\.cc",
     r"curl/|pugixml": r"s3/.*",
     r"openssl/": r"s3/.*|remote/manifest\.cc",
-    r"CLI/": r"cli/parser\.cc",   # it takes seconds to compile; commands use cli/options.h
+    r"CLI/": r"no file of a program that is installed: cli/help/usage.cc parses",
     r"cuda|cufile|nv": r"no file: NVIDIA's libraries are found at run time",
 }
 # The core of the client knows its plug-ins only through interfaces; the handle and the reader assemble them.
@@ -56,7 +56,7 @@ PLUGINS = ("client/gpu/", "client/lease/")
 ASSEMBLY = r"client/(handle\w*|random_reader)\.(cc|h)"
 # nlohmann's parser has no limits, so foreign JSON is parsed by common/json.h. These parse what weightfs itself printed.
 PARSE = re.compile(r"\b[Jj]son::(parse|sax_parse|accept)\(")
-PARSERS = r"common/json\.h|bench/.*|cli/(bench|format|info)\.cc"
+PARSERS = r"common/json\.h|bench/.*|cli/(bench|store/format|store/info)\.cc"
 INCLUDE = re.compile(r'^\s*#include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 
 

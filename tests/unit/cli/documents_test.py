@@ -15,7 +15,7 @@ import unittest
 PROGRAM, DOCUMENTS = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 MAN = DOCUMENTS / "man"
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-SCRIPTS = ROOT / "cli/completion"
+SCRIPTS = ROOT / "cli/help/shells"
 PAGE = (ROOT / "docs/COMMANDS.md").read_text(encoding="utf-8")
 # The scripts run the program of this build, not an installed one.
 ENVIRONMENT = {**os.environ, "PATH": f"{PROGRAM.resolve().parent}:{os.environ['PATH']}"}
@@ -58,7 +58,7 @@ def mount_help():
 def mount_options_in_help():
     text = mount_help()
     named = {line.split()[0].partition("=")[0] for line in text.splitlines() if re.match(r"  \S", line)}
-    of_kernel = re.search(r"of the kernel\s+(.*?)\n  \S", text, re.DOTALL).group(1)
+    of_kernel = re.search(r"of the kernel\s+(.*?)\n(?:  )?\S", text, re.DOTALL).group(1)
     features = re.search(r"features of without=\s+(.*)", text, re.DOTALL).group(1)
     kernel = {word.strip().rstrip("=") for word in of_kernel.split(",")}
     return named - {"of", "features"}, kernel, {word.strip() for word in features.split(",")}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/gpu_check.h"
+#include "cli/check/machine_checks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/helper_names.h"
+#include "cli/names.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,14 +56,15 @@ TEST(HelperNamesTest, ClustersAreSplit) {
               ElementsAre("umount", "/mnt/s", "-r", "-N", "7"));
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "d", "-sv", "-oro,noexec", "-nt", "weightfs"}),
               ElementsAre("mount", "s", "d", "-o", "ro,noexec"));
-  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-aC0", "-TMl", "s"}), ElementsAre("fsck", "--repair", "s"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-aC0", "-TMl", "s"}),
+              ElementsAre("verify", "--catalog", "--repair", "s"));
 }
 
 TEST(HelperNamesTest, UnknownOptionsAreLeftForTheSubcommandToReject) {
   EXPECT_THAT(TranslateHelperName("umount.weightfs", {"-lx", "/mnt/s"}), ElementsAre("umount", "-l", "-x", "/mnt/s"));
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-z"}), ElementsAre("mount", "s", "m", "-z"));
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o"}), ElementsAre("mount", "s", "m", "-o"));
-  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-q", "s"}), ElementsAre("fsck", "-q", "s"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-q", "s"}), ElementsAre("verify", "--catalog", "-q", "s"));
 }
 
 TEST(HelperNamesTest, TheMountNamespaceIsHandedOn) {
@@ -72,10 +74,41 @@ TEST(HelperNamesTest, TheMountNamespaceIsHandedOn) {
 }
 
 TEST(HelperNamesTest, FsckRepairsOnlyWhenAsked) {
-  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-n", "-C0", "/srv/s"}), ElementsAre("fsck", "/srv/s"));
-  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-a", "/srv/s"}), ElementsAre("fsck", "--repair", "/srv/s"));
-  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"--json", "/srv/s"}), ElementsAre("fsck", "--json", "/srv/s"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-n", "-C0", "/srv/s"}), ElementsAre("verify", "--catalog", "/srv/s"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-a", "/srv/s"}),
+              ElementsAre("verify", "--catalog", "--repair", "/srv/s"));
+  EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"--json", "/srv/s"}),
+              ElementsAre("verify", "--catalog", "--json", "/srv/s"));
 }
+
+struct Old {
+  std::vector<std::string> words, now;
+  const char* name;  // the new one in the line on standard error; null: no line
+};
+
+class OldNamesTest : public testing::TestWithParam<Old> {};
+
+TEST_P(OldNamesTest, SayTheNewOneOnStandardErrorButNotWithJson) {
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(TranslateOldName(GetParam().words), GetParam().now);
+  const std::string line = testing::internal::GetCapturedStderr();
+  if (GetParam().name == nullptr) {
+    EXPECT_EQ(line, "");
+  } else {
+    EXPECT_EQ(line, fmt::format("weightfs: '{}' is now 'weightfs {}'; the old name will be removed after this version\n",
+                                GetParam().words[0], GetParam().name));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, OldNamesTest,
+    testing::Values(Old{{"fsck", "/s", "--repair"}, {"verify", "--catalog", "/s", "--repair"}, "verify --catalog"},
+                    Old{{"fsck", "/s", "--data"}, {"verify", "/s"}, "verify"},
+                    Old{{"fsck", "--json", "/s"}, {"verify", "--catalog", "--json", "/s"}, nullptr},
+                    Old{{"scrub", "/m", "--rate", "1G"}, {"verify", "/m", "--rate", "1G"}, "verify"},
+                    Old{{"top", "/m"}, {"stats", "--by", "process,file", "/m"}, "stats --by process,file"},
+                    Old{{"unpublish", "/m/d"}, {"publish", "--undo", "/m/d"}, "publish --undo"},
+                    Old{{"verify", "fsck"}, {"verify", "fsck"}, nullptr}, Old{{}, {}, nullptr}));
 
 }  // namespace
 }  // namespace weightfs::cli

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/interrupt.h"
+#include "cli/signals.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-
-#include "cli/signal_thread.h"
 
 namespace weightfs::cli {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/store_wait.h"
+#include "cli/keepers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/watch.h"
+#include "cli/watch/watch.h"
 
 #include <gtest/gtest.h>
 

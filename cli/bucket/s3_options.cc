@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/bucket/s3_options.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "cli/output.h"
+#include "common/result.h"
+#include "s3/location.h"
+#include "s3/request_url.h"
+
+namespace weightfs::cli {
+namespace {
+
+constexpr unsigned kMaximumConnections = 256;
+
+Result<s3::Location> ParseSeries(const std::string& url) {
+  ASSIGN_OR_RETURN(s3::Location location, s3::ParseLocation(url));
+  while (location.key.ends_with('/')) location.key.pop_back();
+  if (!location.key.empty()) return location;
+  return Error{ErrorCode::kInvalid,
+               s3::ToString(location) + ": the URL needs a name, under which the versions are: s3://BUCKET/NAME"};
+}
+
+Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& arguments) {
+  s3::SettingsOverrides overrides = arguments.overrides;
+  if (arguments.no_sign_request) overrides.sign = false;
+  if (arguments.path_style) overrides.addressing = s3::Addressing::kPath;
+  ASSIGN_OR_RETURN(s3::Settings settings, s3::LoadSettings(overrides));
+  if (arguments.connections) settings.connections = static_cast<unsigned>(*arguments.connections);
+  settings.upload_rate = arguments.upload_rate;
+  settings.requester_pays = arguments.requester_pays;
+  settings.encryption = arguments.encryption;
+  settings.encryption_key = arguments.encryption_key;
+  // In the place of a progress bar, which is drawn again.
+  settings.on_retry = [erase = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : ""](const std::string& line) {
+    Print(stderr, fmt::format("{}weightfs: warning: {}\n", erase, line));
+  };
+  OpenedSeries opened;
+  ASSIGN_OR_RETURN(opened.client, s3::Client::Create(settings));
+  opened.bucket = std::make_unique<s3::Bucket>(*opened.client, location.bucket);
+  opened.series = std::make_unique<remote::Series>(*opened.bucket, location.key);
+  return opened;
+}
+
+// The version that the last part of a name reads as, or 0, and the series that would have it. A series has a name, so
+// the first part is no version.
+struct NamedVersion {
+  uint64_t version = 0;
+  s3::Location series;
+};
+
+NamedVersion SplitVersion(const s3::Location& location) {
+  const size_t slash = location.key.rfind('/');
+  if (slash == std::string::npos || slash == 0) return {};
+  return {remote::ParseVersion(std::string_view(location.key).substr(slash + 1)),
+          {location.bucket, location.key.substr(0, slash)}};
+}
+
+void WarnIfUnprotected(const OpenedSeries& opened) {
+  const s3::Settings& settings = opened.client->settings();
+  if (!settings.sign || !s3::IsUnprotected(settings.endpoint)) return;
+  Print(stderr, fmt::format("weightfs: warning: {} is not https: others on the network can read what is sent, also a "
+                            "session token, and can change it\n",
+                            s3::PrintableOrigin(settings.endpoint)));
+}
+
+}  // namespace
+
+void AddS3Options(Command* command, S3Arguments* arguments) {
+  command->group = "Service";
+  command->Add("--endpoint-url URL", &arguments->overrides.endpoint,
+               "URL of the service, e.g. http://gateway:7480; default: $AWS_ENDPOINT_URL_S3, $AWS_ENDPOINT_URL, the "
+               "profile, AWS",
+               "http://gateway:7480");
+  command->Add("--region REGION", &arguments->overrides.region,
+               "Region of the bucket; default: $AWS_REGION, the profile, us-east-1", "eu-central-1");
+  command->Add("--profile NAME", &arguments->overrides.profile,
+               "Profile of ~/.aws/config and ~/.aws/credentials; default: $AWS_PROFILE", "ceph");
+  command->Add("--ca-bundle FILE", &arguments->overrides.ca_bundle,
+               "Certificates that sign the service's, in PEM; default: $AWS_CA_BUNDLE, the system's",
+               "/etc/ssl/gateway.pem");
+  command->Add("--no-sign-request", &arguments->no_sign_request, "Send no credentials, for buckets that are public");
+  command->Add("--path-style", &arguments->path_style,
+               "Address a bucket as https://ENDPOINT/BUCKET; default for every service but AWS");
+  command->Add("--requester-pays", &arguments->requester_pays, "Pay for the requests, which some buckets demand");
+  command->AddNumber("--connections N", &arguments->connections,
+                     "Maximum number of concurrent requests; default: 16", "32", 1, kMaximumConnections);
+}
+
+Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments) {
+  ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
+  ASSIGN_OR_RETURN(OpenedSeries opened, Open(location, arguments));
+  WarnIfUnprotected(opened);
+  return opened;
+}
+
+Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Arguments& arguments) {
+  ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
+  const auto [version, series] = SplitVersion(location);
+  if (version == 0) return OpenSeries(url, arguments);
+  return Error{ErrorCode::kInvalid, fmt::format("{}: is version {} of {}, whose removal would remove what is below it: "
+                                                "give the URL of a series, whose name is no number",
+                                                s3::ToString(location), version, s3::ToString(series))};
+}
+
+Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
+                                  const s3::Interrupted& interrupted) {
+  ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
+  const auto [version, of] = SplitVersion(location);
+  if (version != 0) {
+    OpenedVersion named;
+    ASSIGN_OR_RETURN(named.opened, Open(of, arguments));
+    WarnIfUnprotected(named.opened);
+    auto manifest = named.opened.series->Load(version, interrupted);
+    if (manifest) {
+      named.version = std::move(*manifest);
+      return named;
+    }
+    if (manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+  }
+  OpenedVersion series;
+  ASSIGN_OR_RETURN(series.opened, Open(location, arguments));
+  if (version == 0) WarnIfUnprotected(series.opened);
+  return series;
+}
+
+int ReportPrune(const std::string& url, const remote::PruneReport& report) {
+  if (report.leaves_old_versions) {
+    Print(stderr, fmt::format("weightfs: warning: {0}: its bucket keeps old versions of the objects that were removed, "
+                              "so their space is not free; 'weightfs prune {0} --keep N --all-versions' deletes them\n",
+                              url));
+  }
+  for (const Error& error : report.errors) Fail(error);
+  return report.errors.empty() ? kSuccess : kFailure;
+}
+
+}  // namespace weightfs::cli

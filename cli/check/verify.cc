@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// weightfs verify: compares everything that a store, a mount, files or a version in a bucket has with its checksums,
+// and repairs what can be repaired. The exit codes are those of fsck(8).
+#include "cli/check/verify.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/help/usage.h"
+#include "cli/mount_table.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/signals.h"
+#include "common/size_text.h"
+#include "remote/pull.h"
+#include "remote/push.h"
+#include "store/volume/store_directory.h"
+
+namespace weightfs::cli {
+namespace {
+
+bool IsUrl(const std::string& target) { return target.starts_with("s3://"); }
+
+// What is on a mount is read through it, and a mounted store through its mount. nullopt: the target is, or should be, a
+// store that nobody serves.
+Result<std::optional<std::string>> PathOnMount(const VerifyArguments& arguments, const std::string& target) {
+  if (arguments.catalog || arguments.repair) return std::optional<std::string>();
+  if (HoldsStore(target)) {
+    const auto mount = FindServedMount(ReadStoreHolder(target));
+    return mount ? std::optional(mount->directory) : std::nullopt;
+  }
+  const auto opened = OpenOnMount(target);
+  if (opened.has_value()) return std::optional(target);
+  if (FindDamage(target)) return std::optional<std::string>();
+  if (opened.error().code != ErrorCode::kInvalid) return opened.error();
+  return Error{ErrorCode::kInvalid, fmt::format("{}: neither a store nor in a mount of weightfs; 'findmnt -t "
+                                                "fuse.weightfs' lists the mounts",
+                                                target)};
+}
+
+struct CheckedVersion {
+  std::string url;
+  uint64_t files = 0, bytes = 0;
+  std::optional<Error> damage;
+};
+
+Result<CheckedVersion> CheckVersion(const VerifyArguments& arguments, const std::string& url) {
+  const s3::Interrupted interrupted = [&flag = CatchInterrupts()] { return flag.load(); };
+  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(url, arguments.s3, interrupted));
+  const remote::Series& series = *opened.opened.series;
+  if (!opened.version) {
+    ASSIGN_OR_RETURN(opened.version, remote::FindVersion(series, std::nullopt, interrupted));
+  }
+  const remote::Manifest& manifest = *opened.version;
+  CheckedVersion checked{series.url(manifest.version), manifest.files.size(), manifest.bytes(), std::nullopt};
+  TransferProgress progress("verify", checked.url, /*lines=*/false);
+  const auto verified =
+      remote::VerifyVersion(series, manifest,
+                            {.progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
+                             .interrupted = interrupted});
+  if (verified.has_value()) return checked;
+  // An object of a complete version that is missing is damage, too.
+  const ErrorCode code = verified.error().code;
+  if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return verified.error();
+  checked.damage = verified.error();
+  return checked;
+}
+
+int VerifyVersion(const VerifyArguments& arguments, const std::string& url) {
+  const auto checked = CheckVersion(arguments, url);
+  if (!checked.has_value()) {
+    const bool interrupted = checked.error().code == ErrorCode::kCancelled;
+    return Fail(checked.error(), interrupted ? kFsckCancelled : kFsckOperationalError);
+  }
+  const std::string damage = checked->damage ? Line(*checked->damage) : "";
+  if (arguments.json) {
+    Print(stdout, JsonText({{"url", checked->url},
+                            {"files", checked->files},
+                            {"bytes", checked->bytes},
+                            {"damage", damage}}) +
+                      "\n");
+  } else {
+    Print(stdout, fmt::format("{}: {} files, {}: {}\n", checked->url, checked->files,
+                              FormatSize(ByteCount{checked->bytes}),
+                              damage.empty() ? Paint(Tone::kGood, "no damage") : Paint(Tone::kWarning, damage)));
+  }
+  return damage.empty() ? kSuccess : kFsckUncorrected;
+}
+
+int Run(const VerifyArguments& arguments) {
+  if (arguments.repair && std::ranges::any_of(arguments.targets, IsUrl)) {
+    return FailUsage("verify", "--repair cannot repair a version in a bucket: 'weightfs push --verify' sends it again");
+  }
+  int code = kSuccess;
+  std::vector<std::string> on_mounts;
+  for (const std::string& target : arguments.targets) {
+    if (IsUrl(target)) {
+      code |= VerifyVersion(arguments, target);
+      continue;
+    }
+    const auto path = PathOnMount(arguments, target);
+    if (!path.has_value()) {
+      code |= Fail(path.error(), kFsckOperationalError);
+    } else if (path->has_value()) {
+      on_mounts.push_back(**path);
+    } else {
+      code |= VerifyStore(arguments, target);
+    }
+  }
+  return on_mounts.empty() ? code : code | VerifyOnMounts(arguments, on_mounts);
+}
+
+}  // namespace
+
+Command VerifyCommand() {
+  auto arguments = std::make_shared<VerifyArguments>();
+  Command command("verify", "Compare a store, a mount, files or a version with its checksums; repair a store");
+  command.Add("TARGET", &arguments->targets,
+              "Stores, mounted or not; files and directories of mounts; versions in buckets, s3://BUCKET/PREFIX/NAME/N")
+      .kind = ValueKind::kFile;
+  command.Add("--repair", &arguments->repair,
+              "Repair what can be repaired of a store that is not mounted; without it nothing is changed");
+  command.Add("--catalog", &arguments->catalog,
+              "Of a store that is not mounted, read only the catalog: seconds instead of reading all data");
+  command.AddSize("--rate SIZE", &arguments->rate,
+                  "Of reads through a mount, bytes per second: a number with K, M, G or T; 0: no limit; default: 200M "
+                  "for mounts and directories, no limit for files",
+                  "1G");
+  command.Add("--state FILE", &arguments->state,
+              "File with the position of an interrupted check of a mount or directory, to continue there",
+              "/var/tmp/tensors.verify");
+  command.Add("--json", &arguments->json, "Print reports as JSON: one for each store and version, one for all else");
+  AddS3Options(&command, &arguments->s3);
+  command.footer =
+      "A store that is not mounted is checked completely: its catalog, and all its data. A mount goes on working\n"
+      "while it is checked; its option scrub= does the same regularly.\n\n"
+      "Exit codes are those of fsck(8), added together: 0 no problems, 1 problems repaired, 4 problems or damaged\n"
+      "files remain, 8 something could not be checked (for example, because --repair needs a store that is not\n"
+      "mounted), 16 wrong usage, 32 interrupted.\n\n"
+      "Examples:\n"
+      "  weightfs verify /srv/tensors\n"
+      "  weightfs verify /srv/tensors --repair\n"
+      "  weightfs verify /mnt/tensors --rate 1G --state /var/tmp/tensors.verify\n"
+      "  weightfs verify /mnt/tensors/model.safetensors\n"
+      "  weightfs verify s3://models/llama/1000";
+  command.run = [arguments] { return Run(*arguments); };
+  return command;
+}
+
+}  // namespace weightfs::cli

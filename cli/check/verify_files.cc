@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads files of mounts, which verify every block that they read, and reports those whose checksums differ.
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/check/data_reader.h"
+#include "cli/check/verify.h"
+#include "cli/mount_table.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "cli/signals.h"
+#include "common/json.h"
+#include "common/printable.h"
+#include "common/size_text.h"
+
+namespace weightfs::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What an interrupted check may have to repeat: the state is written after this many bytes.
+constexpr uint64_t kStateInterval = 256 * kMiB;
+// The default of --rate leaves most drives to the other work of a mount.
+constexpr const char* kDirectoryRate = "200M";
+
+struct Report {
+  uint64_t files = 0, bytes = 0;
+  std::vector<DamagedFile> damaged;
+  std::vector<std::string> failures;  // files that could not be checked, with the reason
+  bool interrupted = false;
+
+  int ExitCode() const {
+    return (damaged.empty() ? kSuccess : kFsckUncorrected) | (failures.empty() ? 0 : kFsckOperationalError) |
+           (interrupted ? kFsckCancelled : 0);
+  }
+};
+
+// Where an interrupted check goes on: a file with the last path that was read completely, relative to the directory.
+class SavedPosition {
+ public:
+  SavedPosition(std::string file, std::string directory) : file_(std::move(file)), directory_(std::move(directory)) {}
+
+  // Returns the path to continue after; empty: from the beginning. A position in another directory is an error.
+  Result<fs::path> Read() const {
+    if (file_.empty() || !fs::exists(file_)) return fs::path();
+    std::ifstream stream(file_);
+    std::string text(JsonLimits().bytes + 1, '\0');
+    text.resize(static_cast<size_t>(stream.read(text.data(), static_cast<std::streamsize>(text.size())).gcount()));
+    const auto json = ParseJson(text);
+    const auto value_of = [&](const char* name) {
+      return json && json->is_object() ? json->value(name, nlohmann::json()) : nlohmann::json();
+    };
+    const auto after = value_of("after");
+    if (value_of("directory") != directory_ || !after.is_string()) {
+      return Error{ErrorCode::kInvalid, fmt::format("{}: not the state of a check of {}; delete it, or name another "
+                                                    "file",
+                                                    file_, directory_)};
+    }
+    return fs::path(after.get<std::string>());
+  }
+  Result<void> Write(const fs::path& after) const {
+    if (file_.empty()) return {};
+    const std::string temporary = file_ + ".new";
+    std::ofstream stream(temporary, std::ios::trunc);
+    stream << JsonText({{"directory", directory_}, {"after", after.string()}}) << std::flush;
+    if (!stream || rename(temporary.c_str(), file_.c_str()) != 0) return SystemError(file_, "cannot be written");
+    return {};
+  }
+  // A state that stays would make the next check begin at the end.
+  Result<void> Remove() const {
+    if (file_.empty() || unlink(file_.c_str()) == 0 || errno == ENOENT) return {};
+    return SystemError(file_, "cannot be removed");
+  }
+
+ private:
+  const std::string file_, directory_;
+};
+
+// Reads files and collects what it finds.
+class Verifier {
+ public:
+  Verifier(uint64_t total, ByteCount rate)
+      : total_(total), cancel_(CatchInterrupts()), reader_(rate, [this](ByteCount size) {
+          report_.bytes += size.value;
+          bar_.Update({.step = "reading data", .done = report_.bytes, .total = std::max(total_, report_.bytes)});
+          return !cancel_.load();
+        }) {}
+
+  // Returns false once the check is interrupted.
+  bool Read(const std::string& path) {
+    DamagedFile damaged;
+    const auto read = reader_.ReadFile(path, &damaged);
+    if (damaged.blocks > 0) report_.damaged.push_back(std::move(damaged));
+    if (read.has_value()) {
+      ++report_.files;
+    } else if (read.error().code == ErrorCode::kShutdown) {
+      report_.interrupted = true;
+    } else if (read.error().code != ErrorCode::kNotFound) {  // deleted meanwhile
+      report_.failures.push_back(ToString(read.error()));
+    }
+    return !report_.interrupted;
+  }
+
+  // Reads all files of a directory, from the saved position on, and those below it on the same filesystem. Returns
+  // false once the check is interrupted.
+  Result<bool> ReadDirectory(const fs::path& root, const std::string& state) {
+    const SavedPosition position(state, root.string());
+    ASSIGN_OR_RETURN(last_, position.Read());
+    struct stat status = {};
+    if (lstat(root.c_str(), &status) != 0) return SystemError(root.string(), "cannot be accessed");
+    ASSIGN_OR_RETURN(const bool whole, ReadTree(root, status.st_dev, {}, fs::path(last_), position));
+    if (whole) RETURN_IF_ERROR(position.Remove());
+    return whole;
+  }
+
+  Report& report() { return report_; }
+
+ private:
+  // Reads everything below a directory of the tree in the order of names, from behind `after` on.
+  Result<bool> ReadTree(const fs::path& root, dev_t device, const fs::path& below, const fs::path& after,
+                        const SavedPosition& position) {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator entry(root / below, error), end; !error && entry != end; entry.increment(error)) {
+      names.push_back(entry->path().filename().string());
+    }
+    if (error && error != std::errc::no_such_file_or_directory) {
+      report_.failures.push_back(fmt::format("{}: {}", (root / below).string(), error.message()));
+    }
+    std::sort(names.begin(), names.end());
+    const std::string first = after.empty() ? std::string() : after.begin()->string();
+    for (const std::string& name : names) {
+      if (name < first) continue;
+      const fs::path path = below / name;
+      struct stat status = {};
+      if (lstat((root / path).c_str(), &status) != 0 || status.st_dev != device) continue;
+      if (S_ISDIR(status.st_mode)) {
+        const fs::path rest = name == first ? after.lexically_relative(name) : fs::path();
+        ASSIGN_OR_RETURN(const bool more, ReadTree(root, device, path, rest == "." ? fs::path() : rest, position));
+        if (!more) return false;
+        continue;
+      }
+      if (!S_ISREG(status.st_mode) || (name == first && after == fs::path(name))) continue;
+      if (status.st_nlink > 1 && !linked_.emplace(status.st_dev, status.st_ino).second) continue;
+      if (!Read((root / path).string())) {
+        RETURN_IF_ERROR(position.Write(last_));
+        return false;
+      }
+      last_ = path;
+      if (report_.bytes - saved_ < kStateInterval) continue;
+      saved_ = report_.bytes;
+      RETURN_IF_ERROR(position.Write(path));
+    }
+    return true;
+  }
+
+  ProgressBar bar_{"verify"};
+  const uint64_t total_;
+  const std::atomic<bool>& cancel_;
+  DataReader reader_;
+  Report report_;
+  std::set<std::pair<dev_t, ino_t>> linked_;  // files with several names that were read
+  fs::path last_;                             // the last file that was read completely
+  uint64_t saved_ = 0;
+};
+
+int Show(bool as_json, const Report& report) {
+  if (as_json) {
+    nlohmann::ordered_json json = {{"files", report.files},
+                                   {"bytes", report.bytes},
+                                   {"interrupted", report.interrupted},
+                                   {"damaged", nlohmann::ordered_json::array()},
+                                   {"failures", report.failures}};
+    for (const DamagedFile& file : report.damaged) {
+      json["damaged"].push_back({{"path", file.path}, {"blocks", file.blocks}, {"offsets", file.offsets}});
+    }
+    Print(stdout, JsonText(json) + "\n");
+    return report.ExitCode();
+  }
+  for (const DamagedFile& file : report.damaged) {
+    Print(stdout, Paint(Tone::kWarning, fmt::format("{}: {} damaged blocks, the first at byte {}", Printable(file.path),
+                                                    file.blocks, file.offsets.front())) +
+                      "\n");
+  }
+  for (const std::string& failure : report.failures) Print(stdout, Printable(failure) + "\n");
+  Print(stdout, fmt::format("{} files, {} read: {}{}\n", report.files, FormatSize(ByteCount{report.bytes}),
+                            report.damaged.empty() ? Paint(Tone::kGood, "no damage")
+                                                   : fmt::format("{} files are damaged: restore them from a backup",
+                                                                 report.damaged.size()),
+                            report.interrupted ? "; interrupted" : ""));
+  return report.ExitCode();
+}
+
+Result<Report> Read(const VerifyArguments& arguments, const std::vector<std::string>& paths) {
+  uint64_t total = 0;
+  bool has_directory = false;
+  std::vector<std::string> resolved;
+  for (const std::string& path : paths) {
+    resolved.push_back(ResolvePath(path));
+    RETURN_IF_ERROR(OpenOnMount(resolved.back()));
+    struct stat status = {};
+    struct statvfs space = {};
+    if (stat(path.c_str(), &status) != 0 || statvfs(path.c_str(), &space) != 0) {
+      return SystemError(path, "cannot be accessed");
+    }
+    has_directory |= S_ISDIR(status.st_mode);
+    total += S_ISDIR(status.st_mode) ? uint64_t{space.f_blocks - space.f_bfree} * space.f_frsize
+                                     : static_cast<uint64_t>(status.st_size);
+  }
+  if (!arguments.state.empty() && (paths.size() > 1 || !has_directory)) {
+    return Error{ErrorCode::kInvalid, "--state takes one mount or directory, and no other target"};
+  }
+  const std::string rate = !arguments.rate.empty() ? arguments.rate : has_directory ? kDirectoryRate : "0";
+  Verifier verifier(total, *ParseSize(rate));
+  for (const std::string& path : resolved) {
+    if (!fs::is_directory(path)) {
+      if (!verifier.Read(path)) break;
+      continue;
+    }
+    ASSIGN_OR_RETURN(const bool whole, verifier.ReadDirectory(path, arguments.state));
+    if (!whole) break;
+  }
+  return std::move(verifier.report());
+}
+
+}  // namespace
+
+int VerifyOnMounts(const VerifyArguments& arguments, const std::vector<std::string>& paths) {
+  const auto report = Read(arguments, paths);
+  return report.has_value() ? Show(arguments.json, *report) : Fail(report.error(), kFsckOperationalError);
+}
+
+}  // namespace weightfs::cli

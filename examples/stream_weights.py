@@ -14,7 +14,7 @@ import torch
 
 import weightfs.safetensors
 from weightfs.bench.program import Parser
-from weightfs._numbers import parse_size
+from weightfs._core.arguments import parse_size
 
 WIDTH = 2048
 

@@ -14,12 +14,12 @@
 
 weightfs.deepnvme has DeepNVMe's handles and builders; weightfs.torch and weightfs.safetensors save and load whole checkpoints."""
 
-from weightfs._future import Future
-from weightfs._handle import Handle
-from weightfs._locked import is_pinned
+from weightfs._core.future import Future
+from weightfs._core.handle import Handle
+from weightfs._core.memory import is_pinned
+from weightfs._core.publish import Publication, publication, publish, unpublish
+from weightfs._core.reader import reader
 from weightfs._native import __version__
-from weightfs._publish import Publication, publication, publish, unpublish
-from weightfs._reader import reader
 from weightfs.deepnvme._handles import aio_handle, gds_handle
 
 __all__ = ["Future", "Handle", "Publication", "__version__", "aio_handle", "gds_handle", "is_pinned", "publication",

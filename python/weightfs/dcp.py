@@ -20,7 +20,7 @@ import types
 import uuid
 from pathlib import Path
 
-from weightfs._torch import torch  # first, because it explains a missing one
+from weightfs._core.torch import torch  # first, because it explains a missing one
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.filesystem import _StorageInfo   # a part of the format
 from torch.distributed.checkpoint.metadata import StorageMeta
@@ -28,11 +28,11 @@ from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 
-from weightfs._archive import fill, outline
-from weightfs._flock import lock
-from weightfs._replace import make_folder, new_file, sync_folder, writing
-from weightfs._stream import DirectReader, errors_of, the_handle
+from weightfs._core.files import lock, make_folder, new_file, sync_folder, writing
+from weightfs._core.handle import the_handle
+from weightfs._core.streams import DirectReader, errors_of
 from weightfs.torch import without_crc32
+from weightfs.torch._archive import fill, outline
 
 log = logging.getLogger("weightfs")
 _VERSION = "1.0.0"   # of torch's format

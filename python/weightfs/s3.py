@@ -33,10 +33,10 @@ import subprocess
 import threading
 import typing
 
-from weightfs import _process
-from weightfs._future import Future
-from weightfs._numbers import flag, whole
-from weightfs._publish import Publication, made_publication
+from weightfs._core import process
+from weightfs._core.arguments import flag, whole
+from weightfs._core.future import Future
+from weightfs._core.publish import Publication, made_publication
 
 __all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Version", "prune", "pull",
            "pull_async", "push", "push_async", "versions"]
@@ -257,7 +257,7 @@ class _Run:
     def __init__(self, command, made, progress=None):
         """made(json) makes the result."""
         self._command, self._made, self._progress = command, made, progress
-        self._owner, self._guard, self._child, self._stopped = _process.pid, threading.Lock(), None, False
+        self._owner, self._guard, self._child, self._stopped = process.pid, threading.Lock(), None, False
 
     def start(self):
         """Runs the program on another thread. Returns the future."""
@@ -482,7 +482,7 @@ def _end(child):
 
 @atexit.register
 def _end_all():
-    own = [run for run in list(_running) if run._owner == _process.pid]
+    own = [run for run in list(_running) if run._owner == process.pid]
     for run in own:
         run.stop()
     for run in own:

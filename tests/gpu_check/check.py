@@ -54,7 +54,7 @@ print(json.dumps(facts))
 # Imports the package, and looks for a cuFile that the loader does not find.
 PACKAGE_FACTS = """
 import ctypes, json, weightfs
-from weightfs._arguments import find_cufile
+from weightfs._core.arguments import find_cufile
 try:
     ctypes.CDLL("libcufile.so.0")
     print(json.dumps(""))

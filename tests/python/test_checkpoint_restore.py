@@ -98,7 +98,7 @@ def test_the_layouts_of_saved_and_restored_tensors_may_differ(manager, monkeypat
     pairs = layouts()
     manager.save(1, {name: saved for name, (saved, _) in pairs.items()}, wait=True)
     for span in (64 * MIB, MIB):   # with the smaller one, most reads are split
-        monkeypatch.setattr("weightfs._archive._SPAN", span)
+        monkeypatch.setattr("weightfs.torch._archive._SPAN", span)
         for _, target in pairs.values():
             target.zero_()
         manager.restore({name: target for name, (_, target) in pairs.items()})

@@ -18,7 +18,7 @@ import weightfs.torch
 from harness import needs
 from harness.users import NOBODY, OTHER, call_as
 from tensors import random_tensor
-from weightfs._zip_checksums import ZipChecksums
+from weightfs.torch._checksums import ZipChecksums
 
 STORE_SIZE = "512M"
 
@@ -97,7 +97,7 @@ def test_archives_of_more_than_4_gib_have_the_checksums_of_torch():
 def test_an_unknown_layout_is_an_error_that_names_the_way_out(local, monkeypatch):
     weightfs.torch.save([1], local / "file")
     monkeypatch.setattr(weightfs.torch, "_knows_layout", lambda: True)
-    monkeypatch.setattr("weightfs._zip_checksums._DESCRIPTOR", b"PK\7\7")
+    monkeypatch.setattr("weightfs.torch._checksums._DESCRIPTOR", b"PK\7\7")
     with pytest.raises(ValueError, match="did not write a descriptor where it was expected.*crc32=False"):
         weightfs.torch.save([2], local / "file")
     assert torch.load(local / "file") == [1]

@@ -16,8 +16,8 @@ import torch
 import weightfs
 from operations import HERE_ON_PATH, StandingWrite, until_closed
 from tensors import content, random_tensor
-from weightfs import _memory
-from weightfs._pending import Pending
+from weightfs._core.future import Pending
+from weightfs._core.memory import Memory, _Scatter
 
 
 def slow_handle():
@@ -125,7 +125,7 @@ def test_a_copy_that_fails_fails_for_everybody():
             raise RuntimeError("no copy")
 
     target = Fails()
-    scatter = _memory._Scatter(target, object())
+    scatter = _Scatter(target, object())
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no copy"):
             scatter()
@@ -459,11 +459,11 @@ def ended_read(monkeypatch):
             raise outcome
         target.copy_(source)
 
-    monkeypatch.setattr(_memory._Scatter, "_copy", copy)
+    monkeypatch.setattr(_Scatter, "_copy", copy)
     operation = types.SimpleNamespace(done=lambda: True, cancelled=lambda: False, cancel=lambda: False,
                                       error=lambda: None)
-    memory = _memory.Memory(target.data_ptr(), 4, [4], None, target, "a tensor",
-                            finish=_memory._Scatter(target, source))
+    memory = Memory(target.data_ptr(), 4, [4], None, target, "a tensor",
+                    finish=_Scatter(target, source))
     return operation, memory, target
 
 

@@ -13,7 +13,7 @@ from tensors import random_tensor
 
 def test_without_the_right_to_lock_the_error_names_the_limit(child):
     out = child("""
-import os, resource, torch, weightfs, weightfs._locked   # which nobody may perhaps not search for
+import os, resource, torch, weightfs, weightfs._core.memory   # which nobody may perhaps not search for
 handle = weightfs.aio_handle()
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
 if os.geteuid() == 0:

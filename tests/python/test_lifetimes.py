@@ -13,7 +13,7 @@ import torch
 
 import weightfs
 from tensors import content, random_tensor
-from weightfs import _opened
+from weightfs._core import opened
 
 
 def test_a_tensor_may_take_other_memory_while_an_operation_is_under_way(child, folder):
@@ -60,7 +60,7 @@ def watched(size):
 
 LEFT = """
 import gc, weakref
-from weightfs._opened import Opened
+from weightfs._core.opened import Opened
 
 class Native:   # as if it were closed in a callback
     def close(self): pass
@@ -127,7 +127,7 @@ def test_memory_of_an_operation_that_was_lost_when_it_began_is_released_by_the_c
     handle.close()
     gc.collect()
     assert alive() is None
-    assert handle._pending not in _opened._left
+    assert handle._pending not in opened._left
 
 
 def test_memory_of_a_lost_operation_stays_while_another_thread_uses_the_handle(local):

@@ -138,7 +138,7 @@ def test_impossible_memory_is_refused(folder, handle, interface, facts):
 def test_views_of_one_element_that_are_too_large_together_are_refused(folder, handle):
     one = torch.zeros(1, dtype=torch.uint8)
     most = one.expand(2 ** 62)
-    assert weightfs._memory.describe(most).nbytes == 2 ** 62
+    assert weightfs._core.memory.describe(most).nbytes == 2 ** 62
     for call in (handle.save_many, handle.load_many):
         with pytest.raises(ValueError, match=f"{2 ** 64} bytes together|share memory|{2 ** 63} bytes together"):
             call({name: most for name in "abcd"}, folder)
@@ -180,7 +180,7 @@ def test_locked_memory_of_any_number_of_elements_is_an_error(handle, count):
 
 @pytest.mark.parametrize("text", ["9999999999999G", "9223372036854775808", "8589934592G"])
 def test_sizes_given_to_the_programs_are_limited(text):
-    from weightfs._numbers import parse_size
+    from weightfs._core.arguments import parse_size
     with pytest.raises(ValueError, match="too large"):
         parse_size(text)
     assert parse_size("9223372036854775807") == 2 ** 63 - 1

@@ -10,7 +10,7 @@ import torch
 import weightfs.offload
 import weightfs.safetensors
 from offload_models import MEMORY, TOKENS, Transformer, generate, made, offloading   # noqa: F401
-from weightfs._stream import the_handle
+from weightfs._core.handle import the_handle
 from weightfs.offload._store import Cache
 
 pytestmark = pytest.mark.usefixtures("offloading")

@@ -16,7 +16,7 @@ import weightfs
 import weightfs.safetensors
 import weightfs.torch
 from harness import needs
-from weightfs import _replace, _stream
+from weightfs._core import files, streams
 
 STORE_SIZE = "512M"
 SAVES = {"torch": weightfs.torch.save, "safetensors": weightfs.safetensors.save_file}
@@ -184,7 +184,7 @@ def test_a_save_for_which_no_handle_can_be_made_leaves_nothing(local, monkeypatc
         raise OSError(errno.ENOMEM, "no contexts left")
 
     SAVES[library](generation(1), local / "file")
-    monkeypatch.setattr(_stream, "_of_process", {})
+    monkeypatch.setattr(weightfs._core.handle, "_of_process", {})
     monkeypatch.setattr(weightfs.Handle, "_open", refuse)
     with pytest.raises(OSError, match="no contexts left"):
         SAVES[library](generation(2), local / "file")
@@ -196,8 +196,8 @@ def test_a_save_that_cannot_even_be_abandoned_leaves_nothing(local, monkeypatch)
     def refuse(_):
         raise Refused
 
-    monkeypatch.setattr(_stream.DirectWriter, "abandon", refuse)
-    with pytest.raises(Refused), _replace.writing(local / "file", None, False, True) as stream:
+    monkeypatch.setattr(streams.DirectWriter, "abandon", refuse)
+    with pytest.raises(Refused), files.writing(local / "file", None, False, True) as stream:
         stream.write(b"begun")
         raise ValueError
     assert os.listdir(local) == []

@@ -339,4 +339,4 @@ try:
     s.open({str(local / "file")!r}).get_tensor("b")
 except s.SafetensorError as error:
     print(isinstance(error, KeyError), s.SafetensorError.__module__)
-""").split("\n")[:2] == ["{'a': tensor([1., 1., 1.])}", "True weightfs.safetensors._errors"]
+""").split("\n")[:2] == ["{'a': tensor([1., 1., 1.])}", "True weightfs.safetensors._format"]

@@ -15,7 +15,7 @@ from harness import needs
 from harness.filesystems import weightfs as command
 from harness.users import NOBODY
 from tensors import content, random_tensor
-from weightfs import _stream, checkpoint
+from weightfs import checkpoint
 
 TENSOR = random_tensor(2 << 20)
 
@@ -29,7 +29,7 @@ def opened(monkeypatch):
         handles.append(handle)
         return original(handle, direct)
 
-    monkeypatch.setattr(_stream, "_of_process", {})
+    monkeypatch.setattr(weightfs._core.handle, "_of_process", {})
     monkeypatch.setattr(weightfs.Handle, "_open", opens)
     return handles
 
@@ -143,8 +143,8 @@ def test_the_interpreter_closes_it_and_each_call_of_later_exit_functions_has_its
     assert child("""
 import atexit
 def last():
-    from weightfs import _stream
-    assert all(handle._opened.closed() for handle in _stream._of_process.values()) and _stream._of_process
+    of_process = weightfs._core.handle._of_process
+    assert all(handle._opened.closed() for handle in of_process.values()) and of_process
     weightfs.torch.save(tensor, "last.pt")
     print(torch.equal(weightfs.torch.load("last.pt"), tensor))
     weightfs.safetensors.save_file({"a": tensor}, "last.safetensors")

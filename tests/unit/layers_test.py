@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The folders follow the architecture: includes follow the arrows, and each foreign library is used in one place."""
+"""The folders follow the architecture: includes and imports follow the arrows, without circles, and each foreign library
+is used in one place."""
+import ast
+import graphlib
 import pathlib
 import re
 import sys
@@ -38,6 +41,20 @@ STORE = {
 }
 # Of store/ itself these folders may include only the types.
 BELOW_STORE = {"space", "file", "replica", "scrub", "commit", "names"}
+# The parts of the Python package that each of them may import; "" is weightfs/__init__.py.
+PYTHON = {
+    "_core": set(),
+    "torch": {"_core"},
+    "safetensors": {"_core", "torch"},
+    "dcp": {"_core", "torch"},
+    "offload": {"_core", "safetensors", "torch"},
+    "deepnvme": {"_core"},
+    "s3": {"_core"},
+    "checkpoint": {"_core", "s3", "torch"},
+    "hdf5": set(),
+    "tools": {"", "_core", "bench", "checkpoint", "dcp", "deepnvme", "hdf5", "safetensors", "torch"},
+    "": {"_core", "deepnvme"},
+}
 # The places that may include a library, by a pattern of its headers.
 LIBRARIES = {
     r"rocksdb/": r"meta/rocks_\w+\.(cc|h)",
@@ -110,9 +127,42 @@ def wrongs_in_store():
             yield f"store/{folder} may know store/{idle}, and includes nothing of it: take the arrow away"
 
 
+def imports(source, modules):
+    """The modules of the package that a module imports, and "bench" and "_native", which are not in its folder."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in {*modules, "weightfs._native"} else node.module for name in names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "weightfs")
+
+
+def wrongs_in_python():
+    root, used = ROOT / "python/weightfs", {part: set() for part in PYTHON}
+    modules = {".".join(source.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__"): source
+               for source in root.glob("**/*.py")}
+    graph = {name: set(imports(source, modules)) for name, source in modules.items()}
+    for name, found in graph.items():
+        part = "".join(name.split(".")[1:2])
+        for other in found:
+            used[part].add(target := "".join(other.split(".")[1:2]))
+            if target not in {part, "_native", *PYTHON[part]}:
+                yield f"{name} imports {other}: {part} may know {', '.join(sorted(PYTHON[part])) or 'nothing'}"
+    for part, allowed in PYTHON.items():
+        for idle in sorted(allowed - used[part]):
+            yield f"{part} may know {idle}, and imports nothing of it: take the arrow away"
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        yield f"these modules import each other: {' → '.join(error.args[1])}"
+
+
 def main():
-    found = [*wrongs(), *wrongs_in_store()]
-    print("\n".join(found) or "every include follows the arrows")
+    found = [*wrongs(), *wrongs_in_store(), *wrongs_in_python()]
+    print("\n".join(found) or "every include and import follows the arrows")
     return 1 if found else 0
 
 

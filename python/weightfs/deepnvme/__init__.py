@@ -10,9 +10,8 @@ install() makes DeepSpeed itself use these builders, and `python -m weightfs.dee
 nobody may edit with them."""
 
 from weightfs import _native
-from weightfs._memory import describe
-from weightfs.deepnvme._builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder
-from weightfs.deepnvme._deepspeed import install, uninstall
+from weightfs._core.memory import describe
+from weightfs.deepnvme._deepspeed import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, install, uninstall
 from weightfs.deepnvme._handles import aio_handle, gds_handle, pin_handle
 
 __all__ = ["AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "aio_handle", "aio_read", "aio_write",

@@ -8,12 +8,10 @@ import operator
 import os
 
 from weightfs import _native
-from weightfs._arguments import WHOLE, labelled, to_keep
-from weightfs._future import with_label
-from weightfs._handle import Handle, mode_of_process
-from weightfs._locked import is_pinned, new_like, unlock
-from weightfs._memory import describe
-from weightfs._numbers import file_name, offset_in_file
+from weightfs._core.arguments import WHOLE, file_name, labelled, offset_in_file, to_keep
+from weightfs._core.future import with_label
+from weightfs._core.handle import Handle, mode_of_process
+from weightfs._core.memory import describe, is_pinned, new_like, unlock
 
 log = logging.getLogger("weightfs")
 _VALIDATED_AT_ONCE = 4 << 20

@@ -11,9 +11,9 @@ through one buffer of a fixed size, read ahead in the order of their use.
 
 docs/OFFLOAD.md says what is kept in memory and what a killed program leaves."""
 
-from weightfs._torch import torch  # first, because it explains a missing one
+from weightfs._core.torch import torch  # first, because it explains a missing one
 
-from weightfs._numbers import MOST_BYTES, parse_size, whole
+from weightfs._core.arguments import MOST_BYTES, parse_size, whole
 from weightfs.offload._adam import Adam, AdamW
 from weightfs.offload._store import Stats
 from weightfs.offload._training import Offloaded

@@ -8,7 +8,7 @@ import weakref
 import torch
 from torch.utils._pytree import tree_leaves
 
-from weightfs import _shared_tensors
+from weightfs.torch import _shared
 
 PAGE = 4096
 _ALIGNMENT = 64     # of tensors in memory, as torch allocates them: results may depend on it
@@ -393,7 +393,7 @@ def _refuse_unsupported(module, uses):
 
 def _refuse_partial_sharing(uses):
     tensors = {names[0]: tensor for tensor, names, _, _ in uses}
-    for names in _shared_tensors.groups(tensors):
+    for names in _shared.groups(tensors):
         if len(names) > 1:
             raise ValueError(f"{', '.join(sorted(names))} share memory without being one tensor: assign the same "
                              "Parameter to all of them, or clone them, before offload()")

@@ -18,10 +18,9 @@ import time
 
 import torch
 
-from weightfs._handle import mode_of_process
-from weightfs._locked import new_like
-from weightfs._replace import writing
-from weightfs._stream import the_handle
+from weightfs._core.files import writing
+from weightfs._core.handle import mode_of_process, the_handle
+from weightfs._core.memory import new_like
 from weightfs.offload._groups import PAGE
 from weightfs.safetensors._files import open_all
 from weightfs.safetensors._format import DTYPES

@@ -12,7 +12,8 @@ import threading
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from weightfs import _native, _process
+from weightfs import _native
+from weightfs._core import process
 from weightfs.offload._adam import Training
 from weightfs.offload._groups import plan
 from weightfs.offload._store import Cache, Directory, Entry, fill
@@ -31,7 +32,7 @@ class Offloaded:
     def __init__(self, module, directory, memory, blocks, resume, device, durable):
         self.groups, self._planned = plan(module, blocks, device)
         self.device, self.optimizer, self.failure, self._durable = device, None, None, durable
-        self._process, self._released, self._thread = _process.pid, False, threading.RLock()
+        self._process, self._released, self._thread = process.pid, False, threading.RLock()
         self._inner = {tuple(groups): [others for other, others in self._planned
                                        if other is not submodule and any(other is one for one in submodule.modules())]
                        for submodule, groups in self._planned}   # of stages that run within another one
@@ -210,7 +211,7 @@ class Offloaded:
                 self._thread.release()
 
     def check_use(self):
-        _process.check_process(self._process, "offloaded module")
+        process.check_process(self._process, "offloaded module")
         if self._released:
             raise RuntimeError("the module is not offloaded any more: offload it again with resume=True, and create a "
                                "new optimizer")

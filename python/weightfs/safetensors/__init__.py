@@ -17,13 +17,11 @@ The safetensors package is not needed. Programs that import it can import `weigh
 and SafetensorError from here, the functions of safetensors.torch and safetensors.numpy from the modules
 weightfs.safetensors.torch and weightfs.safetensors.numpy. docs/SAFETENSORS.md has the calls that this covers."""
 
-import weightfs._torch  # noqa: F401  (first, because it explains a missing one)
-from weightfs.safetensors._create import FileWriter, create_file
-from weightfs.safetensors._errors import SafetensorError
-from weightfs.safetensors._load import load, load_file, load_model
-from weightfs.safetensors._open import SafeOpen, SafeSlice
-from weightfs.safetensors._save import save, save_file, save_model
-from weightfs.safetensors._streaming import TensorStream
+import weightfs._core.torch  # noqa: F401  (first, because it explains a missing one)
+from weightfs.safetensors._format import SafetensorError
+from weightfs.safetensors._open import SafeOpen, SafeSlice, load, load_file, load_model
+from weightfs.safetensors._reads import TensorStream
+from weightfs.safetensors._write import FileWriter, create_file, save, save_file, save_model
 
 __all__ = ["FileWriter", "SafeOpen", "SafeSlice", "SafetensorError", "TensorStream", "create_file", "load", "load_file",
            "load_model", "open", "safe_open", "save", "save_file", "save_model", "stream"]

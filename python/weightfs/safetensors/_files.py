@@ -8,11 +8,10 @@ import weakref
 
 import torch
 
-from weightfs._handle import mode_of_process
-from weightfs._mounted import check_mounted
-from weightfs._stream import errors_of, name_of, the_handle
-from weightfs.safetensors._errors import SafetensorValueError
-from weightfs.safetensors._format import read_header
+from weightfs._core.files import check_mounted
+from weightfs._core.handle import mode_of_process, the_handle
+from weightfs._core.streams import errors_of, name_of
+from weightfs.safetensors._format import SafetensorValueError, read_header
 from weightfs.safetensors._memory import memory_for
 
 _INDEX = "model.safetensors.index.json"

@@ -1,13 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a safetensors file: types, checks and layout."""
+"""The format of safetensors: types, the checks and the layout of a header, and its errors."""
 
 import json
 import struct
 
 import torch
 
-from weightfs._numbers import MOST_BYTES, bytes_of_shape, whole
-from weightfs.safetensors._errors import SafetensorValueError
+from weightfs._core.arguments import MOST_BYTES, bytes_of_shape, whole
+
+try:
+    from safetensors import SafetensorError
+except ImportError:   # the package is not needed
+    class SafetensorError(Exception):
+        """The class of the safetensors package, or this one where that package is not installed."""
+
+
+class SafetensorValueError(SafetensorError, ValueError):
+    """A damaged file, a closed one, or an argument that is not supported."""
+
+
+class SafetensorIndexError(SafetensorError, IndexError):
+    """An index that a slice read as an array of numpy rejects."""
+
+
+class SafetensorKeyError(SafetensorError, KeyError):
+    """There is no tensor of this name."""
+
+    __str__ = Exception.__str__   # KeyError shows the repr
+
 
 # In the sort order of safetensors; the last types come first in a file.
 _TYPES = {"BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",

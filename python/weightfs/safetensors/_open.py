@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lazy access to the tensors of files, as safetensors.safe_open has it."""
+"""Lazy access to the tensors of files, as safetensors.safe_open has it, and whole loads."""
 
 import math
 import numbers
@@ -7,13 +7,16 @@ import operator
 
 import torch
 
-from weightfs import _process
-from weightfs._memory import advise_huge_pages
-from weightfs.safetensors._arrays import BITS, to_numpy
-from weightfs.safetensors._errors import SafetensorIndexError, SafetensorKeyError, SafetensorValueError
+from weightfs import _native
+from weightfs._core import process
+from weightfs._core.handle import chosen
+from weightfs._core.memory import advise_huge_pages, describe
 from weightfs.safetensors._files import device_of, handle_for, open_all
-from weightfs.safetensors._format import DTYPES, shape_in_file
-from weightfs.safetensors._streaming import Reads
+from weightfs.safetensors._format import (DTYPES, SafetensorIndexError, SafetensorKeyError, SafetensorValueError,
+                                          read_header, shape_in_file)
+from weightfs.safetensors._memory import BITS, memory_for, to_numpy
+from weightfs.safetensors._reads import Reads
+from weightfs.torch import _shared
 
 _NEARBY = 4096                # bytes; rows of a slice with smaller gaps share blocks of the device
 _MOST_SCRATCH = 64 << 20      # bytes that a slice reads beside its own at once
@@ -107,7 +110,7 @@ class _Source:
     def _given(self):
         """The caller's handle, which a forked child cannot use: it has that of its process."""
         given = self._handle_given
-        return given if getattr(given, "_process", _process.pid) == _process.pid else None
+        return given if getattr(given, "_process", process.pid) == process.pid else None
 
     def _handle(self):
         return handle_for(self._given, self.device)
@@ -269,3 +272,57 @@ def _pick(one, length, dimension):
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of bounds for dimension {dimension} with size {length}")
     return number % length
+
+
+def load_file(filename, device="cpu", *, backend="mmap", handle=None, direct="auto"):
+    """Returns a dict of names and tensors on the CPU or a GPU ("cuda:0"). Each tensor has a storage of its own. On the
+    CPU one read fills the memory of all of them; each that is freed gives its pages back.
+
+    Args:
+        filename: a file, or several as in open().
+        device, backend, handle: as in open().
+        direct: as in weightfs.torch.save.
+
+    Raises:
+        SafetensorError, OSError: as open()."""
+    with SafeOpen(filename, "pt", device, backend=backend, handle=chosen(handle, direct)) as model:
+        return model.get_tensors()
+
+
+def load(data):
+    """Like load_file, from the bytes of a file, on the CPU."""
+    content = memoryview(data).cast("B")
+    tensors, _, begin, size = read_header("the bytes", content.nbytes,
+                                          lambda length, offset: bytes(content[offset:offset + length]))
+    memory = memory_for(device_of("cpu"), size, begin)
+    _native.copy(describe(memory.target).arguments, describe(content[begin:]).arguments)
+    return memory.tensors(tensors)
+
+
+def load_model(model, filename, strict=True, device="cpu", *, backend="mmap", handle=None, direct="auto"):
+    """Loads a file of save_model into a torch.nn.Module of the same layout, as safetensors.torch.load_model does.
+
+    Args:
+        strict: RuntimeError if the file lacks a tensor of the model, or has one that the model does not have.
+        device, backend, handle, direct: as in load_file.
+
+    Returns:
+        (missing, unexpected): the names that the file lacks, and the names that the model does not have."""
+    loaded = load_file(filename, device, backend=backend, handle=handle, direct=direct)
+    tied = _shared.duplicates(model.state_dict(), preferred=loaded)
+    missing, unexpected = model.load_state_dict(loaded, strict=False)
+    missing = set(missing)
+    for name in (name for others in tied.values() for name in others):
+        # The file need not contain it: it is filled through the tensor that it shares memory with.
+        if name in missing:
+            missing.remove(name)
+        else:
+            unexpected.append(name)
+    if strict and (missing or unexpected):
+        lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        for what, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                quoted = ", ".join(f'"{name}"' for name in sorted(names))
+                lines.append(f"    {what} key(s) in state_dict: {quoted}")
+        raise RuntimeError("\n".join(lines))
+    return missing, unexpected

@@ -2,12 +2,11 @@
 """The functions of safetensors.numpy: `from weightfs.safetensors.numpy import load_file, save_file`. Arrays that are
 not contiguous are saved in row-major order. Types that numpy lacks, such as bfloat16, need the package ml_dtypes."""
 
-from weightfs._stream import chosen
-from weightfs.safetensors import _load
-from weightfs.safetensors._arrays import check_array, to_numpy
-from weightfs.safetensors._errors import SafetensorValueError
-from weightfs.safetensors._open import SafeOpen
-from weightfs.safetensors._save import join, write_file
+from weightfs._core.handle import chosen
+from weightfs.safetensors import _open
+from weightfs.safetensors._format import SafetensorValueError
+from weightfs.safetensors._memory import check_array, to_numpy
+from weightfs.safetensors._write import join, write_file
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -30,13 +29,13 @@ def save(tensor_dict, metadata=None):
 def load_file(filename, *, backend="mmap", handle=None, direct="auto"):
     """Returns a dict of names and arrays; see weightfs.safetensors.load_file. TypeError if numpy does not have the type
     of one."""
-    with SafeOpen(filename, "np", backend=backend, handle=chosen(handle, direct)) as model:
+    with _open.SafeOpen(filename, "np", backend=backend, handle=chosen(handle, direct)) as model:
         return model.get_tensors()
 
 
 def load(data):
     """Like load_file, from the bytes of a file."""
-    return {name: to_numpy(tensor) for name, tensor in _load.load(data).items()}
+    return {name: to_numpy(tensor) for name, tensor in _open.load(data).items()}
 
 
 def _checked(arrays):

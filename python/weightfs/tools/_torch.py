@@ -2,7 +2,7 @@
 """Imports torch for the programs that need it. Without torch, they end with a line that says how to install it."""
 
 try:
-    from weightfs._torch import torch  # noqa: F401
+    from weightfs._core.torch import torch  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 
 import weightfs.dcp
 from weightfs import checkpoint
-from weightfs._replace import sync_folder
+from weightfs._core.files import sync_folder
 from weightfs.bench import compare
 from weightfs.bench.program import directory
 

@@ -16,7 +16,7 @@ import time
 from weightfs.tools._torch import torch
 
 import weightfs.safetensors
-from weightfs._memory import advise_huge_pages
+from weightfs._core.memory import advise_huge_pages
 from weightfs.bench import compare, libraries
 from weightfs.bench.machine import drop_pages
 

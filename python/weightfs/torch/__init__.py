@@ -16,13 +16,13 @@ import io
 import os
 import threading
 
-from weightfs._torch import torch  # first, because it explains a missing one
+from weightfs._core.torch import torch  # first, because it explains a missing one
 
-from weightfs._mounted import check_mounted
-from weightfs._numbers import whole
-from weightfs._replace import writing
-from weightfs._stream import DirectReader, chosen, the_handle
-from weightfs._zip_checksums import ZipChecksums
+from weightfs._core.arguments import whole
+from weightfs._core.files import check_mounted, writing
+from weightfs._core.handle import chosen, the_handle
+from weightfs._core.streams import DirectReader
+from weightfs.torch._checksums import ZipChecksums
 
 
 def save(obj, f, *arguments, handle=None, direct="auto", durable=False, atomic=True, storage_alignment=None, crc32=True,

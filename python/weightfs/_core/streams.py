@@ -3,21 +3,17 @@
 
 import contextlib
 import errno
-import functools
 import io
 import os
 import stat
 
-from weightfs import _process
-from weightfs._handle import Handle
-from weightfs._memory import HUGE, advise_huge_pages
-from weightfs._opened import closes_at_exit
+from weightfs import _native
+from weightfs._core.memory import HUGE, advise_huge_pages, describe
 
 # Data of at least this size is transferred directly from the caller's memory; smaller data is gathered into pieces.
 _DIRECT = 1 << 20
 _GATHERED = 8 << 20
 _HEAD = 4096   # maximum number of bytes at the start of a file that a writer may write last
-_THREADS = min(2, os.cpu_count() or 1)   # of the handle of the process: pages are mapped in parallel
 MODE_OF_NEW_FILES = 0o666   # subject to the umask, as for any program that saves files
 
 
@@ -236,8 +232,6 @@ def _write_all(descriptor, data, offset=None):
 
 def bytes_of(tensor, nbytes):
     """The bytes of a tensor or an array, in row-major order."""
-    from weightfs import _native
-    from weightfs._memory import describe
     gathered = bytearray(nbytes)
     if nbytes:
         # Keeps the copy of a GPU tensor or a conjugated tensor.
@@ -292,40 +286,3 @@ class DirectReader(_Stream):
         """Fills a CPU or CUDA tensor of any layout with the bytes at `offset`, in row-major order."""
         with self._failing():
             self._handle.read_into(tensor, self._name, self._begin + offset)
-
-
-_of_process = {}   # the handle of each mode and `direct`
-
-
-def chosen(handle, direct):
-    """What the_handle() and check_mounted() take: the caller's handle, or `direct` of that of the process."""
-    if handle is None:
-        return direct
-    if direct != "auto":
-        raise TypeError("give direct= to the handle, or omit handle=")
-    return handle
-
-
-def the_handle(handle, mode=None):
-    """A context manager for the caller's handle, or that of the process (for None, or a value of `direct`), which stays
-    open: to open and close one takes tens of milliseconds. A forked child opens its own. A process that has changed its
-    user opens another one, because a mount knows the user of a connection. While the interpreter exits, each call has
-    its own."""
-    if isinstance(handle, Handle):
-        return contextlib.nullcontext(handle)
-    key = mode, handle or "auto"
-    make = functools.partial(Handle, overlap_events=True, intra_op_parallelism=_THREADS, direct=key[1], mode=mode)
-    if not closes_at_exit():
-        return make()
-    made = _of_process.get(key)
-    if made is None or not _serves(made):
-        with _process.lock:
-            made = _of_process.get(key)
-            if made is None or not _serves(made):
-                made = _of_process[key] = make()
-                made._user = os.geteuid()
-    return contextlib.nullcontext(made)
-
-
-def _serves(handle):
-    return handle._process == _process.pid and handle._user == os.geteuid() and not handle._opened.closed()

@@ -8,10 +8,9 @@ import os
 import sys
 import weakref
 
-from weightfs import _process
-from weightfs._future import log_unasked
-from weightfs._pending import Pending
-from weightfs._process import check_process
+from weightfs._core import process
+from weightfs._core.future import Pending, log_unasked
+from weightfs._core.process import check_process
 
 _all_opened: "weakref.WeakSet[Opened]" = weakref.WeakSet()
 _left: "list[Pending]" = []   # of closed objects, with operations that a close in a callback has not waited for
@@ -33,7 +32,7 @@ def _close_all():
     # threads in a call must still return.
     for opened in list(_all_opened):
         opened.close()
-        if _process.pid == opened._process:
+        if process.pid == opened._process:
             opened._opened.join()
     for pending in list(_left):
         pending.wait()
@@ -57,7 +56,7 @@ class Opened:
 
     def __init__(self, native):
         self._pending = Pending()
-        self._process = _process.pid
+        self._process = process.pid
         self._opened = native
         _all_opened.add(self)
 
@@ -65,7 +64,7 @@ class Opened:
         """Waits for the transfers in the kernel, cancels everything else and frees all resources, including leases.
         Later calls raise ValueError."""
         ended = self._opened.close()
-        if _process.pid == self._process:   # in a forked child, the operations and their locks belong to the parent
+        if process.pid == self._process:   # in a forked child, the operations and their locks belong to the parent
             if ended:
                 self._pending.forget_unknown()
             self._pending.report = self._log_failures

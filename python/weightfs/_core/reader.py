@@ -9,12 +9,12 @@ import itertools
 import math
 import os
 
-from weightfs import _native, _process
-from weightfs._arguments import labelled, to_keep
-from weightfs._memory import describe
-from weightfs._numbers import file_name, whole
-from weightfs._opened import Opened
-from weightfs._pending import Pending
+from weightfs import _native
+from weightfs._core import process
+from weightfs._core.arguments import file_name, labelled, to_keep, whole
+from weightfs._core.future import Pending
+from weightfs._core.memory import describe
+from weightfs._core.opened import Opened
 
 _MOST_QUEUE_DEPTH, _MOST_MEMORY, _MOST_FILE_BYTES = 1 << 16, 1 << 40, (1 << 63) - 1
 
@@ -139,11 +139,11 @@ class reader(Opened):  # noqa: N801  (like open)
 
     @property
     def _native(self):
-        if self._process != _process.pid and not self._opened.closed():
-            with _process.lock:
-                if self._process != _process.pid:
+        if self._process != process.pid and not self._opened.closed():
+            with process.lock:
+                if self._process != process.pid:
                     self._opened = _native.Reader(file_name(self._file), *self._arguments)
-                    self._pending, self._process = Pending(), _process.pid
+                    self._pending, self._process = Pending(), process.pid
         return self._opened
 
     def _read(self, numbers, out, table=None):

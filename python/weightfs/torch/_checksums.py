@@ -6,7 +6,7 @@ import io
 import struct
 
 from weightfs import _native
-from weightfs._memory import describe
+from weightfs._core.memory import describe
 
 _PARALLEL = 1 << 20   # bytes; the checksum of a shorter record is computed at once
 _HEADER, _DESCRIPTOR, _ENTRY = b"PK\3\4", b"PK\7\10", b"PK\1\2"

@@ -15,10 +15,8 @@ import re
 import secrets
 import shutil
 
-from weightfs._flock import lock
-from weightfs._mounted import check_mounted, explaining_publication
-from weightfs._replace import make_folder, sync_folder
-from weightfs._stream import MODE_OF_NEW_FILES, errors_of
+from weightfs._core.files import check_mounted, explaining_publication, lock, make_folder, sync_folder
+from weightfs._core.streams import MODE_OF_NEW_FILES, errors_of
 
 log = logging.getLogger("weightfs")
 STATE = "state.pt"

@@ -4,9 +4,9 @@
 import collections
 import contextlib
 
-from weightfs._numbers import parse_size, whole
-from weightfs.safetensors._errors import SafetensorKeyError
+from weightfs._core.arguments import parse_size, whole
 from weightfs.safetensors._files import device_of, handle_for, open_all
+from weightfs.safetensors._format import SafetensorKeyError
 
 _GROUP = 8 << 20   # bytes; smaller tensors that follow each other in a file are read together
 _MOST_CONCURRENCY = 1024

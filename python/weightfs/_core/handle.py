@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handle: transfers of tensors, with futures, exceptions and durability."""
+"""The handle: transfers of tensors, with futures, exceptions and durability. Calls without a handle use that of the
+process."""
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import weakref
 
 from weightfs import _native
-from weightfs._arguments import find_cufile, items_of, labelled, written_offset
-from weightfs._future import with_label
-from weightfs._memory import describe
-from weightfs._numbers import bytes_of_all, file_name, flag, offset_in_file, whole
-from weightfs._opened import Opened
+from weightfs._core import process
+from weightfs._core.arguments import (bytes_of_all, file_name, find_cufile, flag, items_of, labelled, offset_in_file,
+                                      whole, written_offset)
+from weightfs._core.future import with_label
+from weightfs._core.memory import describe
+from weightfs._core.opened import Opened, closes_at_exit
 
 log = logging.getLogger("weightfs")
 MODES = ("auto", "cufile", "bounce")
@@ -288,3 +291,41 @@ def _forget(handle, address):
     if handle is not None and handle._pinned.pop(address, None) is not None:
         with contextlib.suppress(ValueError, PermissionError):
             handle._native.unpin(address)
+
+
+_THREADS = min(2, os.cpu_count() or 1)   # of the handle of the process: pages are mapped in parallel
+_of_process = {}   # the handle of each mode and `direct`
+
+
+def chosen(handle, direct):
+    """What the_handle() and check_mounted() take: the caller's handle, or `direct` of that of the process."""
+    if handle is None:
+        return direct
+    if direct != "auto":
+        raise TypeError("give direct= to the handle, or omit handle=")
+    return handle
+
+
+def the_handle(handle, mode=None):
+    """A context manager for the caller's handle, or that of the process (for None, or a value of `direct`), which stays
+    open: to open and close one takes tens of milliseconds. A forked child opens its own. A process that has changed its
+    user opens another one, because a mount knows the user of a connection. While the interpreter exits, each call has
+    its own."""
+    if isinstance(handle, Handle):
+        return contextlib.nullcontext(handle)
+    key = mode, handle or "auto"
+    make = functools.partial(Handle, overlap_events=True, intra_op_parallelism=_THREADS, direct=key[1], mode=mode)
+    if not closes_at_exit():
+        return make()
+    made = _of_process.get(key)
+    if made is None or not _serves(made):
+        with process.lock:
+            made = _of_process.get(key)
+            if made is None or not _serves(made):
+                made = _of_process[key] = make()
+                made._user = os.geteuid()
+    return contextlib.nullcontext(made)
+
+
+def _serves(handle):
+    return handle._process == process.pid and handle._user == os.geteuid() and not handle._opened.closed()

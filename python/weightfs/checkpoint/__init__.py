@@ -19,17 +19,17 @@ import functools
 import logging
 import threading
 
-from weightfs._torch import torch  # first, because it explains a missing one
+from weightfs._core.torch import torch  # first, because it explains a missing one
 
 import weightfs.torch
-from weightfs import _process, _restore
-from weightfs._future import Future
-from weightfs._numbers import MOST_BYTES, flag, whole
-from weightfs._process import check_process
-from weightfs._pushes import Pushes
-from weightfs._snapshot import Snapshot
-from weightfs._steps import Steps
-from weightfs._stream import chosen, the_handle
+from weightfs._core import process
+from weightfs._core.arguments import MOST_BYTES, flag, whole
+from weightfs._core.future import Future
+from weightfs._core.handle import chosen, the_handle
+from weightfs._core.process import check_process
+from weightfs.checkpoint._pushes import Pushes
+from weightfs.checkpoint._state import Snapshot, load_into
+from weightfs.checkpoint._steps import Steps
 
 log = logging.getLogger("weightfs")
 _MOST_STEP = (1 << 63) - 1
@@ -64,7 +64,7 @@ class Manager:
                 push= there is no program weightfs."""
         self._keep = None if keep is None else whole("keep", keep, 1, _MOST_STEP)
         most = None if max_memory is None else whole("max_memory", max_memory, 1, MOST_BYTES)
-        self._process, self._lock, self._busy, self._closed = _process.pid, threading.RLock(), False, False
+        self._process, self._lock, self._busy, self._closed = process.pid, threading.RLock(), False, False
         self._snapshot, self._saving = Snapshot(most), None
         self._after = [None]   # the step that the run is at; another list after each load, restore and save
         self._pushes = None if push is None else Pushes(push, self._prune_pushed)
@@ -174,12 +174,12 @@ class Manager:
             FileNotFoundError: there is no such step.
             NotImplementedError: this version of torch cannot do it.
             OSError, EOFError: a read failed. Some of the tensors may be overwritten."""
-        return self._from_file(step, False, functools.partial(_restore.restore, state))[0]
+        return self._from_file(step, False, functools.partial(load_into, state))[0]
 
     def close(self):
         """Waits for the save and the pushes under way and frees the memory; the manager cannot be used afterwards.
         Raises exceptions as wait() does."""
-        if self._closed or _process.pid != self._process:   # in a forked child, everything belongs to the parent
+        if self._closed or process.pid != self._process:   # in a forked child, everything belongs to the parent
             return
         with self._exclusively():
             try:

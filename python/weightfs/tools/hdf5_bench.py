@@ -11,7 +11,6 @@ The rounds of the drivers alternate, and the table shows medians and ratios. A w
 
 import argparse
 import itertools
-import json
 import multiprocessing
 import os
 import sys
@@ -25,8 +24,7 @@ import weightfs
 import weightfs.hdf5
 from weightfs.bench import compare
 from weightfs.bench.machine import drop_pages, size_text, sync_file
-from weightfs.bench.program import (Bar, Failure, Output, Parser, be_a_worker, directory, next_answer, number_from,
-                                    raise_first, run, size)
+from weightfs.bench.program import Parser, be_a_worker, directory, next_answer, number_from, raise_first, size
 
 HDF5_DRIVERS = ("sec2", "stdio", "weightfs")
 DRIVERS = (*HDF5_DRIVERS, "handle")
@@ -176,7 +174,7 @@ def parse(arguments):
     add("--rounds", type=number_from(1), default=3, help="rounds, of which the median counts (default 3)")
     add("--small", action=argparse.BooleanOptionalAction, default=True,
         help="also measure small chunks and many attributes (default)")
-    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE; without FILE to standard output")
+    add("--json", action="store_true", help="print all measurements as JSON")
     given = parser.parse_args(arguments)
     for request in given.requests:
         if given.total % request:
@@ -184,9 +182,9 @@ def parse(arguments):
     return given
 
 
-def measure_all(given, folder, show):
-    """Returns the rows."""
-    rows, common = [], {"num_threads": 2, "block_size": 1 << 20, "queue_depth": 32}
+def measure_all(given, folder, rows, show):
+    """Appends the rows."""
+    common = {"num_threads": 2, "block_size": 1 << 20, "queue_depth": 32}
     buffer = np.random.default_rng(1).integers(0, 256, max(given.requests), "uint8")
 
     def measure(table, label, unit, drivers, work):
@@ -214,40 +212,23 @@ def measure_all(given, folder, show):
     for label, both in SMALL.items() if given.small else ():
         measure("seconds of small requests", label, "s", HDF5_DRIVERS,
                 lambda driver: timed(driver, os.path.join(folder, f"{driver}.h5"), common, *both))
-    return rows
+
+
+def result_of(rows, given):
+    summary = [row["id"] for row in rows if row["id"].endswith("processes: 1")][-2:]
+    return compare.result("hdf5_bench", given.folder, given.total, given.rounds, rows, summary, notes=[
+        f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}, {size_text(given.total)} per file"])
 
 
 def main(arguments=None):
     given = parse(arguments)
-    return run("hdf5_bench", lambda: _main(given))
 
-
-def _main(given):
-    try:
-        output = Output(given.json or "-")
-        result = measured(given, output)
-    except (Failure, OSError, RuntimeError) as error:
-        print(f"hdf5_bench: {error}", file=sys.stderr)
-        return 1
-    compare.output(result, given.json == "-")
-    return 0
-
-
-def measured(given, output):
-    """Returns the result, which is also written to the output if that is a file."""
-    bar = Bar("hdf5_bench")
-    try:
+    def work(values, show):
+        values["rows"] = []
         with tempfile.TemporaryDirectory(prefix="hdf5-bench-", dir=given.folder) as folder:
-            rows = measure_all(given, folder, bar.show)
-        summary = [row["id"] for row in rows if row["id"].endswith("processes: 1")][-2:]
-        result = compare.result("hdf5_bench", given.folder, given.total, given.rounds, rows, summary, notes=[
-            f"HDF5 {h5py.version.hdf5_version}, h5py {h5py.version.version}, {size_text(given.total)} per file"])
-        if output.path != "-":
-            output.write(json.dumps(result, indent=1))
-        return result
-    finally:
-        output.discard()
-        bar.end()
+            measure_all(given, folder, values["rows"], show)
+
+    return compare.main("hdf5_bench", given, work, lambda values: result_of(values["rows"], given))
 
 
 if __name__ == "__main__":

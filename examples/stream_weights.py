@@ -13,8 +13,7 @@ import tempfile
 import torch
 
 import weightfs.safetensors
-from weightfs.bench.program import Parser
-from weightfs._core.arguments import parse_size
+from weightfs.bench.program import Parser, size
 
 WIDTH = 2048
 
@@ -33,10 +32,10 @@ def show(what, done, total):
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("folder", metavar="DIR", help="a mount or any directory; the file there is removed afterwards")
-    parser.add_argument("--size", default="1G", help="bytes of the model (default 1G)")
+    parser.add_argument("--size", type=size, default="1G", help="bytes of the model (default 1G)")
     parser.add_argument("--memory", default="128M", help="bound of the weights in memory (default 128M)")
     args = parser.parse_args()
-    count = max(parse_size(args.size) // layer(0).nbytes, 1)
+    count = max(args.size // layer(0).nbytes, 1)
     x = expected = torch.ones(1, WIDTH)
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="stream-weights-") as folder:
         path = os.path.join(folder, "model.safetensors")

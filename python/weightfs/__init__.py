@@ -12,7 +12,8 @@
 
     weightfs.publish("/mnt/tensors/step-1000")                          # complete, durable, immutable
 
-weightfs.deepnvme has DeepNVMe's handles and builders; weightfs.torch and weightfs.safetensors save and load whole checkpoints."""
+weightfs.deepnvme has DeepNVMe's handles and builders; weightfs.torch and weightfs.safetensors save and load whole
+checkpoints."""
 
 from weightfs._core.future import Future
 from weightfs._core.handle import Handle

@@ -9,6 +9,8 @@
 
 dcp.async_save accepts the writer too, with threads and with processes. docs/CHECKPOINTS.md has the guarantees."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import itertools
@@ -56,7 +58,8 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
     Each rank holds the locks of its files until the next save of this writer, or until the writer is deleted, so that
     other saves do not take them for those of a killed program."""
 
-    def __init__(self, path, *, overwrite=True, cache_staged_state_dict=False):
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = True,
+                 cache_staged_state_dict: bool = False) -> None:
         """Args:
             path: the directory of the checkpoint, the same for all ranks.
             overwrite: False: RuntimeError if there is a checkpoint already.
@@ -75,7 +78,7 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
         self._unlock()
 
     @property
-    def checkpoint_id(self):
+    def checkpoint_id(self) -> str | os.PathLike[str]:
         """The directory of the checkpoint."""
         return self.path
 
@@ -222,13 +225,13 @@ class StorageReader(checkpoint.StorageReader):
     """Reads large tensors into place, and all others as FileSystemReader does. Of a tensor that is sharded differently
     now, it reads the needed rows; parts of rows that are shorter than 64 KiB are read with the bytes between them."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Args:
             path: the directory of the checkpoint, as it was given to a StorageWriter or FileSystemWriter."""
         self._others, self._storage_data = checkpoint.FileSystemReader(path), {}
 
     @property
-    def checkpoint_id(self):
+    def checkpoint_id(self) -> str | os.PathLike[str]:
         """The directory of the checkpoint."""
         return self._others.checkpoint_id
 

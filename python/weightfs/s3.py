@@ -18,6 +18,8 @@ programs.
 When the interpreter exits, it ends the transfers that are under way; the same push later continues. If the interpreter
 is killed, the kernel ends them, on systems whose `setpriv` has the option --pdeathsig (util-linux 2.33)."""
 
+from __future__ import annotations
+
 import atexit
 import concurrent.futures
 import contextlib
@@ -32,19 +34,35 @@ import signal
 import subprocess
 import threading
 import typing
+from collections.abc import Iterable
 
 from weightfs._core import process
 from weightfs._core.arguments import flag, whole
 from weightfs._core.future import Future
 from weightfs._core.publish import Publication, made_publication
+from weightfs._core.types import Path, Progress
 
 __all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Version", "prune", "pull",
            "pull_async", "push", "push_async", "versions"]
+
+if typing.TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 log = logging.getLogger("weightfs")
 _MOST_VERSION = (1 << 63) - 1
 _MOST_CONNECTIONS = 256
 _END_LIMIT_S = 10   # after SIGTERM, before SIGKILL
+
+
+class _Connection(typing.TypedDict, total=False):
+    endpoint_url: str | None
+    region: str | None
+    profile: str | None
+    ca_bundle: Path | None
+    no_sign_request: bool
+    path_style: bool
+    requester_pays: bool
+    connections: int | None
 
 
 class S3Error(OSError):
@@ -90,7 +108,7 @@ class Pulled(typing.NamedTuple):
     bytes: int
     downloaded: int
     fetched_again: int
-    publication: typing.Optional[Publication]
+    publication: Publication | None
 
 
 class Version(typing.NamedTuple):
@@ -108,8 +126,8 @@ class Version(typing.NamedTuple):
     version: int
     complete: bool
     created: datetime.datetime
-    files: typing.Optional[int]
-    bytes: typing.Optional[int]
+    files: int | None
+    bytes: int | None
     source: str
     push: str
     damaged: bool = False
@@ -136,15 +154,17 @@ class Pruned(typing.NamedTuple):
         foreign: the numbers below the URL that weightfs did not make, which stay.
         damaged: the numbers of the versions whose manifests cannot be read, which stay."""
 
-    removed: typing.List[PrunedVersion]
-    kept: typing.List[int]
-    unfinished: typing.List[int]
-    foreign: typing.List[int]
-    damaged: typing.List[int]
+    removed: list[PrunedVersion]
+    kept: list[int]
+    unfinished: list[int]
+    foreign: list[int]
+    damaged: list[int]
 
 
-def push(path, url, *, version=None, verify=False, take_over=False, keep=None, all_versions=False, storage_class=None,
-         sse=None, sse_kms_key_id=None, progress=None, program=None, **connection):
+def push(path: Path, url: str, *, version: int | None = None, verify: bool = False, take_over: bool = False,
+         keep: int | None = None, all_versions: bool = False, storage_class: str | None = None, sse: str | None = None,
+         sse_kms_key_id: str | None = None, progress: Progress = None, program: Path | None = None,
+         **connection: Unpack[_Connection]) -> Pushed:
     """Copies a directory or a file into a bucket, as a version that exists completely or not at all. After an
     interruption, the same call continues.
 
@@ -180,16 +200,19 @@ def push(path, url, *, version=None, verify=False, take_over=False, keep=None, a
     return _push(path, url, progress, program, options).run()
 
 
-def push_async(path, url, *, version=None, verify=False, take_over=False, keep=None, all_versions=False,
-               storage_class=None, sse=None, sse_kms_key_id=None, progress=None, program=None, **connection):
+def push_async(path: Path, url: str, *, version: int | None = None, verify: bool = False, take_over: bool = False,
+               keep: int | None = None, all_versions: bool = False, storage_class: str | None = None,
+               sse: str | None = None, sse_kms_key_id: str | None = None, progress: Progress = None,
+               program: Path | None = None, **connection: Unpack[_Connection]) -> Future[Pushed]:
     """Starts push(), and returns its weightfs.Future. `progress` is called on another thread."""
     options = {"version": version, "verify": verify, "take_over": take_over, "keep": keep, "all_versions": all_versions,
                "storage_class": storage_class, "sse": sse, "sse_kms_key_id": sse_kms_key_id, **connection}
     return _push(path, url, progress, program, options).start()
 
 
-def pull(url, directory, *, version=None, files=None, slices=None, publish=False, progress=None, program=None,
-         **connection):
+def pull(url: str, directory: Path, *, version: int | None = None, files: Iterable[str] | None = None,
+         slices: Iterable[tuple[str, str]] | None = None, publish: bool = False, progress: Progress = None,
+         program: Path | None = None, **connection: Unpack[_Connection]) -> Pulled:
     """Copies a version into a new directory, which appears complete, verified and durable, or not at all.
 
     Args:
@@ -212,13 +235,15 @@ def pull(url, directory, *, version=None, files=None, slices=None, publish=False
     return _pull(url, directory, version, files, slices, publish, progress, program, connection).run()
 
 
-def pull_async(url, directory, *, version=None, files=None, slices=None, publish=False, progress=None, program=None,
-               **connection):
+def pull_async(url: str, directory: Path, *, version: int | None = None, files: Iterable[str] | None = None,
+               slices: Iterable[tuple[str, str]] | None = None, publish: bool = False, progress: Progress = None,
+               program: Path | None = None, **connection: Unpack[_Connection]) -> Future[Pulled]:
     """Starts pull(), and returns its weightfs.Future. `progress` is called on another thread."""
     return _pull(url, directory, version, files, slices, publish, progress, program, connection).start()
 
 
-def versions(url, *, unfinished=False, program=None, **connection):
+def versions(url: str, *, unfinished: bool = False, program: Path | None = None,
+             **connection: Unpack[_Connection]) -> list[Version]:
     """Lists the versions in a bucket, the greatest first.
 
     Args:
@@ -231,7 +256,8 @@ def versions(url, *, unfinished=False, program=None, **connection):
     return _Run(_command(program, words, url), _versions).run()
 
 
-def prune(url, keep, *, unfinished_after_days=7.0, all_versions=False, dry_run=False, program=None, **connection):
+def prune(url: str, keep: int, *, unfinished_after_days: float = 7.0, all_versions: bool = False, dry_run: bool = False,
+          program: Path | None = None, **connection: Unpack[_Connection]) -> Pruned:
     """Removes all but the greatest versions, and abandoned pushes.
 
     Args:

@@ -108,6 +108,11 @@ def bytes_of_elements(count, item_size):
     return count * item_size
 
 
+def bytes_from(name, value, least=1):
+    """A number of bytes, or a text for parse_size."""
+    return whole(name, parse_size(value) if isinstance(value, str) else value, least, MOST_BYTES)
+
+
 def parse_size(text):
     """The bytes of "400M", "1G", "64K" or a number. ValueError for anything else, and for more than a file can hold."""
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)

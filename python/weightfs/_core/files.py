@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves a file: writes a temporary file and renames it over the old one, or overwrites the old one if that is not
-possible."""
+possible. With what a save checks beforehand (direct="require": nothing is created beside a missing mount), what
+explains its error afterwards (a published directory), and locks of what it is about to write."""
 
 import contextlib
 import errno
@@ -17,6 +18,8 @@ from weightfs._core.publish import publication
 from weightfs._core.streams import MODE_OF_NEW_FILES, DirectWriter, errors_of
 
 _TEMPORARY_NAME = 200   # bytes of the file's name that the temporary name starts with
+_TYPES = ("fuse.weightfs", "fuseblk.weightfs")
+_UNKNOWN = ["", "", "", "", "?", "-", "an unknown filesystem", "?"]   # in no table that this process may read
 
 
 @contextlib.contextmanager
@@ -161,10 +164,6 @@ def make_folder(path):
     sync_folder(parent)
 
 
-_TYPES = ("fuse.weightfs", "fuseblk.weightfs")
-_UNKNOWN = ["", "", "", "", "?", "-", "an unknown filesystem", "?"]   # in no table that this process may read
-
-
 def check_mounted(path, chosen):
     """Checks that a path is on a weightfs mount, or would be if it existed.
 
@@ -228,8 +227,9 @@ def _publication_of(path):
 
 
 def lock(path):
-    """Returns a descriptor that holds the lock of a file or directory. The descriptor cannot write, so a directory with
-    the file can be published meanwhile.
+    """Returns a descriptor that holds the lock of a file or directory. flock(2) ends with the program, so the lock
+    distinguishes the files of a living program from those that a killed one left. The descriptor cannot write, so a
+    directory with the file can be published meanwhile.
 
     Raises:
         BlockingIOError: another descriptor holds the lock.

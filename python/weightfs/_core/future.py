@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The future of everything that goes on in the background, and the operations of a handle or reader."""
 
+from __future__ import annotations
+
 import asyncio
 import builtins
 import collections
@@ -14,12 +16,15 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Generator
 from concurrent.futures import _base
+from typing import Any, TypeVar
 
 from weightfs import _native
 from weightfs._core import process
 from weightfs._core.process import check_process
 
+_Result = TypeVar("_Result")
 log = logging.getLogger("weightfs")
 _canceled: "weakref.WeakSet[Future]" = weakref.WeakSet()   # reads and writes whose handle or reader was closed
 os.register_at_fork(after_in_child=_canceled.clear)
@@ -35,7 +40,7 @@ class TimeoutError(*dict.fromkeys((concurrent.futures.TimeoutError, builtins.Tim
     """A timeout. Before Python 3.11 these are two classes, and programs catch either."""
 
 
-class Future(concurrent.futures.Future):
+class Future(concurrent.futures.Future[_Result]):
     """One operation in the background: a read or write of a handle or reader, a push or pull, a save of a checkpoint.
     A concurrent.futures.Future, which can also be awaited: wait(), as_completed() and asyncio.wrap_future() accept it.
     Any thread may use it, but not a forked child.
@@ -57,7 +62,8 @@ class Future(concurrent.futures.Future):
     Callbacks run on an I/O thread, or on one that finds the operation done. They must be quick, may start operations,
     and must not wait for one."""
 
-    def __init__(self, operation=None, memory=None, let_go=None, *, stop=None):
+    def __init__(self, operation: Any = None, memory: Any = None, let_go: Callable[[], object] | None = None, *,
+                 stop: Callable[[], bool] | None = None) -> None:
         """Of a native operation (which Pending.start() sets later), or of one whose thread calls set_result() or
         set_exception().
 
@@ -72,19 +78,19 @@ class Future(concurrent.futures.Future):
         self._state, self._result, self._exception = _base.PENDING, None, None
         self._waiters, self._done_callbacks = [], []
 
-    def __del__(self):
+    def __del__(self) -> None:
         # In a forked child the operation belongs to the parent. At interpreter exit, its outcome has been logged.
         if getattr(self, "_log_due", False) and self._process == process.pid and not sys.is_finalizing():
             self._log_cancellation()
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int | None:
         """The number of bytes of a whole read or write."""
         check_process(self._process, "operation")
         return self._nbytes
 
     @property
-    def bytes_done(self):
+    def bytes_done(self) -> int | None:
         """The number of bytes read or written so far."""
         check_process(self._process, "operation")
         if self._operation is None:
@@ -93,22 +99,22 @@ class Future(concurrent.futures.Future):
         # A reader's operation counts the whole blocks of its rows.
         return done if size == self._nbytes else done * self._nbytes // size
 
-    def done(self):
+    def done(self) -> bool:
         check_process(self._process, "operation")
         if self._state == _base.PENDING and self._operation is not None and self._operation.done():
             self._settle()
         return self._state != _base.PENDING
 
-    def running(self):
+    def running(self) -> bool:
         return not self.done()
 
-    def cancelled(self):
+    def cancelled(self) -> bool:
         if not self.done() or not super().cancelled():
             return False
         self._log_due = False
         return True
 
-    def cancel(self):
+    def cancel(self) -> bool:
         """Asks the operation to end: what is in the kernel still completes. Returns False if it cannot be canceled, or
         is done with another outcome."""
         if self.done():
@@ -119,7 +125,7 @@ class Future(concurrent.futures.Future):
         self._log_due = False
         return True
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: float | None = None) -> bool:
         """Waits until the operation is done, with any outcome. Returns False if `timeout` seconds pass first."""
         if timeout is not None and math.isnan(timeout):
             raise ValueError("timeout is nan: it must be a number of seconds")
@@ -136,7 +142,7 @@ class Future(concurrent.futures.Future):
                 self._operation.wait(timeout)
         return self.done()
 
-    def exception(self, timeout=None):
+    def exception(self, timeout: float | None = None) -> BaseException | None:
         """The exception that the operation failed with, or None. Raises concurrent.futures.TimeoutError, which is
         also a TimeoutError of Python, and concurrent.futures.CancelledError."""
         if not self.wait(timeout):
@@ -144,12 +150,12 @@ class Future(concurrent.futures.Future):
         self._asked, self._log_due = True, False
         return super().exception()
 
-    def result(self, timeout=None):
+    def result(self, timeout: float | None = None) -> _Result:
         """Returns the result, which for a read or write is the number of bytes, or raises the operation's exception."""
         self.exception(timeout)
         return super().result()
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, None, _Result]:
         return asyncio.wrap_future(self).__await__()
 
     def __repr__(self):

@@ -2,20 +2,25 @@
 """The handle: transfers of tensors, with futures, exceptions and durability. Calls without a handle use that of the
 process."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import functools
 import logging
 import os
 import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from weightfs import _native
 from weightfs._core import process
 from weightfs._core.arguments import (bytes_of_all, file_name, find_cufile, flag, items_of, labelled, offset_in_file,
                                       whole, written_offset)
-from weightfs._core.future import with_label
+from weightfs._core.future import Future, with_label
 from weightfs._core.memory import describe
 from weightfs._core.opened import Opened, closes_at_exit
+from weightfs._core.types import Direct, File, Mode, Path, Progress
 
 log = logging.getLogger("weightfs")
 MODES = ("auto", "cufile", "bounce")
@@ -34,8 +39,8 @@ class Handle(Opened):
     512 GiB. direct_operations counts the operations that bypassed the mount.
 
     mode: how tensors of GPUs are transferred. None: through page-locked buffers, which are copied concurrently with
-    other transfers, once there is such a tensor. "bounce" does the same, "cufile" transfers whole blocks by cuFile (GPUDirect
-    Storage), even in its compatibility mode, and "auto" uses cuFile for files that it accesses without a copy in host
+    other transfers, once there is such a tensor. "bounce" does the same, "cufile" transfers whole blocks by cuFile
+    (GPUDirect Storage), even in its compatibility mode, and "auto" uses cuFile for files that it accesses without a copy in host
     memory, and bounce buffers for all others; these three raise RuntimeError without a GPU, and OSError if the mode is
     not available. The attributes `mode` and `mode_reason` give the mode in use. Partial blocks at the ends of an
     operation always go through bounce buffers. So do operations that bypass a weightfs mount, because the host must
@@ -59,8 +64,9 @@ class Handle(Opened):
 
     _KIND, _CREATE = "handle", "create"
 
-    def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
-                 intra_op_parallelism=None, *, num_threads=None, direct="auto", mode=None):
+    def __init__(self, block_size: int = 1 << 20, queue_depth: int = 128, single_submit: bool = False,
+                 overlap_events: bool = False, intra_op_parallelism: int | None = None, *,
+                 num_threads: int | None = None, direct: Direct = "auto", mode: Mode | None = None) -> None:
         if intra_op_parallelism is not None and num_threads is not None:
             raise TypeError("intra_op_parallelism and num_threads are two names of one argument: give only one")
         threads = next((value for value in (intra_op_parallelism, num_threads) if value is not None), 1)
@@ -77,7 +83,8 @@ class Handle(Opened):
         if mode is not None:
             log.info("%s on %s: mode %s: %s", type(self).__name__, self._gpu["name"], self.mode, self.mode_reason)
 
-    def read_async(self, buffer, file, file_offset=0, *, progress=None, verify=False):
+    def read_async(self, buffer: Any, file: File, file_offset: int = 0, *, progress: Progress = None,
+                   verify: bool = False) -> Future[int]:
         """Starts a read from a path or descriptor and returns its Future.
 
         progress(bytes_done, bytes_total) is called on an I/O thread. The first exception that it raises is printed and
@@ -86,8 +93,9 @@ class Handle(Opened):
         with `checksum` and not changed since (otherwise ENODATA)."""
         return self._start_read(buffer, file, file_offset, progress, verify)
 
-    def write_async(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False,
-                    progress=None, stable=False):
+    def write_async(self, buffer: Any, file: File, file_offset: int | None = None, *, durable: bool = False,
+                    atomic: bool = False, checksum: bool = False, progress: Progress = None,
+                    stable: bool = False) -> Future[int]:
         """Starts a write and returns its Future. Without file_offset the file will contain exactly these bytes. Changes
         made to the tensor before the write is done may or may not be in the file.
 
@@ -97,7 +105,8 @@ class Handle(Opened):
         write is done, so a lease needs no copy of it; if somebody does, the file may become unreadable (EIO)."""
         return self._start_write(buffer, file, file_offset, progress, durable, atomic, checksum, stable)
 
-    def read_into(self, buffer, file, file_offset=0, *, progress=None, verify=False):
+    def read_into(self, buffer: Any, file: File, file_offset: int = 0, *, progress: Progress = None,
+                  verify: bool = False) -> int:
         """Reads as read_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer, writable=True)
         with labelled(memory):
@@ -106,7 +115,7 @@ class Handle(Opened):
             memory.finish()
         return memory.nbytes
 
-    def read_ranges(self, buffer, file, ranges):
+    def read_ranges(self, buffer: Any, file: File, ranges: Sequence[tuple[int, int]]) -> int:
         """Reads several ranges of a file into a contiguous buffer of host memory, one behind the other, and returns the
         number of bytes. It is one operation: with a lease, one lease, and only the blocks of the ranges are read (and
         gaps of a few blocks between them).
@@ -118,8 +127,9 @@ class Handle(Opened):
             self._native.read_ranges(file_name(file), memory.arguments, ranges)
         return memory.nbytes
 
-    def write_from(self, buffer, file, file_offset=None, *, durable=False, atomic=False, checksum=False, progress=None,
-                   stable=False):
+    def write_from(self, buffer: Any, file: File, file_offset: int | None = None, *, durable: bool = False,
+                   atomic: bool = False, checksum: bool = False, progress: Progress = None,
+                   stable: bool = False) -> int:
         """Writes as write_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer)
         with labelled(memory):
@@ -127,7 +137,8 @@ class Handle(Opened):
                                atomic, checksum, stable)
         return memory.nbytes
 
-    def save_many(self, tensors, directory, *, durable=True, mode=None, checksum=False, progress=None):
+    def save_many(self, tensors: Mapping[str, Any], directory: Path, *, durable: bool = True, mode: int | None = None,
+                  checksum: bool = False, progress: Progress = None) -> int:
         """Saves each tensor of a dict to a file of its name in the directory, and returns the number of bytes. Intended
         for thousands of small tensors. A name is one path component. Files of the same names are replaced.
 
@@ -157,7 +168,8 @@ class Handle(Opened):
         self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress, tell)
         return total
 
-    def load_many(self, buffers, directory, *, verify=False, progress=None):
+    def load_many(self, buffers: Mapping[str, Any], directory: Path, *, verify: bool = False,
+                  progress: Progress = None) -> int:
         """Loads files of a directory into the buffers of a dict, by name, and returns the number of bytes. Each file
         must be as large as its buffer.
 
@@ -182,7 +194,7 @@ class Handle(Opened):
             raise first
         return total
 
-    def pin(self, tensor):
+    def pin(self, tensor: Any) -> None:
         """Prepares a contiguous GPU tensor for transfers of this handle, until it is unpinned or the last tensor that
         shares its memory is gone. Raises OSError if that is not possible."""
         memory = self._device_memory(tensor)
@@ -194,7 +206,7 @@ class Handle(Opened):
         unpin.atexit = False
         self._pinned[memory.address] = unpin
 
-    def unpin(self, tensor):
+    def unpin(self, tensor: Any) -> bool:
         """Unpins a tensor. Returns False if it is not pinned."""
         address = self._device_memory(tensor).address
         unpin = self._pinned.pop(address, None)
@@ -203,34 +215,34 @@ class Handle(Opened):
         return self._native.unpin(address)
 
     @property
-    def direct_operations(self):
+    def direct_operations(self) -> int:
         """The number of operations that bypassed a weightfs mount by a lease. A save_many counts as one operation, and
         so does each batch of 4,096 files of load_many."""
         return self._native.direct_operations()
 
     @property
-    def mode(self):
+    def mode(self) -> Literal["cufile", "bounce"] | None:
         """How tensors of GPUs are transferred: "cufile" or "bounce"; None if the handle was created without a mode."""
         return self._gpu.get("mode")
 
     @property
-    def mode_reason(self):
+    def mode_reason(self) -> str | None:
         """The reason for the mode, as text."""
         return self._gpu.get("why")
 
     @property
-    def refusal(self):
+    def refusal(self) -> str:
         """In mode "auto": why the first operation that cuFile does not carry out goes through bounce buffers, as text,
         which is also logged once. Empty if all whole blocks went by cuFile so far."""
         return (self._native.gpu() or {}).get("refusal", "")
 
     @property
-    def gpu_bytes(self):
+    def gpu_bytes(self) -> dict[str, int]:
         """The number of bytes of GPU tensors transferred so far, by mode."""
         facts = self._native.gpu() or {}
         return {kind: facts.get(f"{kind}_bytes", 0) for kind in ("cufile", "bounce")}
 
-    def pending(self):
+    def pending(self) -> int:
         """The number of asynchronous operations under way."""
         return self._native.pending()
 

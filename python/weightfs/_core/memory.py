@@ -4,11 +4,14 @@ and in GPU memory torch tensors and objects with __cuda_array_interface__.
 
 torch is never imported here: a tensor is recognized by its methods."""
 
+from __future__ import annotations
+
 import contextlib
 import operator
 import re
 import sys
 import threading
+from typing import Any
 
 from weightfs import _native
 from weightfs._core.arguments import bytes_of_elements, bytes_of_shape, check_extent, numbers_of
@@ -246,8 +249,8 @@ def _of_dlpack(buffer, writable):
 
 
 def new_like(num_elem, example):
-    """Returns zeroed, page-aligned, locked 1-D memory of the example's element type. OSError if locking is not
-    permitted."""
+    """Returns zeroed, page-aligned, locked 1-D memory of the example's element type: a torch tensor or a numpy array.
+    The native memory lives as long as any view of it. OSError if locking is not permitted."""
     num_elem = operator.index(num_elem)
     if num_elem < 0:
         raise ValueError(f"num_elem is {num_elem}: it cannot be negative")
@@ -271,7 +274,7 @@ def unlock(tensor):
     return False
 
 
-def is_pinned(buffer):
+def is_pinned(buffer: Any) -> bool:
     if callable(getattr(buffer, "is_pinned", None)):
         with contextlib.suppress(RuntimeError):   # torch without a GPU cannot pin memory
             if buffer.is_pinned():

@@ -2,15 +2,22 @@
 """The lifecycle of handles and readers. The native part of each belongs to the process that created it, and is closed
 before the interpreter ends."""
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import os
 import sys
 import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from weightfs._core import process
 from weightfs._core.future import Pending, log_unasked
 from weightfs._core.process import check_process
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _all_opened: "weakref.WeakSet[Opened]" = weakref.WeakSet()
 _left: "list[Pending]" = []   # of closed objects, with operations that a close in a callback has not waited for
@@ -60,7 +67,7 @@ class Opened:
         self._opened = native
         _all_opened.add(self)
 
-    def close(self):
+    def close(self) -> None:
         """Waits for the transfers in the kernel, cancels everything else and frees all resources, including leases.
         Later calls raise ValueError."""
         ended = self._opened.close()
@@ -73,7 +80,7 @@ class Opened:
             finally:
                 _keep_memory(self._pending)
 
-    def __del__(self):
+    def __del__(self) -> None:
         # At interpreter exit, the locks of an object that is still open cannot be trusted.
         if hasattr(self, "_opened") and not sys.is_finalizing():
             self.close()
@@ -81,10 +88,11 @@ class Opened:
     def __reduce_ex__(self, protocol):
         raise TypeError(f"a {self._KIND} cannot be copied or pickled; {self._CREATE} one in each process")
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.close()
 
     @property

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publications: directories of a mount that are complete, durable and immutable."""
 
+from __future__ import annotations
+
 import datetime
 import errno
 import os
 import typing
 
 from weightfs import _native
+from weightfs._core.types import Path
 
 
 class Publication(typing.NamedTuple):
@@ -31,7 +34,7 @@ def made_publication(version, number, time_ns, files, size):
     return Publication(version, number.hex(), time, files, size)
 
 
-def publish(directory, version=None):
+def publish(directory: Path, version: int | None = None) -> Publication:
     """Publishes a directory of a weightfs mount with everything below it, in one commit: when this returns, its files
     are complete and durable, and every change of them, of their names and of their attributes fails with
     PermissionError, also for root. A crash before leaves a directory that is not published. A directory that is
@@ -49,7 +52,7 @@ def publish(directory, version=None):
     return made_publication(*_native.publish(os.fsencode(directory), version))
 
 
-def unpublish(directory):
+def unpublish(directory: Path) -> None:
     """Reverts publish().
 
     Raises:
@@ -57,7 +60,7 @@ def unpublish(directory):
     _native.unpublish(os.fsencode(directory))
 
 
-def publication(directory):
+def publication(directory: Path) -> Publication | None:
     """Returns the Publication of a directory, or None if it was not published by itself."""
     try:
         return made_publication(*_native.publication(os.fsencode(directory)))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many small reads of one file."""
 
+from __future__ import annotations
+
 import array
 import contextlib
 import errno
@@ -8,13 +10,15 @@ import functools
 import itertools
 import math
 import os
+from typing import Any
 
 from weightfs import _native
 from weightfs._core import process
 from weightfs._core.arguments import file_name, labelled, to_keep, whole
-from weightfs._core.future import Pending
+from weightfs._core.future import Future, Pending
 from weightfs._core.memory import describe
 from weightfs._core.opened import Opened
+from weightfs._core.types import Direct, File
 
 _MOST_QUEUE_DEPTH, _MOST_MEMORY, _MOST_FILE_BYTES = 1 << 16, 1 << 40, (1 << 63) - 1
 
@@ -34,7 +38,7 @@ class reader(Opened):  # noqa: N801  (like open)
 
     _KIND, _CREATE = "reader", "open"
 
-    def __init__(self, file, *, direct="auto", queue_depth=64, memory=64 << 20):
+    def __init__(self, file: File, *, direct: Direct = "auto", queue_depth: int = 64, memory: int = 64 << 20) -> None:
         """Opens the file and takes the first lease.
 
         Args:
@@ -53,7 +57,7 @@ class reader(Opened):  # noqa: N801  (like open)
         super().__init__(_native.Reader(file_name(file), *self._arguments))
         self._file = to_keep(file)   # for a forked child, where the caller's descriptor may be closed
 
-    def read(self, offsets, out):
+    def read(self, offsets: Any, out: Any) -> int:
         """Reads bytes of the file into `out`.
 
         Args:
@@ -71,11 +75,12 @@ class reader(Opened):  # noqa: N801  (like open)
         """
         return self._read(offsets, out)
 
-    def read_async(self, offsets, out):
+    def read_async(self, offsets: Any, out: Any) -> Future[int]:
         """Starts the same and returns its Future. The offsets may be changed after the call."""
         return self._start(offsets, out)
 
-    def rows(self, indices, out, *, base=0, row_bytes=None, count=None):
+    def rows(self, indices: Any, out: Any, *, base: int = 0, row_bytes: int | None = None,
+             count: int | None = None) -> int:
         """Reads rows of a row-major tensor in the file. Row i is at base + i * row_bytes.
 
         Args:
@@ -96,11 +101,12 @@ class reader(Opened):  # noqa: N801  (like open)
         """
         return self._read(indices, out, (base, row_bytes, count))
 
-    def rows_async(self, indices, out, *, base=0, row_bytes=None, count=None):
+    def rows_async(self, indices: Any, out: Any, *, base: int = 0, row_bytes: int | None = None,
+                   count: int | None = None) -> Future[int]:
         """Starts the same and returns its Future. The indices may be changed after the call."""
         return self._start(indices, out, (base, row_bytes, count))
 
-    def refresh(self):
+    def refresh(self) -> None:
         """Opens the path again and takes new leases: later reads see the file as it is now, also if another file was
         renamed over it or the mount was restarted. A reader of a descriptor stays at its file.
 
@@ -110,21 +116,21 @@ class reader(Opened):  # noqa: N801  (like open)
         self._native.refresh()
 
     @property
-    def size(self):
+    def size(self) -> int:
         """The size of the file in bytes, as of the opening or the last refresh()."""
         return self._native.size()
 
     @property
-    def direct(self):
+    def direct(self) -> bool:
         """True if reads bypass a weightfs mount by a lease."""
         return self._native.leased()
 
     @property
-    def direct_reason(self):
+    def direct_reason(self) -> str:
         """Why there is no lease; empty with a lease and with direct="never"."""
         return self._native.no_lease()
 
-    def close(self):
+    def close(self) -> None:
         super().close()
         self._file = None   # a copy of a descriptor would keep the mount busy
 

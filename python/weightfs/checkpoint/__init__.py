@@ -13,26 +13,50 @@ A step is the directory `step-00000100` with the file `state.pt`, which torch.lo
 to a step sets the higher ones aside by its next save. docs/CHECKPOINTS.md says what stays after a kill, a power loss
 and on a full pool."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import functools
 import logging
 import threading
+from typing import TYPE_CHECKING, Any
 
 from weightfs._core.torch import torch  # first, because it explains a missing one
 
 import weightfs.torch
+from weightfs import s3
 from weightfs._core import process
 from weightfs._core.arguments import MOST_BYTES, flag, whole
 from weightfs._core.future import Future
-from weightfs._core.handle import chosen, the_handle
+from weightfs._core.handle import Handle, chosen, the_handle
 from weightfs._core.process import check_process
+from weightfs._core.types import Direct, Path
 from weightfs.checkpoint._pushes import Pushes
 from weightfs.checkpoint._state import Snapshot, load_into
 from weightfs.checkpoint._steps import Steps
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 log = logging.getLogger("weightfs")
 _MOST_STEP = (1 << 63) - 1
+
+
+class _Pushing(Future[s3.Pushed]):
+    """The push of a step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+
+class _Saving(Future[str]):
+    """The save of a step."""
+
+    def __init__(self, step: int, after: list[int | None], pushed: _Pushing | None) -> None:
+        super().__init__()
+        self.step, self.after, self.pushed = step, after, pushed
 
 
 class Manager:
@@ -44,7 +68,9 @@ class Manager:
     push=, each saved step is then pushed into an S3 bucket, one at a time, while the training and the next saves go on.
     The interpreter waits for the save and the pushes under way before it exits."""
 
-    def __init__(self, directory, keep=None, *, max_memory=None, handle=None, push=None, direct="auto"):
+    def __init__(self, directory: Path, keep: int | None = None, *, max_memory: int | None = None,
+                 handle: Handle | None = None, push: str | dict[str, Any] | None = None,
+                 direct: Direct = "auto") -> None:
         """Opens a directory of steps, which is created if it is missing. Removes what killed programs left there.
 
         Args:
@@ -73,7 +99,7 @@ class Manager:
         with the_handle(self._handle):   # rejects a wrong `direct` before a directory is made
             self._steps = Steps(directory, self._handle)
 
-    def save(self, step, state, wait=False):
+    def save(self, step: int, state: object, wait: bool = False) -> _Saving:
         """Copies a state and starts to write it. First waits for the save that is under way.
 
         Args:
@@ -101,9 +127,7 @@ class Manager:
             self._wait_saved()
             self._steps.check_mounted()
             self._snapshot.take(state)
-            self._saving = saving = _future(step)
-            saving.after = self._after
-            saving.pushed = None if self._pushes is None else _future(step)
+            self._saving = saving = _Saving(step, self._after, None if self._pushes is None else _Pushing(step))
             writer = threading.Thread(target=self._write, args=(saving,), name=f"weightfs step {step}")
             try:
                 writer.start()
@@ -113,7 +137,7 @@ class Manager:
             saving.result()
         return saving
 
-    def wait(self):
+    def wait(self) -> None:
         """Waits for the save and the pushes under way. Raises the exception of the save, or otherwise of the first
         push, that nobody has asked a future for."""
         check_process(self._process, "manager")
@@ -125,15 +149,16 @@ class Manager:
         finally:
             self._prune_pushed()   # if a push ended while a save was removing steps
 
-    def steps(self):
+    def steps(self) -> list[int]:
         """The saved steps, as a list in ascending order."""
         return self._steps.numbers()
 
-    def latest(self):
+    def latest(self) -> int | None:
         """The highest saved step, or None."""
         return max(self.steps(), default=None)
 
-    def load(self, step=None, map_location=None, weights_only=True, fallback=False):
+    def load(self, step: int | None = None, map_location: Any = None, weights_only: bool = True,
+             fallback: bool = False) -> Any:
         """Loads a state as torch.load does. The run then continues from this step: the next save sets higher ones
         aside. Another manager, or torch.load of the file, only looks at a step.
 
@@ -153,7 +178,7 @@ class Manager:
             return weightfs.torch.load(path, map_location, handle=handle, weights_only=weights_only)
         return self._from_file(step, flag("fallback", fallback), read)[1]
 
-    def restore(self, state, step=None):
+    def restore(self, state: object, step: int | None = None) -> int:
         """Loads a state into the tensors of `state`, without a second copy of them in memory. Loads only plain objects
         (weights_only=True). The run then continues from this step, as after load().
 
@@ -176,7 +201,7 @@ class Manager:
             OSError, EOFError: a read failed. Some of the tensors may be overwritten."""
         return self._from_file(step, False, functools.partial(load_into, state))[0]
 
-    def close(self):
+    def close(self) -> None:
         """Waits for the save and the pushes under way and frees the memory; the manager cannot be used afterwards.
         Raises exceptions as wait() does."""
         if self._closed or process.pid != self._process:   # in a forked child, everything belongs to the parent
@@ -188,10 +213,10 @@ class Manager:
                 self._closed = True
                 self._snapshot.free()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce_ex__(self, protocol):
@@ -293,9 +318,3 @@ class Manager:
                 log.warning("step %d cannot be loaded: %s; trying the next lower step", found, error)
                 first = first or error
         raise first
-
-
-def _future(step):
-    future = Future()
-    future.step = step
-    return future

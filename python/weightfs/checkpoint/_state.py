@@ -15,6 +15,7 @@ from weightfs.torch._archive import fill, marked_as, outline, start_of
 
 _HUGE_PAGE = 2 << 20
 _LARGE = 1 << 20   # from this size on, torch's threads copy the data together
+_SHOWN = 5   # the number of mismatches that an error lists
 
 
 class Snapshot:
@@ -101,9 +102,6 @@ class _Stream(io.RawIOBase):
                 self.error = error
                 raise
         return view.nbytes
-
-
-_SHOWN = 5   # the number of mismatches that an error lists
 
 
 def load_into(state, path, handle):

@@ -9,6 +9,10 @@ load() compiles nothing: it returns this module.
 install() makes DeepSpeed itself use these builders, and `python -m weightfs.deepnvme train.py ARGS` runs a program that
 nobody may edit with them."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from weightfs import _native
 from weightfs._core.memory import describe
 from weightfs.deepnvme._deepspeed import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, install, uninstall
@@ -18,19 +22,21 @@ __all__ = ["AsyncIOBuilder", "GDSBuilder", "PinMemoryBuilder", "aio_handle", "ai
            "deepspeed_memcpy", "gds_handle", "install", "pin_handle", "uninstall"]
 
 
-def aio_read(buffer, filename, block_size, queue_depth, single_submit, overlap_events, validate):
+def aio_read(buffer: Any, filename: str, block_size: int, queue_depth: int, single_submit: bool, overlap_events: bool,
+             validate: bool) -> int:
     """Reads a file of exactly the buffer's size with a temporary handle. Returns 0 or -1."""
     with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
         return handle.read(buffer, filename, validate)
 
 
-def aio_write(buffer, filename, block_size, queue_depth, single_submit, overlap_events, validate):
+def aio_write(buffer: Any, filename: str, block_size: int, queue_depth: int, single_submit: bool, overlap_events: bool,
+              validate: bool) -> int:
     """Writes a file with a temporary handle. Returns 0 or -1."""
     with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
         return handle.write(buffer, filename, validate)
 
 
-def deepspeed_memcpy(dest, src):
+def deepspeed_memcpy(dest: Any, src: Any) -> int:
     """Copies the elements of `src` to `dest` in row-major order. The sizes must be equal. Returns 0."""
     target, source = describe(dest, writable=True), describe(src)
     if target.nbytes != source.nbytes:

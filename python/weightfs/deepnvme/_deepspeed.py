@@ -2,10 +2,13 @@
 """The builders in the place of those of deepspeed.ops.op_builder: there is nothing to build. install() puts them into
 DeepSpeed, and main() runs programs with them."""
 
+from __future__ import annotations
+
 import importlib
 import logging
 import os
 import sys
+from typing import Any
 
 from weightfs.deepnvme._handles import aio_handle, gds_handle
 
@@ -16,13 +19,13 @@ class AsyncIOBuilder:
     BUILD_VAR, NAME, _KIND = "DS_BUILD_AIO", "async_io", aio_handle
 
     @property
-    def name(self):
+    def name(self) -> str:
         return self.NAME
 
-    def absolute_name(self):
+    def absolute_name(self) -> str:
         return __package__
 
-    def is_compatible(self, verbose=False):
+    def is_compatible(self, verbose: bool = False) -> bool:
         """True if a handle can be created here. If `verbose`, prints the reason otherwise."""
         try:
             self._KIND(queue_depth=1).close()
@@ -32,13 +35,13 @@ class AsyncIOBuilder:
             return False
         return True
 
-    def load(self, verbose=True):
+    def load(self, verbose: bool = True) -> Any:   # callers look its functions up by name
         return importlib.import_module(__package__)
 
-    def jit_load(self, verbose=True):
+    def jit_load(self, verbose: bool = True) -> Any:
         return self.load(verbose)
 
-    def builder(self):
+    def builder(self) -> AsyncIOBuilder:
         return self
 
 
@@ -47,7 +50,7 @@ class PinMemoryBuilder(AsyncIOBuilder):
 
     BUILD_VAR, NAME = "DS_BUILD_PIN_MEMORY", "pin_memory"
 
-    def is_compatible(self, verbose=False):
+    def is_compatible(self, verbose: bool = False) -> bool:
         return True
 
 
@@ -56,7 +59,7 @@ class GDSBuilder(AsyncIOBuilder):
 
     BUILD_VAR, NAME, _KIND = "DS_BUILD_GDS", "gds", gds_handle
 
-    def load(self, verbose=True):
+    def load(self, verbose: bool = True) -> Any:
         """Returns the module. RuntimeError without a GPU."""
         gds_handle(queue_depth=1).close()
         return super().load(verbose)
@@ -73,7 +76,7 @@ _compatible = {}   # name of a builder -> what DeepSpeed's table of usable build
 _accelerator = None   # the one whose methods are replaced
 
 
-def install():
+def install() -> str:
     """Puts the builders of weightfs in place of DeepSpeed's, so that its swappers (ZeRO-3 with offload to NVMe,
     ZeRO-Inference) and FastFileWriter use handles of weightfs. Handles that DeepSpeed has created before stay. Child
     processes that are forked have them too; one that starts a new interpreter must call this function itself, or be
@@ -106,7 +109,7 @@ def install():
     return line
 
 
-def uninstall():
+def uninstall() -> str:
     """Restores DeepSpeed's builders everywhere. Returns a line that says so."""
     global _accelerator
     if _accelerator is None:
@@ -154,7 +157,7 @@ def _load():
 def _modules():
     """DeepSpeed's modules that are imported. Others will take the builders from deepspeed.ops.op_builder."""
     return [module for name, module in list(sys.modules.items())
-            if module is not None and name.partition(".")[0] in ("deepspeed", "op_builder") and hasattr(module, "__dict__")]
+            if name.partition(".")[0] in ("deepspeed", "op_builder") and hasattr(module, "__dict__")]
 
 
 def _table():

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepNVMe's handles: counts and -1 in front of weightfs.Handle, whose own methods they have, too."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import logging
 import operator
 import os
+from typing import Any
 
 from weightfs import _native
 from weightfs._core.arguments import WHOLE, file_name, labelled, offset_in_file, to_keep
 from weightfs._core.future import with_label
 from weightfs._core.handle import Handle, mode_of_process
 from weightfs._core.memory import describe, is_pinned, new_like, unlock
+from weightfs._core.types import Direct, File, Mode
 
 log = logging.getLogger("weightfs")
 _VALIDATED_AT_ONCE = 4 << 20
@@ -24,39 +28,41 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
 
     _last_error = None
 
-    def sync_pread(self, buffer, filename, file_offset=0):
+    def sync_pread(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
         """Reads. Returns the number of completed operations, including earlier asynchronous ones, or -1."""
         return self._sync(self.read_into, buffer, filename, file_offset, False)
 
-    def sync_pwrite(self, buffer, filename, file_offset=WHOLE):
+    def sync_pwrite(self, buffer: Any, filename: File, file_offset: int = WHOLE) -> int:
         """Writes. Returns the number of completed operations, including earlier asynchronous ones, or -1."""
         return self._sync(self.write_from, buffer, filename, file_offset, False)
 
-    def async_pread(self, buffer, filename=None, file_offset=0, *, fd=None):
+    def async_pread(self, buffer: Any, filename: File | None = None, file_offset: int = 0, *,
+                    fd: int | None = None) -> int:
         """Starts a read. Returns 0, or -1 if nothing was started. wait() waits for it. Until then the tensor must not
         be resized (resize_()), but it may be given other memory (`data`, set_())."""
         return self._async(self._start_read, buffer, _one_of(filename, fd), file_offset)
 
-    def async_pwrite(self, buffer, filename=None, file_offset=WHOLE, *, fd=None):
+    def async_pwrite(self, buffer: Any, filename: File | None = None, file_offset: int = WHOLE, *,
+                     fd: int | None = None) -> int:
         """Starts a write to a path or an open descriptor. Returns 0, or -1 if nothing was started. wait() waits for it.
         Until then the same rules apply as for async_pread; changes made to the tensor may or may not be in the file."""
         return self._async(self._start_write, buffer, _one_of(filename, fd), file_offset)
 
-    def pread(self, buffer, filename, validate, *arguments, **keywords):
+    def pread(self, buffer: Any, filename: File, validate: bool, *arguments: Any, **keywords: Any) -> int:
         """pread(buffer, filename, validate, async, file_offset=0)"""
         asynchronous, file_offset = _async_and_offset("pread", arguments, keywords, 0)
         if asynchronous:
             return self._async(self._start_read, buffer, filename, file_offset, validate)
         return self._sync(self.read_into, buffer, filename, file_offset, validate)
 
-    def pwrite(self, buffer, filename, validate, *arguments, **keywords):
+    def pwrite(self, buffer: Any, filename: File, validate: bool, *arguments: Any, **keywords: Any) -> int:
         """pwrite(buffer, filename, validate, async, file_offset=0)"""
         asynchronous, file_offset = _async_and_offset("pwrite", arguments, keywords, WHOLE)
         if asynchronous:
             return self._async(self._start_write, buffer, filename, file_offset, validate)
         return self._sync(self.write_from, buffer, filename, file_offset, validate)
 
-    def read(self, buffer, filename, validate, file_offset=0):
+    def read(self, buffer: Any, filename: File, validate: bool, file_offset: int = 0) -> int:
         """Reads a file that has exactly the buffer's size from file_offset on. Returns 0 or -1."""
         memory = describe(buffer, writable=True)
         with self._reporting():
@@ -73,14 +79,14 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
             return 0
         return -1
 
-    def write(self, buffer, filename, validate, file_offset=WHOLE):
+    def write(self, buffer: Any, filename: File, validate: bool, file_offset: int = WHOLE) -> int:
         """Writes. Returns 0 or -1."""
         with self._reporting():
             self._now(self.write_from, buffer, filename, file_offset, validate)
             return 0
         return -1
 
-    def wait(self):
+    def wait(self) -> int:
         """Waits for all asynchronous operations. Returns how many completed since the last wait. Raises the OSError of
         the first one that failed; its attribute `errors` has all errors."""
         completed, errors = self._drain()
@@ -89,7 +95,7 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
             raise errors[0]
         return completed
 
-    def new_cpu_locked_tensor(self, num_elem, example_tensor=None, *, example_tenosr=None):
+    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Any = None, *, example_tenosr: Any = None) -> Any:
         """Returns a 1-D tensor of the example's type (an array, for an array) in page-aligned, locked memory."""
         example = example_tensor if example_tensor is not None else example_tenosr
         if example is None:
@@ -97,41 +103,41 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
         self._check_process()
         return new_like(num_elem, example)
 
-    def free_cpu_locked_tensor(self, tensor):
+    def free_cpu_locked_tensor(self, tensor: Any) -> bool:
         """Unlocks the memory of a tensor that any handle's new_cpu_locked_tensor made. Returns False for other tensors.
         The memory is freed with the last tensor that uses it."""
         self._check_process()
         return unlock(tensor)
 
-    def is_pinned(self, buffer):
+    def is_pinned(self, buffer: Any) -> bool:
         """True if torch pinned the tensor, or if it is in locked memory of any handle of this process. Views count too.
         """
         self._check_process()
         return is_pinned(buffer)
 
-    def get_block_size(self):
+    def get_block_size(self) -> int:
         return self._options[0]
 
-    def get_queue_depth(self):
+    def get_queue_depth(self) -> int:
         return self._options[1]
 
-    def get_single_submit(self):
+    def get_single_submit(self) -> bool:
         return self._options[2]
 
-    def get_overlap_events(self):
+    def get_overlap_events(self) -> bool:
         return self._options[3]
 
-    def get_intra_op_parallelism(self):
+    def get_intra_op_parallelism(self) -> int:
         return self._options[4]
 
-    def get_thread_count(self):
+    def get_thread_count(self) -> int:
         return self._options[4]
 
-    def get_alignment(self):
+    def get_alignment(self) -> int:
         return 512 * self._options[4]
 
     @property
-    def last_error(self):
+    def last_error(self) -> OSError | None:
         """The OSError behind the last -1, with errno, filename, offset and shape, or None."""
         return self._last_error
 
@@ -233,12 +239,13 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
     """An aio_handle for tensors of GPUs: a handle with a mode, by default that of the environment variable
     WEIGHTFS_GDS_MODE, or else "auto". CPU tensors are handled as by aio_handle."""
 
-    def __init__(self, block_size=1 << 20, queue_depth=128, single_submit=False, overlap_events=False,
-                 intra_op_parallelism=None, *, num_threads=None, mode=None, direct="auto"):
+    def __init__(self, block_size: int = 1 << 20, queue_depth: int = 128, single_submit: bool = False,
+                 overlap_events: bool = False, intra_op_parallelism: int | None = None, *,
+                 num_threads: int | None = None, mode: Mode | None = None, direct: Direct = "auto") -> None:
         super().__init__(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism,
                          num_threads=num_threads, direct=direct, mode=mode or mode_of_process())
 
-    def new_pinned_device_tensor(self, num_elem, example_tensor):
+    def new_pinned_device_tensor(self, num_elem: int, example_tensor: Any) -> Any:
         """Returns a pinned, uninitialized 1-D tensor of the example's type, on its GPU (for a CPU tensor: the current
         GPU)."""
         if not hasattr(example_tensor, "new_empty"):
@@ -248,22 +255,22 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
         self.pin(tensor)
         return tensor
 
-    def free_pinned_device_tensor(self, tensor):
+    def free_pinned_device_tensor(self, tensor: Any) -> bool:
         """Unpins a tensor. Returns False if it is not pinned. The memory is freed with the last tensor that uses it."""
         return self.unpin(tensor)
 
-    def pin_device_tensor(self, tensor):
+    def pin_device_tensor(self, tensor: Any) -> bool:
         """Pins a tensor. If that is not possible, returns False and sets last_error."""
         with self._reporting():
             self.pin(tensor)
             return True
         return False
 
-    def unpin_device_tensor(self, tensor):
+    def unpin_device_tensor(self, tensor: Any) -> bool:
         """Unpins a tensor. Returns False if it is not pinned."""
         return self.unpin(tensor)
 
-    def is_pinned(self, buffer):
+    def is_pinned(self, buffer: Any) -> bool:
         """For a CPU tensor, as in aio_handle. For a GPU tensor or view: True if this handle pinned it."""
         memory = describe(buffer)
         if memory.on_device:
@@ -275,21 +282,21 @@ class pin_handle:  # noqa: N801  (DeepSpeed's name)
     """DeepSpeed's module pin_memory: locked tensors without a handle. They belong to the process: every handle
     recognizes them."""
 
-    def new_cpu_locked_tensor(self, num_elem, example_tensor):
+    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Any) -> Any:
         """Returns a 1-D tensor of the example's type (an array, for an array) in page-aligned, locked memory."""
         return new_like(num_elem, example_tensor)
 
-    def free_cpu_locked_tensor(self, locked_tensor):
+    def free_cpu_locked_tensor(self, locked_tensor: Any) -> bool:
         """Unlocks the memory of a locked tensor. Returns False for other tensors. The memory is freed with the last
         tensor that uses it."""
         return unlock(locked_tensor)
 
-    def free_cpu_locked_tensor_by_ptr(self, address):
+    def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
         """Unlocks memory by the address at which it begins."""
         number = operator.index(address)
         return 0 <= number < 1 << 64 and _native.unlock(number)
 
-    def is_pinned(self, buffer):
+    def is_pinned(self, buffer: Any) -> bool:
         """True if torch pinned the tensor, or if it is in locked memory of this process. Views count too."""
         return is_pinned(buffer)
 

@@ -11,17 +11,26 @@ through one buffer of a fixed size, read ahead in the order of their use.
 
 docs/OFFLOAD.md says what is kept in memory and what a killed program leaves."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
 from weightfs._core.torch import torch  # first, because it explains a missing one
 
-from weightfs._core.arguments import MOST_BYTES, parse_size, whole
+from weightfs._core.arguments import bytes_from
+from weightfs._core.types import Files, Path
 from weightfs.offload._adam import Adam, AdamW
 from weightfs.offload._store import Stats
 from weightfs.offload._training import Offloaded
 
 __all__ = ["Adam", "AdamW", "Stats", "close", "offload", "restore", "tensors"]
+_Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
-def offload(module, directory, memory="2G", *, blocks=None, source=None, resume=False, device="cpu", durable=True):
+def offload(module: _Module, directory: Path, memory: int | str = "2G", *,
+            blocks: Iterable[str | torch.nn.Module] | None = None, source: Files | None = None, resume: bool = False,
+            device: str | torch.device = "cpu", durable: bool = True) -> _Module:
     """Moves the parameters and buffers of a module to files. A block's tensors are in memory while its forward, or its
     backward, runs; in between, `module` has placeholders, which raise if anything else uses them. Backward computes
     each block's forward again (as torch.utils.checkpoint does).
@@ -53,7 +62,8 @@ def offload(module, directory, memory="2G", *, blocks=None, source=None, resume=
         OSError: a file cannot be read or written. The module and an existing content of the directory are unchanged."""
     if hasattr(module, "_weightfs_offload"):
         raise ValueError("the module is offloaded already: call weightfs.offload.restore() or close() first")
-    store = Offloaded(module, directory, _bytes_of(memory), blocks, resume, torch.device(device), durable)
+    nbytes = bytes_from("memory", memory, 1 << 16) >> 12 << 12
+    store = Offloaded(module, directory, nbytes, blocks, resume, torch.device(device), durable)
     try:
         store.open(module, source)
     except BaseException:
@@ -63,7 +73,7 @@ def offload(module, directory, memory="2G", *, blocks=None, source=None, resume=
     return module
 
 
-def tensors(module):
+def tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (name, tensor) of an offloaded module, block by block. Each tensor is a copy. A tensor with several names
     is yielded for each of them.
 
@@ -82,7 +92,7 @@ def tensors(module):
                 yield name, copy
 
 
-def restore(module):
+def restore(module: torch.nn.Module) -> None:
     """Brings all tensors back into ordinary memory, as new Parameters, and ends the offload. The files stay.
 
     Raises:
@@ -102,7 +112,7 @@ def restore(module):
             member.bind(made)
 
 
-def close(module):
+def close(module: torch.nn.Module) -> None:
     """Commits changed buffers (such as running means) and ends the offload: the module then has placeholders, and
     its forward raises. offload(..., resume=True) continues, also with a new module of the same kind. After a failed
     step nothing is committed."""
@@ -114,9 +124,3 @@ def close(module):
         finally:
             store.remove()
             del module._weightfs_offload, module.offload_stats
-
-
-def _bytes_of(memory):
-    if isinstance(memory, str):
-        memory = parse_size(memory)
-    return whole("memory", memory, 1 << 16, MOST_BYTES) >> 12 << 12

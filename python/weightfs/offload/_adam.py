@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adam and AdamW of an offloaded module: each step streams the blocks."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim.adam import adam
@@ -249,8 +253,9 @@ class Adam(torch.optim.Optimizer):
 
     _function, _weight_decay = staticmethod(adam), 0.0
 
-    def __init__(self, module, params=None, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=None, *,
-                 maximize=False):
+    def __init__(self, module: torch.nn.Module, params: Any = None, lr: float = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float | None = None, *,
+                 maximize: bool = False) -> None:
         self._store = module._weightfs_offload
         self._store.check()
         if min(lr, eps, *betas, weight_decay or 0) < 0 or max(betas) >= 1:
@@ -265,7 +270,7 @@ class Adam(torch.optim.Optimizer):
         self._states = saved.get("states", {})
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Applies the gradients. Returns the result of closure(), if there is one.
 
         Raises:
@@ -294,7 +299,7 @@ class Adam(torch.optim.Optimizer):
                 raise
         return loss
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Discards the gradients. ValueError for set_to_none=False: a gradient of zeros would be applied."""
         if not set_to_none:
             raise ValueError("weightfs.offload discards gradients: zero_grad(set_to_none=False) is not supported")
@@ -303,12 +308,12 @@ class Adam(torch.optim.Optimizer):
                 if group.training is not None:
                     group.training.discard(self._store.cache)
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch.optim. The parameters must have required a gradient when the optimizer was created."""
         self._check_settings([param_group])
         super().add_param_group(self._store.placeholder_of(param_group))
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the settings of state_dict() of such an optimizer. ValueError for one with states, such as torch's."""
         if state_dict["state"]:
             raise ValueError(f"the state_dict has states of {len(state_dict['state'])} parameters: an offloaded module "
@@ -317,7 +322,7 @@ class Adam(torch.optim.Optimizer):
         self._check_settings(state_dict["param_groups"])
         super().load_state_dict({**state_dict, "state": {}})
 
-    def saved(self):
+    def saved(self) -> dict[str, Any]:
         """What state.json keeps. `states` has the names of the parameters in each file."""
         written = {group.name: group.training.names for group in self._store.groups
                    if group.training is not None and not group.training.state.empty}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Divides the tensors of a module into groups: the units that weightfs.offload keeps in files. A module has placeholders
-in the place of tensors that are not in memory."""
+"""Divides the tensors of a module into groups, the units that weightfs.offload keeps in files. A module has
+placeholders in the place of tensors that are not in memory."""
 
 import gc
 import weakref

@@ -44,11 +44,11 @@ class Stats:
     since: float = dataclasses.field(default_factory=time.perf_counter)
 
     @property
-    def share_waited(self):
+    def share_waited(self) -> float:
         """The share of the time since the last reset that was waited, from 0 to 1."""
         return self.waited_s / max(time.perf_counter() - self.since, 1e-9)
 
-    def reset(self):
+    def reset(self) -> None:
         self.__init__()
 
 
@@ -85,7 +85,7 @@ class Cache:
         self.memory, self._durable, self.stats = memory, durable, Stats()
         self._buffer = _new_buffer(memory, device)
         self._mode = mode_of_process() if self._buffer.is_cuda else None
-        # Starting an operation takes as long as the mount takes to answer, so it does not happen on the caller's thread.
+        # Starting an operation takes as long as the mount takes to answer, so it is not done on the caller's thread.
         self._readers = concurrent.futures.ThreadPoolExecutor(_THREADS, "weightfs-offload-read")
         self._writers = concurrent.futures.ThreadPoolExecutor(_THREADS, "weightfs-offload-write")
         self._held = []        # entries that have memory, by address

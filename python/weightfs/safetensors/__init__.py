@@ -17,7 +17,14 @@ The safetensors package is not needed. Programs that import it can import `weigh
 and SafetensorError from here, the functions of safetensors.torch and safetensors.numpy from the modules
 weightfs.safetensors.torch and weightfs.safetensors.numpy. docs/SAFETENSORS.md has the calls that this covers."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 import weightfs._core.torch  # noqa: F401  (first, because it explains a missing one)
+from weightfs._core.handle import Handle
+from weightfs._core.types import Files
+from weightfs.safetensors._files import Device
 from weightfs.safetensors._format import SafetensorError
 from weightfs.safetensors._open import SafeOpen, SafeSlice, load, load_file, load_model
 from weightfs.safetensors._reads import TensorStream
@@ -27,7 +34,8 @@ __all__ = ["FileWriter", "SafeOpen", "SafeSlice", "SafetensorError", "TensorStre
            "load_model", "open", "safe_open", "save", "save_file", "save_model", "stream"]
 
 
-def open(filename, framework="pt", device="cpu", *, backend="mmap", handle=None):
+def open(filename: Files, framework: str = "pt", device: Device = "cpu", *, backend: str = "mmap",
+         handle: Handle | None = None) -> SafeOpen:
     """Opens files lazily, as safetensors.safe_open does: a tensor is read when it is asked for. Also named safe_open.
 
     Args:
@@ -51,7 +59,8 @@ def open(filename, framework="pt", device="cpu", *, backend="mmap", handle=None)
 safe_open = open
 
 
-def stream(files, memory="1G", concurrency=4, device="cpu", names=None, *, handle=None):
+def stream(files: Files, memory: int | str = "1G", concurrency: int = 4, device: Device = "cpu",
+           names: Iterable[str] | None = None, *, handle: Handle | None = None) -> TensorStream:
     """Iterates over the tensors of files, in the order of the files and of the offsets in them, with several reads
     under way.
 

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import weakref
+from typing import Union
 
 import torch
 
@@ -14,6 +15,7 @@ from weightfs._core.streams import errors_of, name_of
 from weightfs.safetensors._format import SafetensorValueError, read_header
 from weightfs.safetensors._memory import memory_for
 
+Device = Union[str, torch.device, int]
 _INDEX = "model.safetensors.index.json"
 
 

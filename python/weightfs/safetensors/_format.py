@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The format of safetensors: types, the checks and the layout of a header, and its errors."""
+"""The format of safetensors: types, the checks and the layout of a header, and errors, which programs written for the
+safetensors package catch, and which are Python's own ones, too."""
 
 import json
 import struct

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that one read fills and that then becomes tensors, each with a storage of its own."""
+"""Memory that one read fills and that then becomes tensors, each with a storage of its own, or arrays of numpy."""
 
 import torch
 
@@ -7,6 +7,7 @@ from weightfs import _native
 from weightfs._core.memory import HUGE
 from weightfs.safetensors._format import DTYPES, SafetensorValueError
 
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}   # types by their size that all libraries know
 _PAGE = 4096
 _CACHE_LINE = 64   # torch's alignment of memory
 
@@ -62,11 +63,9 @@ class _DeviceMemory(_Memory):
         return (piece if len(piece) == len(self.target) else piece.clone()).view(dtype)
 
 
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}   # types by their size that all libraries know
-
-
 def to_numpy(tensor):
-    """An array over the memory of a CPU tensor. TypeError if numpy does not have its type."""
+    """An array over the memory of a CPU tensor. TypeError if numpy does not have its type: some, such as bfloat16, are
+    added by the package ml_dtypes."""
     import numpy
     dtype = numpy.dtype(_name_of(tensor.dtype))
     return tensor.view(BITS[tensor.dtype.itemsize]).numpy().view(dtype)

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lazy access to the tensors of files, as safetensors.safe_open has it, and whole loads."""
 
+from __future__ import annotations
+
 import math
 import numbers
 import operator
+from typing import Any
 
 import torch
 
 from weightfs import _native
 from weightfs._core import process
-from weightfs._core.handle import chosen
+from weightfs._core.handle import Handle, chosen
 from weightfs._core.memory import advise_huge_pages, describe
-from weightfs.safetensors._files import device_of, handle_for, open_all
+from weightfs._core.types import Direct, Files
+from weightfs.safetensors._files import Device, device_of, handle_for, open_all
 from weightfs.safetensors._format import (DTYPES, SafetensorIndexError, SafetensorKeyError, SafetensorValueError,
                                           read_header, shape_in_file)
 from weightfs.safetensors._memory import BITS, memory_for, to_numpy
@@ -29,7 +33,8 @@ class SafeOpen:
     """The tensors of one or more files, each read when it is asked for. A context manager. Methods may be called by
     several threads at once, apart from close(). Tensors that were returned own their memory."""
 
-    def __init__(self, filename, framework="pt", device="cpu", *, backend="mmap", handle=None):
+    def __init__(self, filename: Files, framework: str = "pt", device: Device = "cpu", *, backend: str = "mmap",
+                 handle: Handle | None = None) -> None:
         """See weightfs.safetensors.open."""
         self._opened = None   # shards, name -> shard, _Source
         if framework not in _FRAMEWORKS:
@@ -43,47 +48,47 @@ class SafeOpen:
             raise SafetensorValueError(f"device is {device}: numpy has arrays on the CPU only")
         self._opened = *open_all(filename, handle), _Source(handle, device, _FRAMEWORKS[framework])
 
-    def keys(self):
+    def keys(self) -> list[str]:
         """The names of all tensors, sorted."""
         return sorted(self._files()[1])
 
-    def offset_keys(self):
+    def offset_keys(self) -> list[str]:
         """The names of all tensors in the order of the files and of the offsets in them."""
         return list(self._files()[1])
 
-    def metadata(self):
+    def metadata(self) -> dict[str, Any] | None:
         """The metadata of all files in one dict of strings, or None if there are none. Of files that give one key
         several values, the first one counts."""
         found = [shard.metadata for shard in self._files()[0] if shard.metadata is not None]
         return {key: value for metadata in reversed(found) for key, value in metadata.items()} if found else None
 
-    def get_tensor(self, name):
+    def get_tensor(self, name: str) -> Any:
         """Reads a tensor. SafetensorError (also a KeyError) if no file has it, OSError if it cannot be read."""
         shard, source = self._found(name)
         return source.tensor(shard, name)
 
-    def get_tensors(self):
+    def get_tensors(self) -> dict[str, Any]:
         """Reads all tensors, in the order of offset_keys(), with one read for each file (on a GPU: several). Returns a
         dict."""
         shards, places, source = self._files()
         return source.tensors(shards, places)
 
-    def get_slice(self, name):
+    def get_slice(self, name: str) -> SafeSlice:
         """A SafeSlice, which reads parts of a tensor, also after close(). SafetensorError (also a KeyError) if no file
         has it."""
         return SafeSlice(name, *self._found(name))
 
-    def close(self):
+    def close(self) -> None:
         """Closes each file, or leaves that to the last slice of it. Methods then raise SafetensorError (also a
         ValueError)."""
         opened, self._opened = self._opened, None
         for shard in opened[0] if opened else ():
             shard.close()
 
-    def __enter__(self):
+    def __enter__(self) -> SafeOpen:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _files(self):
@@ -144,26 +149,26 @@ class SafeSlice:
     one operation: with a lease, in one lease. Any other index (lists, masks, tensors, None) reads the whole tensor. The
     file stays open for as long as the slice exists."""
 
-    def __init__(self, name, shard, source):
+    def __init__(self, name: str, shard: Any, source: Any) -> None:
         self._name, self._shard, self._source = name, shard, source
         shard.slices.add(self)
         self._facts = shard.tensors[name]
         self._dtype = DTYPES[self._facts["dtype"]]
 
-    def get_shape(self):
+    def get_shape(self) -> list[int]:
         """The shape in the file, as a list."""
         return shape_in_file(self._name, self._dtype, self._facts["shape"])
 
     @property
-    def shape(self):
+    def shape(self) -> list[int]:
         """The shape of the tensor in torch, which indices refer to. That of the type F4 counts pairs."""
         return list(self._facts["shape"])
 
-    def get_dtype(self):
+    def get_dtype(self) -> str:
         """The file's name of the type, such as "BF16"."""
         return self._facts["dtype"]
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         """Reads a part and returns it as a new tensor. The error of torch for an index that torch rejects (for an array
         of numpy, SafetensorError, too), OSError if the part cannot be read."""
         try:
@@ -274,7 +279,8 @@ def _pick(one, length, dimension):
     return number % length
 
 
-def load_file(filename, device="cpu", *, backend="mmap", handle=None, direct="auto"):
+def load_file(filename: Files, device: Device = "cpu", *, backend: str = "mmap", handle: Handle | None = None,
+              direct: Direct = "auto") -> dict[str, torch.Tensor]:
     """Returns a dict of names and tensors on the CPU or a GPU ("cuda:0"). Each tensor has a storage of its own. On the
     CPU one read fills the memory of all of them; each that is freed gives its pages back.
 
@@ -289,7 +295,7 @@ def load_file(filename, device="cpu", *, backend="mmap", handle=None, direct="au
         return model.get_tensors()
 
 
-def load(data):
+def load(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:
     """Like load_file, from the bytes of a file, on the CPU."""
     content = memoryview(data).cast("B")
     tensors, _, begin, size = read_header("the bytes", content.nbytes,
@@ -299,7 +305,9 @@ def load(data):
     return memory.tensors(tensors)
 
 
-def load_model(model, filename, strict=True, device="cpu", *, backend="mmap", handle=None, direct="auto"):
+def load_model(model: torch.nn.Module, filename: Files, strict: bool = True, device: Device = "cpu", *,
+               backend: str = "mmap", handle: Handle | None = None,
+               direct: Direct = "auto") -> tuple[set[str], list[str]]:
     """Loads a file of save_model into a torch.nn.Module of the same layout, as safetensors.torch.load_model does.
 
     Args:

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of many files one after the other, within a bound of memory."""
 
+from __future__ import annotations
+
 import collections
 import contextlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from weightfs._core.arguments import parse_size, whole
-from weightfs.safetensors._files import device_of, handle_for, open_all
+import torch
+
+from weightfs._core.arguments import bytes_from, whole
+from weightfs._core.handle import Handle
+from weightfs._core.types import Files
+from weightfs.safetensors._files import Device, device_of, handle_for, open_all
 from weightfs.safetensors._format import SafetensorKeyError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _GROUP = 8 << 20   # bytes; smaller tensors that follow each other in a file are read together
 _MOST_CONCURRENCY = 1024
@@ -59,10 +70,10 @@ class Reads:
             self._handle = stack.enter_context(handle_for(handle, device))
             self._stack = stack.pop_all()
 
-    def __iter__(self):
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self):
+    def __next__(self) -> tuple[str, torch.Tensor]:
         try:
             self._start()
             if self._under_way:
@@ -73,7 +84,7 @@ class Reads:
         self.close()
         raise StopIteration
 
-    def close(self):
+    def close(self) -> None:
         """Cancels the reads that are under way and waits for them. The stream is then at its end."""
         self._planned.clear()
         for read in self._under_way:
@@ -83,13 +94,13 @@ class Reads:
             self._under_way.popleft()
         self._stack.close()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self):
+    def __del__(self) -> None:
         if hasattr(self, "_stack"):
             self.close()
 
@@ -117,8 +128,9 @@ class Reads:
 class TensorStream(Reads):
     """See weightfs.safetensors.stream. It closes the files."""
 
-    def __init__(self, files, memory="1G", concurrency=4, device="cpu", names=None, *, handle=None):
-        memory = parse_size(memory) if isinstance(memory, str) else whole("memory", memory, 1, (1 << 63) - 1)
+    def __init__(self, files: Files, memory: int | str = "1G", concurrency: int = 4, device: Device = "cpu",
+                 names: Iterable[str] | None = None, *, handle: Handle | None = None) -> None:
+        memory = bytes_from("memory", memory)
         concurrency, device = whole("concurrency", concurrency, 1, _MOST_CONCURRENCY), device_of(device)
         shards, places = open_all(files, handle)
         super().__init__(shards, _chosen(names, places), memory, concurrency, device, handle)

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves a whole file, or writes it tensor by tensor."""
 
+from __future__ import annotations
+
 import contextlib
 import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
 from weightfs._core.arguments import items_of
 from weightfs._core.files import writing
-from weightfs._core.handle import chosen
+from weightfs._core.handle import Handle, chosen
 from weightfs._core.streams import bytes_of
+from weightfs._core.types import Direct, Path
 from weightfs.safetensors._format import SafetensorValueError, layout
 from weightfs.torch import _shared
 
 
-def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, atomic=True, align=None, direct="auto"):
+def save_file(tensors: Mapping[str, torch.Tensor], filename: Path, metadata: Mapping[str, str] | None = None, *,
+              handle: Handle | None = None, durable: bool = False, atomic: bool = True, align: int | None = None,
+              direct: Direct = "auto") -> None:
     """Saves CPU or GPU tensors in a file in the safetensors format.
 
     Args:
@@ -35,7 +42,7 @@ def save_file(tensors, filename, metadata=None, *, handle=None, durable=False, a
     write_file(*_checked(tensors), filename, metadata, chosen(handle, direct), durable, atomic, align)
 
 
-def save(tensors, metadata=None):
+def save(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Returns the bytes of the file that save_file writes."""
     return join(*_checked(tensors), metadata)
 
@@ -55,8 +62,9 @@ def join(tensors, facts, metadata):
     return b"".join([header, *(bytes_of(tensors[name], end - begin) for name, (begin, end) in places.items())])
 
 
-def save_model(model, filename, metadata=None, force_contiguous=True, *, handle=None, durable=False, atomic=True,
-               align=None, direct="auto"):
+def save_model(model: torch.nn.Module, filename: Path, metadata: Mapping[str, str] | None = None,
+               force_contiguous: bool = True, *, handle: Handle | None = None, durable: bool = False,
+               atomic: bool = True, align: int | None = None, direct: Direct = "auto") -> None:
     """Saves the tensors of a torch.nn.Module as safetensors.torch.save_model does. Of the tensors that share memory
     (tied weights) only one is saved; the metadata maps the other names to its name.
 
@@ -100,7 +108,9 @@ def check_tensor(name, tensor):
 
 
 @contextlib.contextmanager
-def create_file(path, tensors, metadata=None, *, align=None, durable=False, handle=None):
+def create_file(path: Path, tensors: Mapping[str, tuple[torch.dtype, Iterable[int]]],
+                metadata: Mapping[str, str] | None = None, *, align: int | None = None, durable: bool = False,
+                handle: Handle | None = None) -> Iterator[FileWriter]:
     """Creates a file of tensors that need not be in memory at the same time: `with create_file(path, {"w":
     (torch.float32, (4096, 4096))}) as writer: writer["w"] = tensor`. Use it in a with statement.
 
@@ -138,12 +148,12 @@ def create_file(path, tensors, metadata=None, *, align=None, durable=False, hand
 class FileWriter:
     """Writes the tensors of a file in any order. Thread-safe: several threads may write different tensors at once."""
 
-    def __init__(self, path, stream, tensors, offsets):
+    def __init__(self, path: Path, stream: Any, tensors: Mapping[str, Any], offsets: Mapping[str, int]) -> None:
         self._path, self._stream, self._tensors, self._offsets = path, stream, tensors, offsets
         self._changed = threading.Condition()
         self._written, self._under_way, self._stopped = set(), set(), False
 
-    def write(self, name, tensor):
+    def write(self, name: str, tensor: torch.Tensor) -> None:
         """Writes a tensor; also `writer[name] = tensor`. Returns when its memory may change again.
 
         Args:
@@ -178,18 +188,18 @@ class FileWriter:
 
     __setitem__ = write
 
-    def missing(self):
+    def missing(self) -> list[str]:
         """The names that were not written yet, in the order of the file."""
         with self._changed:
             return [name for name in self._offsets if name not in self._written]
 
-    def stop(self):
+    def stop(self) -> None:
         """Rejects further writes and waits for those of other threads."""
         with self._changed:
             self._stopped = True
             self._changed.wait_for(lambda: not self._under_way)
 
-    def check_complete(self):
+    def check_complete(self) -> None:
         """ValueError with the names of tensors that were not written."""
         missing = self.missing()
         if missing:

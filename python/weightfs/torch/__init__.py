@@ -9,24 +9,29 @@
 The files are byte for byte those of torch.save(obj, stream), so torch.load reads them anywhere. If torch.save is given
 a path instead, it puts the file's name into the archive; the files differ only in that name."""
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 import functools
 import io
 import os
 import threading
+from typing import IO, Any
 
 from weightfs._core.torch import torch  # first, because it explains a missing one
 
 from weightfs._core.arguments import whole
 from weightfs._core.files import check_mounted, writing
-from weightfs._core.handle import chosen, the_handle
+from weightfs._core.handle import Handle, chosen, the_handle
 from weightfs._core.streams import DirectReader
+from weightfs._core.types import Direct, Path
 from weightfs.torch._checksums import ZipChecksums
 
 
-def save(obj, f, *arguments, handle=None, direct="auto", durable=False, atomic=True, storage_alignment=None, crc32=True,
-         **options):
+def save(obj: object, f: Path | IO[bytes], *arguments: Any, handle: Handle | None = None, direct: Direct = "auto",
+         durable: bool = False, atomic: bool = True, storage_alignment: int | None = None, crc32: bool = True,
+         **options: Any) -> None:
     """Saves as torch.save(obj, f, *arguments, **options) does. For a stream it calls torch.save; everything below
     applies to paths.
 
@@ -55,7 +60,8 @@ def save(obj, f, *arguments, handle=None, direct="auto", durable=False, atomic=T
         torch.save(obj, stream, *arguments, **options)
 
 
-def load(f, map_location=None, *arguments, handle=None, direct="auto", **options):
+def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle: Handle | None = None,
+         direct: Direct = "auto", **options: Any) -> Any:
     """Loads as torch.load(f, map_location, *arguments, **options) does. It calls torch.load for a stream, and with
     mmap=True or the equivalent setting of torch. direct: as in save.
 
@@ -149,7 +155,7 @@ class _WithoutCrc32InProcess:
 _without_crc32_in_process = _WithoutCrc32InProcess()
 
 
-def without_crc32():
+def without_crc32() -> contextlib.AbstractContextManager:
     """Makes torch.save omit the checksums in the block."""
     if not _settings_are_of_the_thread():
         return _without_crc32_in_process

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/help/usage.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -204,6 +205,59 @@ TEST(OptionTest, SetsVariablesOfEveryType) {
   EXPECT_EQ(some, 7U);
   EXPECT_EQ(fraction, 0.5);
   EXPECT_EQ(command.Find("--fraction")->check("11"), "'11' is not a number of seconds from 0 to 10");
+}
+
+struct StoreWords {
+  bool lazy = false, read_only = false;
+  std::vector<std::string> options, files;
+  std::string size, store;
+
+  // Returns the first error.
+  std::string Read(const std::vector<std::string>& words) {
+    Command command("store", "Keeps things");
+    command.Add("-l,--lazy", &lazy, "");
+    command.Add("-r,--read-only", &read_only, "");
+    command.Add("-o OPTIONS", &options, "", "ro");
+    command.AddSize("--size SIZE", &size, "", "8G");
+    command.Add("STORE", &store, "");
+    command.Add("[FILE]", &files, "");
+    return SetTargets(command, ScanWords(command, words));
+  }
+};
+
+TEST(SetTargetsTest, ReadsValuesInEveryForm) {
+  StoreWords read;
+  EXPECT_EQ(read.Read({"-rloro", "/s", "--size=8G", "-o", "a,b=c", "-o=x", "--", "-f", "--size"}), "");
+  EXPECT_TRUE(read.lazy && read.read_only);
+  EXPECT_THAT(read.options, testing::ElementsAre("ro", "a,b=c", "=x"));
+  EXPECT_EQ(read.size, "8G");
+  EXPECT_EQ(read.store, "/s");
+  EXPECT_THAT(read.files, testing::ElementsAre("-f", "--size"));
+}
+
+TEST(SetTargetsTest, SetsNothingAfterAnError) {
+  StoreWords read;
+  EXPECT_THAT(read.Read({"-l", "/s", "f", "--size", "much"}), StartsWith("--size: 'much' is not a size"));
+  EXPECT_TRUE(!read.lazy && read.store.empty() && read.files.empty() && read.size.empty());
+}
+
+TEST(HelpTest, ListsEachOptionInItsSectionWithinTheColumnsOfATerminal) {
+  Command command("store", "Keeps things");
+  std::string text;
+  std::vector<std::string> files;
+  command.Add("STORE", &text, "Directory");
+  command.Add("[FILE]", &files, "Files");
+  command.Add("--rate SIZE", &text, std::string(40, 'a') + " " + std::string(40, 'b'), "1G").fallback = "200M";
+  command.Add("--secret", {}, "").hidden = true;
+  command.group = "Service";
+  command.Add("--an-option-with-a-long-name NAME", &text, "Named", "x");
+  EXPECT_EQ(HelpOf(command), fmt::format("Keeps things\nUsage: weightfs store STORE [FILE...] [OPTIONS]\n"
+                                         "\nPositionals:\n  {0:<32}Directory\n  {1:<32}Files\n"
+                                         "\nOptions:\n  {2:<32}Print this help message and exit\n"
+                                         "  {3:<32}{4}\n{7:34}{5} (default: 200M)\n"
+                                         "\nService:\n  {6}\n{7:34}Named\n",
+                                         "STORE", "FILE", "-h,--help", "--rate SIZE", std::string(40, 'a'),
+                                         std::string(40, 'b'), "--an-option-with-a-long-name NAME", ""));
 }
 
 TEST(CheckDecimalTest, TakesFractionsAndNothingBelowZero) {

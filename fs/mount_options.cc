@@ -7,7 +7,6 @@
 #include <charconv>
 #include <iterator>
 #include <limits>
-#include <span>
 #include <utility>
 
 #include "common/machine_memory.h"
@@ -233,23 +232,6 @@ constexpr std::string_view kTablePrefixes[] = {
     "user_id=", "group_id=", "rootmode=", "max_read=", "blksize=", "subtype=", "fsname=", "uhelper="};
 constexpr std::string_view kTableWords[] = {"seclabel"};
 
-// Formats a line of --help; a long list continues on the next lines.
-std::string HelpLine(std::string_view name, std::span<const std::string_view> list) {
-  constexpr size_t kIndent = 35, kWidth = 110;
-  std::string text = fmt::format("  {:<32}", name);
-  size_t column = kIndent - 1;
-  for (size_t i = 0; i < list.size(); ++i) {
-    const std::string word = fmt::format(" {}{}", list[i], i + 1 < list.size() ? "," : "");
-    if (column + word.size() > kWidth) {
-      text += fmt::format("\n{:{}}", "", kIndent - 1);
-      column = kIndent - 1;
-    }
-    text += word;
-    column += word.size();
-  }
-  return text + "\n";
-}
-
 template <size_t N>
 bool OneOf(std::string_view text, const std::string_view (&known)[N]) {
   for (std::string_view candidate : known) {
@@ -387,17 +369,6 @@ std::vector<std::string_view> KernelMountOptions() {
   names.insert(names.end(), std::begin(kKernelOptions), std::end(kKernelOptions));
   names.insert(names.end(), std::begin(kKernelPrefixes), std::end(kKernelPrefixes));
   return names;
-}
-
-std::string MountOptionsHelp() {
-  std::string help, experts = "Options for experts, who measure before and after:\n";
-  for (const MountOptionHelp& option : DescribeMountOptions()) {
-    const std::string shown =
-        option.value.empty() ? std::string(option.name) : fmt::format("{}={}", option.name, option.value);
-    (option.expert ? experts : help) += fmt::format("  {:<32} {}\n", shown, option.meaning);
-  }
-  return help + HelpLine("of the kernel", KernelMountOptions()) + experts +
-         HelpLine("features of without=", KnownFeatures());
 }
 
 }  // namespace weightfs

@@ -81,7 +81,4 @@ std::vector<MountOptionHelp> DescribeMountOptions();
 // The names of the options that are passed to the kernel; those that take a value end with '='.
 std::vector<std::string_view> KernelMountOptions();
 
-// Returns one "name: meaning" line per option, for --help; those for experts last.
-std::string MountOptionsHelp();
-
 }  // namespace weightfs

@@ -67,18 +67,6 @@ bool TakeOption(const Command& command, const std::string& word, Words next, Sca
   return fail(fmt::format("{0} needs a value, e.g. {0} {1}", name, option->example));
 }
 
-// The text of --help behind the name of an option, in lines of at most 100 columns.
-std::string Entry(std::string_view head, const std::string& meaning) {
-  constexpr size_t kColumns = 100, kIndent = 34;
-  std::string text = fmt::format("  {:<{}}", head, kIndent - 2);
-  if (head.size() + 3 > kIndent) text += fmt::format("\n{:{}}", "", kIndent);
-  for (const char letter : Wrap(meaning, kColumns - kIndent)) {
-    text += letter;
-    if (letter == '\n') text.append(kIndent, ' ');
-  }
-  return text + "\n";
-}
-
 }  // namespace
 
 ScannedWords ScanWords(const Command& command, Words words) {
@@ -154,17 +142,28 @@ std::string HelpOf(const Command& command, std::span<const Command> subcommands)
                                          option.positional() || option.value.empty() ? "" : " ", option.value);
     const std::string fallback = option.fallback.empty() ? "" : fmt::format(" (default: {})", option.fallback);
     std::ranges::find(sections, group, &std::pair<std::string, std::string>::first)->second +=
-        Entry(head, option.meaning + fallback);
+        HelpEntry(head, option.meaning + fallback);
   }
   if (!subcommands.empty()) sections.emplace_back("Subcommands", "");
   for (const Command& one : subcommands) {
-    if (!one.hidden) sections.back().second += Entry(one.name, one.summary);
+    if (!one.hidden) sections.back().second += HelpEntry(one.name, one.summary);
   }
   std::string text = fmt::format("{}\nUsage: {} [OPTIONS]\n", command.summary, usage);
   for (const auto& [title, entries] : sections) {
     if (!entries.empty()) text += fmt::format("\n{}:\n{}", title, entries);
   }
   return text + (command.footer.empty() ? "" : "\n" + command.footer + "\n");
+}
+
+std::string HelpEntry(std::string_view name, const std::string& meaning) {
+  constexpr size_t kColumns = 100, kIndent = 34;
+  std::string text = fmt::format("  {:<{}}", name, kIndent - 2);
+  if (name.size() + 3 > kIndent) text += fmt::format("\n{:{}}", "", kIndent);
+  for (const char letter : Wrap(meaning, kColumns - kIndent)) {
+    text += letter;
+    if (letter == '\n') text.append(kIndent, ' ');
+  }
+  return text + "\n";
 }
 
 std::string Wrap(const std::string& text, size_t columns) {

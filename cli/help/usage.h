@@ -35,6 +35,9 @@ std::string Guess(std::string_view word, const std::vector<std::string>& known);
 // The text of --help. `subcommands` are those of the program itself.
 std::string HelpOf(const Command& command, std::span<const Command> subcommands = {});
 
+// Lines of --help: a name, and its meaning behind it, in at most 100 columns.
+std::string HelpEntry(std::string_view name, const std::string& meaning);
+
 // Breaks a paragraph into lines of at most `columns` columns.
 std::string Wrap(const std::string& text, size_t columns);
 

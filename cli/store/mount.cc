@@ -2,6 +2,7 @@
 // weightfs mount: serves a store at a directory.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <spdlog/sinks/sink.h>
 #include <sys/resource.h>
@@ -19,6 +20,7 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/help/usage.h"
 #include "cli/keepers.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
@@ -29,6 +31,7 @@
 #include "common/mutex.h"
 #include "common/printable.h"
 #include "common/shell_quote.h"
+#include "fs/kernel_features.h"
 #include "fs/mount.h"
 #include "fs/mountpoint.h"
 #include "fs/unmount.h"
@@ -303,6 +306,16 @@ Result<int> Run(const Arguments& arguments) {
   return kFailure;
 }
 
+std::string OptionsText() {
+  std::string options, experts = "Options for experts, who measure before and after:\n";
+  for (const MountOptionHelp& option : DescribeMountOptions()) {
+    const std::string name = fmt::format("{}{}{}", option.name, option.value.empty() ? "" : "=", option.value);
+    (option.expert ? experts : options) += HelpEntry(name, std::string(option.meaning));
+  }
+  return options + HelpEntry("of the kernel", fmt::format("{}", fmt::join(KernelMountOptions(), ", "))) + experts +
+         HelpEntry("features of without=", fmt::format("{}", fmt::join(KnownFeatures(), ", ")));
+}
+
 }  // namespace
 
 Command MountCommand() {
@@ -316,7 +329,7 @@ Command MountCommand() {
   command.Add("-N,--namespace PID", &arguments->space, "Mount in the mount namespace of this process, or file", "4711");
   command.Add("--from-table", &arguments->from_table, "").hidden = true;  // by mount(8)'s helper, for a remount
   command.footer =
-      "Options of -o:\n" + MountOptionsHelp() +
+      "Options of -o:\n" + OptionsText() +
       "\nA mount in the background logs to STORE/weightfs.log.\n\n"
       "Examples:\n"
       "  weightfs mount /srv/tensors /mnt/tensors\n"

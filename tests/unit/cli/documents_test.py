@@ -51,8 +51,9 @@ def arguments_in_help(text):
 
 
 def mount_help():
-    """The lines of --help about mount options."""
-    return help_of("mount").partition("Options of -o:\n")[2].partition("\n\n")[0]
+    """The lines of --help about mount options, one for each."""
+    text = help_of("mount").partition("Options of -o:\n")[2].partition("\n\n")[0]
+    return re.sub(r"\n {34}", " ", text)
 
 
 def mount_options_in_help():

@@ -260,6 +260,17 @@ TEST(HelpTest, ListsEachOptionInItsSectionWithinTheColumnsOfATerminal) {
                                          std::string(40, 'b'), "--an-option-with-a-long-name NAME", ""));
 }
 
+TEST(HelpTest, OfMountNamesEachOptionOfTheListAndThoseForExpertsLast) {
+  const std::vector<Command> commands = MakeCommands();
+  const std::string help = std::ranges::find(commands, "mount", &Command::name)->footer;
+  for (const char* name : {"ro", "commit=SECONDS", "noatime", "context=", "auto_unmount", "async_dio",
+                           "parallel_direct_writes", "over_io_uring", "max_pages_limit"}) {
+    EXPECT_THAT(help, HasSubstr(name));
+  }
+  const std::string experts = help.substr(help.find("Options for experts"));
+  EXPECT_THAT(experts, AllOf(HasSubstr("threads=N"), HasSubstr("without=FEATURE")));
+}
+
 TEST(CheckDecimalTest, TakesFractionsAndNothingBelowZero) {
   const auto check = CheckDecimal("seconds", 60);
   for (const char* right : {"0", "0.5", "60"}) EXPECT_EQ(check(right), "") << right;

@@ -174,14 +174,6 @@ TEST(MountOptions, ARemountAcceptsTheOptionsInTheMountTable) {
   EXPECT_FALSE(Parse("user_id=0").result.has_value());
 }
 
-TEST(MountOptions, HelpNamesEachOption) {
-  const std::string help = MountOptionsHelp();
-  for (const char* name :
-       {"ro", "threads=N", "commit=SECONDS", "without=FEATURE", "noatime", "context=", "auto_unmount", "async_dio",
-        "parallel_direct_writes", "over_io_uring", "max_pages_limit, read_ahead"})
-    EXPECT_THAT(help, HasSubstr(name));
-}
-
 TEST(MountOptions, LogHasFourLevels) {
   EXPECT_EQ(Parse("").mount.log_level, spdlog::level::info);
   EXPECT_EQ(Parse("log=error").mount.log_level, spdlog::level::err);

@@ -30,12 +30,26 @@ _FRAMEWORKS = {"pt": False, "torch": False, "pytorch": False, "np": True, "numpy
 
 
 class SafeOpen:
-    """The tensors of one or more files, each read when it is asked for. A context manager. Methods may be called by
-    several threads at once, apart from close(). Tensors that were returned own their memory."""
+    """The tensors of one or more files, each read when it is asked for, as by safetensors.safe_open. A context
+    manager. Methods may be called by several threads at once, apart from close(). Tensors that were returned own their
+    memory."""
 
     def __init__(self, filename: Files, framework: str = "pt", device: Device = "cpu", *, backend: str = "mmap",
                  handle: Handle | None = None) -> None:
-        """See weightfs.safetensors.open."""
+        """Opens the files.
+
+        Args:
+            filename: a file, a directory of shards (with model.safetensors.index.json, or all files NAME.safetensors),
+                an index (NAME.json), or a list of these.
+            framework: "pt" for tensors of torch, "np" for arrays of numpy.
+            device: "cpu", or for tensors a CUDA GPU ("cuda:0").
+            backend: "mmap" or "pread", without effect: a handle reads the files.
+            handle: reads the tensors; None, and in a forked child: the handle of the process.
+
+        Raises:
+            SafetensorError (also a ValueError): a header is damaged, two files have a tensor of one name, or an
+                argument is not supported.
+            OSError: a file cannot be opened."""
         self._opened = None   # shards, name -> shard, _Source
         if framework not in _FRAMEWORKS:
             raise SafetensorValueError(f"framework is {framework!r}: it must be \"pt\" for tensors of torch, or \"np\" "

@@ -126,10 +126,24 @@ class Reads:
 
 
 class TensorStream(Reads):
-    """See weightfs.safetensors.stream. It closes the files."""
+    """An iterator of (name, tensor) over the tensors of files, in the order of the files and of the offsets in them,
+    with several reads under way. close(), also at the end of a with block, cancels them, waits for them and closes the
+    files."""
 
     def __init__(self, files: Files, memory: int | str = "1G", concurrency: int = 4, device: Device = "cpu",
                  names: Iterable[str] | None = None, *, handle: Handle | None = None) -> None:
+        """Opens the files.
+
+        Args:
+            files, device, handle: as `filename`, device and handle in SafeOpen.
+            memory: bytes, or a text such as "512M": the bound of what is under way and not yet yielded. A larger tensor
+                is read alone. Tensors that were yielded belong to the program and do not count.
+            concurrency: the most reads under way. Small neighbours in a file are one read.
+            names: the tensors to read; by default all. SafetensorError (also a KeyError) if no file has one of them.
+
+        Raises:
+            SafetensorError, OSError: as SafeOpen. A read that fails raises OSError in its place of the iteration, which
+                then ends."""
         memory = bytes_from("memory", memory)
         concurrency, device = whole("concurrency", concurrency, 1, _MOST_CONCURRENCY), device_of(device)
         shards, places = open_all(files, handle)

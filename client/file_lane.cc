@@ -36,7 +36,7 @@ void FileLane::QueueDirect(Piece& piece) {
                                   .data = piece.data + piece.done,
                                   .size = piece.transfer - piece.done,
                                   .offset = piece.offset + piece.done,
-                                  .unit = piece.target().alignment().offset,
+                                  .unit = piece.layout().alignment().offset,
                                   .owner = &piece};
   io_->Queue({&transfer, 1});
 }
@@ -81,7 +81,7 @@ void FileLane::OnCompletion(const IoRing::Completion& completion) {
 
 void FileLane::FallBack(Piece& piece, int error_number) {
   Operation& operation = piece.operation();
-  if (!piece.target().leased()) {
+  if (!piece.access().leased()) {
     if (error_number == EINVAL) operation.RefuseDirect();
     return buffered_.push_back(&piece);
   }
@@ -100,15 +100,15 @@ bool FileLane::TransferBuffered() {
     return true;
   }
   const int error_number =
-      client::TransferBuffered(piece.target(), piece.writes(), {piece.data, piece.size},
-                               piece.target().FileOffset(piece.operation().offset() + piece.at), &piece.done);
+      client::TransferBuffered(piece.access(), piece.writes(), {piece.data, piece.size},
+                               piece.layout().FileOffset(piece.operation().offset() + piece.at), &piece.done);
   ended_.push_back({&piece, piece.done < piece.size ? std::optional(Error{ErrorCode{error_number}}) : std::nullopt});
   return true;
 }
 
-int TransferBuffered(const Target& target, bool write, std::span<std::byte> bytes, uint64_t offset, uint64_t* done) {
+int TransferBuffered(const Access& access, bool write, std::span<std::byte> bytes, uint64_t offset, uint64_t* done) {
   int error_number = 0;
-  const int descriptor = target.Buffered(&error_number);
+  const int descriptor = access.Buffered(&error_number);
   if (descriptor < 0) return error_number;
   while (*done < bytes.size()) {
     const auto left = bytes.subspan(*done);

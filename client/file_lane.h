@@ -60,9 +60,9 @@ class FileLane final : public Lane {
   size_t batch_left_ = 0;  // without overlap_events: transfers left in the current batch
 };
 
-// Reads or writes all bytes through the target's buffered descriptor, starting behind the first `*done` bytes, and adds
+// Reads or writes all bytes through the file's buffered descriptor, starting behind the first `*done` bytes, and adds
 // the transferred bytes to `*done`. Returns an errno. A return value of 0 with fewer bytes done means the end of the
 // file.
-int TransferBuffered(const Target& target, bool write, std::span<std::byte> bytes, uint64_t offset, uint64_t* done);
+int TransferBuffered(const Access& access, bool write, std::span<std::byte> bytes, uint64_t offset, uint64_t* done);
 
 }  // namespace weightfs::client

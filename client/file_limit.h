@@ -3,11 +3,17 @@
 // limit, which kills it by default. This library checks the limit first and reports EFBIG.
 #pragma once
 
+#include <sys/resource.h>
+
 #include <cstdint>
 
 namespace weightfs::client {
 
 // The limit in bytes, or UINT64_MAX if there is none. It may change at any time.
-uint64_t FileSizeLimit();
+inline uint64_t FileSizeLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+  return limit.rlim_cur;
+}
 
 }  // namespace weightfs::client

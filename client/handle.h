@@ -138,8 +138,8 @@ struct NamedError {
   Error error;
 };
 
-// Thread-safe; many threads may share one handle. The destructor waits for the transfers in the kernel and cancels
-// everything else. It may run at any time, even in a callback, except in a callback that a Read or Write of this handle
+// Thread-safe; many threads may share one handle. The destructor waits for the transfers in the kernel, and for files
+// that are being opened, and cancels everything else. It may run at any time, even in a callback, except in a callback that a Read or Write of this handle
 // calls. If it runs in a progress callback, no memory is accessed after it returns, and the operations are done once
 // the callback has returned. After fork() the child must not use its parent's handle. Callbacks must not throw.
 class WEIGHTFS_EXPORT Handle {
@@ -159,8 +159,9 @@ class WEIGHTFS_EXPORT Handle {
   // memory must stay valid until the operation is done. A program may change the memory during a write (unless it is
   // `stable`): the file then contains any mixture of old and new bytes, and reading it succeeds, also with `verify`.
   // If an operation overlaps an earlier one of this handle on the same file and either of them writes, it begins when
-  // the earlier one is done. It then sees the file as of that time, so an error may appear only then. Two operations
-  // are on the same file if they share its inode or its path; an `atomic` write is identified by its path alone.
+  // the earlier one is done. It then opens the file again, on a thread of its own (EAGAIN: there cannot be one), and
+  // sees the file as of that time, so an error may appear only then. Two operations are on the same file if they share
+  // its inode or its path; an `atomic` write is identified by its path alone.
   Result<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
                                                const ReadOptions& options = {});
   Result<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,

@@ -19,13 +19,11 @@
 #include <system_error>
 #include <utility>
 
-#include "client/file_target.h"
-#include "client/final_path.h"
+#include "client/open/replacement.h"
 #include "client/handle_impl.h"
 #include "client/lease/leased_folder.h"
 #include "client/operation_tracker.h"
 #include "client/save_checks.h"
-#include "client/temporary_name.h"
 #include "common/result.h"
 #include "common/syncfs.h"
 #include "common/unique_fd.h"
@@ -149,44 +147,58 @@ Result<Turn> WaitForTurn(Handle::Impl& handle, const Directory& directory, std::
   const auto promise = std::make_shared<std::promise<void>>();
   const auto come = promise->get_future();
   // The registration must stay until its turn comes, because its last reference begins the operations waiting for it.
-  if (!handle.ranges().Wait(registration, [promise, registration](bool) { promise->set_value(); })) return turn;
+  if (!handle.ranges().Wait(registration, [promise, registration] { promise->set_value(); })) return turn;
   while (come.wait_for(kInterruptCheckInterval) == std::future_status::timeout) RETURN_IF_ERROR(interruption.Check());
   return turn;
 }
 
-Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
-                       const SaveManyOptions& options, bool durable, Interruption& interruption) {
-  uint64_t total = 0;
-  for (const auto& file : files) total += file.memory.size();
-  std::deque<std::shared_ptr<Operation>> under_way;
-  uint64_t done = 0;
-  std::optional<Error> failed;
+// Runs the operations that `make` returns for these indices, a limited number at a time. Calls `ended` in the order of
+// the indices, with the error of each. Begins no more of them once `ended` has returned false.
+template <typename Make, typename Ended>
+void RunEach(Handle::Impl& handle, std::span<const size_t> indices, Interruption& interruption, Make make,
+             Ended ended) {
+  std::deque<std::pair<size_t, Result<std::shared_ptr<Operation>>>> under_way;
+  bool more = true;
   const auto settle = [&](size_t most) {
     for (; under_way.size() > most; under_way.pop_front()) {
-      Operation& oldest = *under_way.front();
-      interruption.WaitFor(oldest);
-      if (auto error = oldest.error(); error && !failed) failed = std::move(error);
-      done += oldest.size();
-      if (failed || !options.progress || interruption.came()) continue;
-      InCallback([&] { options.progress(done, total); });
-      interruption.CameByNow();
+      const auto& [index, started] = under_way.front();
+      if (started.has_value()) interruption.WaitFor(**started);
+      more &= ended(index, started.has_value() ? (*started)->error() : started.error());
     }
   };
-  for (const auto& [name, memory] : files) {
+  for (const size_t index : indices) {
     settle(kUnderWay - 1);
-    if (failed || interruption.came()) break;
-    auto request =
-        Handle::Impl::MakeWriteRequest(staging / name, memory, {.durable = durable, .checksum = options.checksum});
-    request.file.durable_name = false;  // The file is renamed later.
-    request.ordered = false;
-    auto started = handle.Begin(std::move(request), nullptr);
-    if (started.has_value()) {
-      under_way.push_back(std::move(*started));
-    } else {
-      failed = std::move(started).error();
-    }
+    if (!more || interruption.came()) break;
+    under_way.emplace_back(index, [&]() -> Result<std::shared_ptr<Operation>> {
+      ASSIGN_OR_RETURN(Handle::Impl::Request request, make(index));
+      request.ordered = false;
+      return handle.Begin(std::move(request), nullptr);
+    }());
   }
   settle(0);
+}
+
+Result<void> WriteInto(Handle::Impl& handle, const Staging& staging, std::span<const NamedMemory> files,
+                       const SaveManyOptions& options, bool durable, Interruption& interruption) {
+  uint64_t total = 0, done = 0;
+  for (const auto& file : files) total += file.memory.size();
+  std::vector<size_t> all(files.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  std::optional<Error> failed;
+  const auto make = [&](size_t i) -> Result<Handle::Impl::Request> {
+    auto request = Handle::Impl::MakeWriteRequest(staging / files[i].name, files[i].memory,
+                                                  {.durable = durable, .checksum = options.checksum});
+    request.file.durable_name = false;  // The file is renamed later.
+    return request;
+  };
+  RunEach(handle, all, interruption, make, [&](size_t i, std::optional<Error> error) {
+    if (error && !failed) failed = std::move(error);
+    done += files[i].memory.size();
+    if (failed || !options.progress || interruption.came()) return !failed;
+    InCallback([&] { options.progress(done, total); });
+    interruption.CameByNow();
+    return true;
+  });
   RETURN_IF_ERROR(interruption.Check());
   if (failed) return *std::move(failed);
   return {};
@@ -232,44 +244,23 @@ Result<void> SaveOneByOne(Handle::Impl& handle, const UniqueFd& folder, const Di
 void LoadOneByOne(Handle::Impl& handle, const Directory& directory, std::span<const NamedMemory> files,
                   std::span<const size_t> chosen, size_t first, bool verify, Interruption& interruption,
                   FileErrors& errors) {
-  struct Started {
-    size_t index;
-    std::shared_ptr<Operation> operation;
-  };
-  std::deque<Started> under_way;
-  const auto settle = [&](size_t most) {
-    for (; under_way.size() > most; under_way.pop_front()) {
-      const auto& [index, operation] = under_way.front();
-      interruption.WaitFor(*operation);
-      if (auto error = operation->error()) errors.Add(index, *std::move(error));
-    }
-  };
-  for (const size_t i : chosen) {
-    settle(kUnderWay - 1);
-    if (interruption.came()) break;
+  const auto make = [&](size_t i) -> Result<Handle::Impl::Request> {
     const std::string path = directory.path + "/" + files[i].name;
     const std::string where = directory.where + "/" + files[i].name;
     struct stat status {};
     // If stat fails, opening the file reports the reason.
     if (stat(where.c_str(), &status) == 0 && S_ISREG(status.st_mode) &&
         static_cast<uint64_t>(status.st_size) != files[i].memory.size()) {
-      errors.Add(first + i, OtherSize(path, files[i].memory.size(), static_cast<uint64_t>(status.st_size)));
-      continue;
+      return OtherSize(path, files[i].memory.size(), static_cast<uint64_t>(status.st_size));
     }
-    auto request = Handle::Impl::MakeReadRequest(where, files[i].memory, {.verify = verify});
-    if (request.has_value()) {
-      request->file.path = path;
-      request->ordered = false;
-    }
-    auto started = request.has_value() ? handle.Begin(std::move(*request), nullptr)
-                                       : Result<std::shared_ptr<Operation>>(std::move(request).error());
-    if (started.has_value()) {
-      under_way.push_back({first + i, std::move(*started)});
-    } else {
-      errors.Add(first + i, std::move(started).error());
-    }
-  }
-  settle(0);
+    ASSIGN_OR_RETURN(auto request, Handle::Impl::MakeReadRequest(where, files[i].memory, {.verify = verify}));
+    request.file.path = path;
+    return request;
+  };
+  RunEach(handle, chosen, interruption, make, [&](size_t i, std::optional<Error> error) {
+    if (error) errors.Add(first + i, *std::move(error));
+    return true;
+  });
 }
 
 Result<std::shared_ptr<const LeasedFolder>> OpenLeased(Handle::Impl& handle, const std::string& directory,
@@ -286,7 +277,7 @@ Result<void> LoadPart(Handle::Impl& handle, const LeasedFolder* folder, const Di
   const auto by_lease = [&]() -> Result<void> {
     if (folder == nullptr) return Error{ErrorCode{ENOTTY}, "no lease"};
     ASSIGN_OR_RETURN(auto batch, folder->Load(files, first, errors));
-    return handle.Run(std::move(batch.target), std::move(batch.memory), Operation::Direction::kRead, {},
+    return handle.Run(std::move(batch.access), std::move(batch.memory), Operation::Direction::kRead, {},
                       [&] { return interruption.came(); });
   };
   auto loaded = by_lease();
@@ -332,7 +323,7 @@ Result<void> Handle::SaveMany(const std::string& directory, std::span<const Name
   auto batch = leasing.has_value() ? (*leasing)->Save(files, {.durable = options.durable, .mode = options.mode})
                                    : Result<LeasedFolder::Batch>(std::move(leasing).error());
   if (batch.has_value()) {
-    return impl_->Run(std::move(batch->target), std::move(batch->memory), Operation::Direction::kWrite,
+    return impl_->Run(std::move(batch->access), std::move(batch->memory), Operation::Direction::kWrite,
                       options.progress, options.interrupted);
   }
   if (options_.direct == Direct::kRequire) return std::move(batch).error();

@@ -31,9 +31,9 @@ class Lane {
   };
 
   virtual ~Lane() = default;
-  // Begins the piece's step. A failure is also reported through Next.
+  // Begins the piece's phase. A failure is also reported through Next.
   virtual void Start(Piece& piece) = 0;
-  // Returns a piece whose step has ended, or nothing if the lane has seen none.
+  // Returns a piece whose phase has ended, or nothing if the lane has seen none.
   virtual std::optional<Ended> Next() = 0;
   // True when Next has returned every started piece.
   virtual bool idle() const = 0;

@@ -24,11 +24,14 @@ thread_local int callback_depth = 0;
 
 struct Operation::State {
   explicit State(Plan made)
-      : plan(std::move(made)), path(plan.target->path()), offset(plan.offset), begun(!plan.held) {}
+      : plan(std::move(made)),
+        path(plan.target ? plan.target.access->path() : plan.path),
+        offset(plan.offset),
+        begun(!plan.held) {}
 
   Plan plan;
   const std::string path;
-  std::unique_ptr<Target> first;  // the first target of an operation that was held
+  Target first;  // the first target of an operation that was held
   std::atomic<uint64_t> offset;
   // Each thread that sets one of these reads the other afterwards.
   std::atomic<bool> begun;
@@ -53,11 +56,12 @@ Operation::Operation(Plan plan) : state_(std::make_unique<State>(std::move(plan)
 Operation::~Operation() = default;
 
 Operation::Direction Operation::direction() const { return state_->plan.direction; }
-const Target& Operation::target() const { return *state_->plan.target; }
+const Layout& Operation::layout() const { return state_->plan.target.layout(); }
+const Access& Operation::access() const { return *state_->plan.target.access; }
 const MemoryView& Operation::memory() const { return state_->plan.memory; }
 const std::shared_ptr<DeviceMemory>& Operation::device() const { return state_->plan.device; }
 uint64_t Operation::offset() const { return state_->offset.load(std::memory_order_relaxed); }
-void Operation::Adopt(std::unique_ptr<Target> target, uint64_t offset) {
+void Operation::Adopt(Target target, uint64_t offset) {
   WEIGHTFS_ASSERT(state_->plan.held && state_->begun.load());
   state_->first = std::exchange(state_->plan.target, std::move(target));
   state_->offset.store(offset, std::memory_order_relaxed);
@@ -193,10 +197,14 @@ void Operation::Complete() {
   // resources.
   if (state_->plan.device != nullptr) state_->plan.device->CloseFiles();
   state_->plan.device.reset();
-  if (state_->first != nullptr) [[maybe_unused]]
-    const auto unused = state_->first->Finish(false);
-  auto finished = state_->plan.target->Finish(!error);
-  if (!finished.has_value() && !error) error = std::move(finished).error();
+  if (state_->first) [[maybe_unused]]
+    const auto unused = state_->first.access->Finish(false);
+  Target& target = state_->plan.target;
+  target.ranges.reset();  // a future that is kept must not keep its offsets either
+  if (target) {
+    auto finished = target.access->Finish(!error);
+    if (!finished.has_value() && !error) error = std::move(finished).error();
+  }
   std::vector<std::function<void()>> callbacks;
   {
     MutexLock lock(state_->mutex);

@@ -15,8 +15,10 @@
 
 namespace weightfs::client {
 
+class Access;
 class DeviceMemory;
-class Target;
+class Layout;
+struct Target;
 
 // Thread-safe. Shared by the caller and the handle. The memory must stay valid until done() is true. Once done, an
 // operation no longer needs its handle. Callbacks run on a thread of the handle (or on one that waits in a synchronous
@@ -54,7 +56,9 @@ class Operation {
   explicit Operation(Plan plan);
   ~Operation();
   Direction direction() const;
-  const Target& target() const;
+  // Of an operation whose file is open.
+  const Layout& layout() const;
+  const Access& access() const;
   const MemoryView& memory() const;
   // Null for host memory. Valid until Complete.
   const std::shared_ptr<DeviceMemory>& device() const;
@@ -66,7 +70,7 @@ class Operation {
   // Replaces the target and the offset of an operation that reopened its file when it began, because the file may have
   // been replaced. Must be called before the operation is dispatched. The first target stays open until the end,
   // because others may be using its descriptors.
-  void Adopt(std::unique_ptr<Target> target, uint64_t offset);
+  void Adopt(Target target, uint64_t offset);
   // True once the operation has begun. If it is canceled before that, its memory is never accessed, although it becomes
   // done only later.
   bool begun() const;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "client/memory_view.h"
 #include "client/operation.h"
@@ -14,7 +15,8 @@ namespace weightfs::client {
 
 struct Operation::Plan {
   Direction direction;
-  std::unique_ptr<Target> target;
+  std::string path = {};  // of the file, for messages; empty: that of the target
+  Target target = {};     // empty: none before Operation::Adopt
   MemoryView memory;
   std::shared_ptr<DeviceMemory> device = {};                         // set for GPU memory
   uint64_t offset = 0;                                               // in the file

@@ -120,7 +120,7 @@ void PendingRanges::End(Entry& entry) {
     if (--next->before > 0 || waiting_.erase(next) == 0) continue;
     ++beginning_;
     lock.Unlock();
-    std::exchange(next->begin, nullptr)(false);
+    std::exchange(next->begin, nullptr)();
     lock.Lock();
     --beginning_;
     changed_.notify_all();
@@ -142,7 +142,7 @@ void PendingRanges::Stop() {
   stopping_ = true;
   const auto waiting = std::exchange(waiting_, {});
   lock.Unlock();
-  for (const auto& entry : waiting) std::exchange(entry->begin, nullptr)(true);
+  for (const auto& entry : waiting) std::exchange(entry->begin, nullptr)();
   lock.Lock();
   while (beginning_ > 0) changed_.wait(lock.native());
 }

@@ -31,9 +31,8 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
  public:
   class Registration;
   class Turn;
-  // Dispatches the operation to its rings, or, if `stopping` is true, cancels it. It must neither wait for other
-  // operations nor call back.
-  using Begin = std::function<void(bool stopping)>;
+  // Lets another thread begin the operation. It must neither wait nor call back.
+  using Begin = std::function<void()>;
 
   // Registers the ranges of one operation. Later operations wait for it until the last reference to the registration is
   // released; the releasing thread then begins those that waited for it alone. `renames`: when the operation ends, a
@@ -56,7 +55,7 @@ class PendingRanges : public std::enable_shared_from_this<PendingRanges> {
   bool contains(const FileId& file) const EXCLUDES(mutex_);
   // True if nothing is pending.
   bool empty() const EXCLUDES(mutex_);
-  // Begins all waiting operations with `stopping` set. No `begin` runs afterwards.
+  // Begins all waiting operations. No `begin` runs afterwards.
   void Stop() EXCLUDES(mutex_);
 
  private:

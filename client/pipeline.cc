@@ -35,9 +35,6 @@ constexpr auto kTransferPause = std::chrono::milliseconds(1);
 constexpr uint64_t kGroupSize = 1 << 20;
 constexpr uint64_t kGroup = 8;
 
-// Bytes of a hole that are filled with zeros before the operation may be canceled and other work is looked at.
-constexpr uint64_t kHoleAtOnce = 16 * kMiB;
-
 constexpr unsigned kReadTries = 3;  // reads of a block whose checksum does not match
 
 constexpr auto kNow = std::chrono::nanoseconds(0);
@@ -57,6 +54,7 @@ Result<std::unique_ptr<Pipeline>> Pipeline::Create(const PipelineOptions& option
 // Twice as many pieces as the kernel takes; see MayCut.
 Pipeline::Pipeline(const PipelineOptions& options, std::unique_ptr<FileLane> file)
     : options_(options),
+      limits_{.block_size = options.handle.block_size, .bounce_size = options.bounce_size},
       group_(std::clamp<uint64_t>(kGroupSize / options.handle.block_size, 1, kGroup)),
       file_(std::move(file)),
       pieces_(size_t{2} * file_->depth()) {
@@ -103,8 +101,10 @@ void Pipeline::CutSlices() {
       held_.splice(held_.end(), cutting_, slice.self);
       continue;
     }
-    if (DeferEdge(slice) || FillHole(slice)) continue;
-    if (!MayCut(slice) || !CutPiece(slice)) break;
+    if (!MayCut(slice)) break;
+    const Step step = PlanStep(*slice.operation, slice.next, slice.end, limits_);
+    if (!RunStep(slice, step)) break;
+    if (step.kind == Step::Kind::kHole || step.kind == Step::Kind::kEdge) continue;
     // Submit a piece that took time to copy or to checksum before preparing the next one.
     const bool leased_write = leased_pieces_ > 0 && slice.operation->direction() == Direction::kWrite;
     if (bouncing() && !leased_write && (leased_pieces_ == 0 || group_ == 1)) Submit();
@@ -158,116 +158,78 @@ void Pipeline::TakeReady() {
 // device is busy, and the next reads start before the data of the previous ones is verified.
 bool Pipeline::MayCut(const Slice& slice) const {
   if (free_.empty() || file_->buffered() >= kBufferedLimit) return false;
-  return slice.operation->target().leased() || pieces_.size() - free_.size() < file_->depth();
+  return slice.operation->access().leased() || pieces_.size() - free_.size() < file_->depth();
 }
 
-bool Pipeline::CutPiece(Slice& slice) {
-  Piece& piece = *free_.back();
-  static_cast<PieceRange&>(piece) = ChooseRange(slice, options_.handle.block_size);
-  piece.slice = &slice;
-  if (!FindMemory(piece)) {
-    piece = {};
-    return false;
+bool Pipeline::RunStep(Slice& slice, const Step& step) {
+  Operation& operation = *slice.operation;
+  switch (step.kind) {
+    case Step::Kind::kHole:
+      hole_left_ = step.size == kLargestHole;
+      if (auto filled = FillHole(operation, step); !filled.has_value()) {
+        Abandon(slice, filled.error());
+        return true;
+      }
+      break;
+    case Step::Kind::kEdge: operation.DeferEdge({step.at, step.size}); break;
+    case Step::Kind::kDirect:
+    case Step::Kind::kBounce:
+      if (!StartPiece(slice, step)) return false;
   }
-  if (piece.target().leased()) ++leased_pieces_;
-  free_.pop_back();
-  slice.next += piece.size;
-  ++slice.pieces;
-  const bool copied_out = piece.writes() && piece.bounce && piece.operation().device() != nullptr;
-  if (piece.writes() && !copied_out) PrepareWrite(piece);
-  Start(piece, copied_out ? Piece::Step::kCopyOut : Piece::Step::kTransfer);
+  slice.next += step.size;
   return true;
 }
 
-void Pipeline::Start(Piece& piece, Piece::Step step) {
-  piece.step = step;
-  if (step == Piece::Step::kTransfer && !piece.by_cufile) return file_->Start(piece);
+void Pipeline::Abandon(Slice& slice, const Error& error) {
+  FailAt(*slice.operation, slice.operation->offset() + slice.next, error);
+  slice.next = slice.end;
+}
+
+Result<void> Pipeline::FillHole(Operation& operation, const Step& step) {
+  static constexpr std::array<std::byte, 64 * kKiB> kZeros{};
+  for (uint64_t done = 0; done < step.size;) {
+    const auto zeros = std::span(kZeros).first(std::min<uint64_t>(step.size - done, kZeros.size()));
+    if (operation.device() == nullptr) {
+      operation.memory().Scatter(step.at + done, zeros);
+    } else {
+      RETURN_IF_ERROR(LaneOf(*operation.device()).CopyInNow(*operation.device(), step.at + done, zeros));
+    }
+    done += zeros.size();
+  }
+  CountTransferred(operation, false, step.size);
+  return {};
+}
+
+bool Pipeline::StartPiece(Slice& slice, const Step& step) {
+  Buffer bounce;
+  if (step.kind == Step::Kind::kBounce) {
+    auto found = TryBounce(*slice.operation);
+    if (!found.has_value()) Abandon(slice, found.error());
+    if (!found.has_value() || !*found) return false;
+    bounce = std::move(*found);
+  }
+  Piece& piece = *free_.back();
+  free_.pop_back();
+  static_cast<Step&>(piece) = step;
+  piece.slice = &slice;
+  if (bounce) piece.data = bounce.data();
+  piece.bounce = std::move(bounce);
+  ++slice.pieces;
+  if (piece.access().leased()) ++leased_pieces_;
+  const bool copied_out = piece.writes() && piece.bounce && piece.operation().device() != nullptr;
+  if (piece.writes() && !copied_out) PrepareWrite(piece);
+  Start(piece, copied_out ? Piece::Phase::kCopyOut : Piece::Phase::kTransfer);
+  return true;
+}
+
+void Pipeline::Start(Piece& piece, Piece::Phase phase) {
+  piece.phase = phase;
+  if (phase == Piece::Phase::kTransfer && !piece.by_cufile()) return file_->Start(piece);
   LaneOf(*piece.operation().device()).Start(piece);
 }
 
-// Ranges without blocks on the device read as zeros.
-bool Pipeline::FillHole(Slice& slice) {
-  Operation& operation = *slice.operation;
-  const Target& target = operation.target();
-  if (!target.leased() || operation.direction() == Direction::kWrite) return false;
-  const Target::Run run = target.Locate(operation.offset() + slice.next, slice.end - slice.next);
-  if (run.descriptor >= 0) return false;
-  static constexpr std::array<std::byte, 64 * kKiB> kZeros{};
-  hole_left_ = run.length > kHoleAtOnce;
-  const uint64_t begin = slice.next, end = begin + std::min(run.length, kHoleAtOnce);
-  while (slice.next < end) {
-    const auto zeros = std::span(kZeros).first(std::min<uint64_t>(end - slice.next, kZeros.size()));
-    if (operation.device() == nullptr) {
-      operation.memory().Scatter(slice.next, zeros);
-    } else if (const auto copied = LaneOf(*operation.device()).CopyInNow(*operation.device(), slice.next, zeros);
-               !copied.has_value()) {
-      FailAt(operation, operation.offset() + slice.next, copied.error());
-      slice.next = slice.end;
-      return true;
-    }
-    slice.next += zeros.size();
-  }
-  CountTransferred(operation, false, end - begin);
-  return true;
-}
-
-// A partial block at an end of a write goes through the page cache, but only after all direct transfers. A dirty page
-// keeps the rest of its folio, which may be megabytes, in the cache while a direct write next to it changes the device;
-// that rest would stay stale.
-bool Pipeline::DeferEdge(Slice& slice) const {
-  Operation& operation = *slice.operation;
-  if (operation.direction() != Direction::kWrite || operation.direct_refused()) return false;
-  const Target& target = operation.target();
-  const Target::Run run = target.Locate(operation.offset() + slice.next, slice.end - slice.next);
-  uint64_t size = run.length;
-  if (target.leased()) {
-    if (run.descriptor >= 0) return false;
-  } else {
-    const PieceRange range = ChooseRange(slice, options_.handle.block_size);
-    if (range.descriptor >= 0 || run.descriptor < 0) return false;
-    size = range.size;
-  }
-  operation.DeferEdge({slice.next, size});
-  slice.next += size;
-  return true;
-}
-
-// Uses the caller's memory if it is contiguous and aligned for O_DIRECT, or if cuFile can access it. Otherwise uses a
-// bounce buffer and limits the piece to its size. A write that needs checksums uses a bounce buffer
-// unless its memory is stable.
-bool Pipeline::FindMemory(Piece& piece) {
-  Operation& operation = piece.operation();
-  if (operation.device() != nullptr) {
-    piece.by_cufile = piece.descriptor >= 0 && operation.device()->direct();
-    return piece.by_cufile || FindBounce(piece);
-  }
-  const uint64_t alignment = piece.descriptor >= 0 ? operation.target().alignment().memory : 1;
-  if (!NeedsCopy(operation) && piece.transfer == piece.size) {
-    piece.data = operation.memory().Direct(piece.at, piece.size);
-    if (piece.data != nullptr && reinterpret_cast<uintptr_t>(piece.data) % alignment == 0) return true;
-  }
-  return FindBounce(piece);
-}
-
-bool Pipeline::FindBounce(Piece& piece) {
-  Operation& operation = piece.operation();
-  auto bounce =
-      operation.device() != nullptr ? LaneOf(*operation.device()).TryBounce(*operation.device()) : TryBounce();
-  if (!bounce.has_value()) {
-    FailAt(operation, operation.offset() + piece.at, bounce.error());
-    piece.slice->next = piece.slice->end;
-    return false;
-  }
-  if (!*bounce) return false;
-  piece.bounce = std::move(*bounce);
-  piece.data = piece.bounce.data();
-  const uint64_t size = operation.device() != nullptr ? DeviceLane::kBounceSize : options_.bounce_size;
-  piece.transfer = std::min(piece.transfer, size);
-  piece.size = std::min(piece.size, piece.transfer - piece.lead);
-  return true;
-}
-
-Result<Buffer> Pipeline::TryBounce() {
+Result<Buffer> Pipeline::TryBounce(const Operation& operation) {
+  if (const auto& device = operation.device(); device != nullptr) return LaneOf(*device).TryBounce(*device);
   if (bounces_ == nullptr) {
     auto made = BufferPool::Create(
         {.buffer_size = {options_.bounce_size}, .count = options_.bounces, .name = "bounce buffers"});
@@ -288,9 +250,9 @@ DeviceLane& Pipeline::LaneOf(const DeviceMemory& memory) {
 }
 
 void Pipeline::WriteEdges(Operation& operation) {
-  const Target& target = operation.target();
   for (const Operation::Edge& edge : operation.TakeEdges()) {
     if (operation.stopped()) return;
+    const Access& access = operation.access();
     std::vector<std::byte> bytes(edge.size);
     const uint64_t offset = operation.offset() + edge.at;
     if (operation.device() == nullptr) {
@@ -299,9 +261,9 @@ void Pipeline::WriteEdges(Operation& operation) {
                !copied.has_value()) {
       return FailAt(operation, offset, copied.error());
     }
-    if (target.needs_checksums() && !target.leased()) target.NoteWritten(offset, bytes);
+    if (access.needs_checksums() && !access.leased()) access.NoteWritten(offset, bytes);
     uint64_t done = 0;
-    const int error_number = TransferBuffered(target, true, bytes, offset, &done);
+    const int error_number = TransferBuffered(access, true, bytes, offset, &done);
     if (error_number != 0) return FailAt(operation, offset + done, Error{ErrorCode{error_number}});
     CountTransferred(operation, false, edge.size);
   }
@@ -349,48 +311,49 @@ void Pipeline::OnEnded(const Lane::Ended& ended) {
     FailAt(operation, std::max(begin, begin - piece.lead + piece.done), *ended.error);
     return Release(piece);
   }
-  switch (piece.step) {
-    case Piece::Step::kCopyOut:
+  switch (piece.phase) {
+    case Piece::Phase::kCopyOut:
       if (operation.stopped()) return Release(piece);
       PrepareWrite(piece);
-      return Start(piece, Piece::Step::kTransfer);
-    case Piece::Step::kTransfer: return OnTransferred(piece);
-    case Piece::Step::kCopyIn: return Complete(piece);
+      return Start(piece, Piece::Phase::kTransfer);
+    case Piece::Phase::kTransfer: return OnTransferred(piece);
+    case Piece::Phase::kCopyIn: return Complete(piece);
   }
 }
 
 void Pipeline::OnTransferred(Piece& piece) {
   if (IsDamaged(piece)) return;
   if (!piece.bounce || piece.writes()) return Complete(piece);
-  if (piece.operation().device() != nullptr) return Start(piece, Piece::Step::kCopyIn);
+  if (piece.operation().device() != nullptr) return Start(piece, Piece::Phase::kCopyIn);
   piece.operation().memory().Scatter(piece.at, piece.bytes());
   Complete(piece);
 }
 
 bool Pipeline::IsDamaged(Piece& piece) {
-  if (!piece.target().leased() || piece.writes()) return false;
+  if (!piece.access().leased() || piece.writes()) return false;
   Operation& operation = piece.operation();
   const bool last = ++piece.tries == kReadTries;
-  auto checked = piece.target().CheckRead(operation.offset() + piece.at - piece.lead, piece.blocks(), last);
+  const uint64_t offset = piece.layout().FileOffset(operation.offset() + piece.at - piece.lead);
+  auto checked = piece.access().CheckRead(offset, piece.blocks(), last);
   if (checked.has_value()) return false;
   if (last) {
     operation.Fail(std::move(checked).error());
     Release(piece);
   } else {
     piece.done = 0;
-    Start(piece, Piece::Step::kTransfer);
+    Start(piece, Piece::Phase::kTransfer);
   }
   return true;
 }
 
 void Pipeline::Complete(Piece& piece) {
-  CountTransferred(piece.operation(), piece.by_cufile, piece.size);
+  CountTransferred(piece.operation(), piece.by_cufile(), piece.size);
   Release(piece);
 }
 
 void Pipeline::Release(Piece& piece) {
   Slice& slice = *piece.slice;
-  if (piece.target().leased()) --leased_pieces_;
+  if (piece.access().leased()) --leased_pieces_;
   piece = {};
   free_.push_back(&piece);
   --slice.pieces;

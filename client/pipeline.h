@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out the slices of operations: splits them into pieces, moves the pieces by lanes and completes the
-// operations.
+// Carries out the slices of operations: plans them step by step, moves the pieces by lanes, completes the operations.
 #pragma once
 
 #include <chrono>
@@ -32,7 +31,7 @@ struct PipelineOptions {
 // Callbacks of a completed operation may call the pipeline again; a progress callback may call Drain.
 //
 // A slice is *held* while earlier GPU work on its tensor is under way, then *cutting* until its last byte is in a
-// piece, then *cut* until its last piece has ended. The last slice of an operation completes it.
+// step, then *cut* until its last piece has ended. The last slice of an operation completes it.
 class Pipeline {
  public:
   static Result<std::unique_ptr<Pipeline>> Create(const PipelineOptions& options);
@@ -70,20 +69,19 @@ class Pipeline {
   void TakeReady();
   void CutSlices();
   bool MayCut(const Slice& slice) const;
-  // Cuts the next piece of the slice and starts it. Returns false if the piece has to wait for a bounce buffer.
-  bool CutPiece(Slice& slice);
-  bool FindMemory(Piece& piece);
-  bool FindBounce(Piece& piece);
-  Result<Buffer> TryBounce();
+  // Carries out the next step of the slice, or starts it. Returns false if it has to wait for a bounce buffer.
+  bool RunStep(Slice& slice, const Step& step);
+  Result<void> FillHole(Operation& operation, const Step& step);
+  bool StartPiece(Slice& slice, const Step& step);
+  // Gives up the rest of the slice.
+  static void Abandon(Slice& slice, const Error& error);
+  Result<Buffer> TryBounce(const Operation& operation);
   DeviceLane& LaneOf(const DeviceMemory& memory);
-  // Fills the hole that is next, or a part of it. Returns false if there is none.
-  bool FillHole(Slice& slice);
-  bool DeferEdge(Slice& slice) const;
   void WriteEdges(Operation& operation);
   void CompleteEnded();
 
-  // Starts the piece's step on the lane responsible for it.
-  void Start(Piece& piece, Piece::Step step);
+  // Starts the piece's phase on the lane responsible for it.
+  void Start(Piece& piece, Piece::Phase phase);
   void Submit();
   void SubmitGroup();
   bool PollDevice();
@@ -100,6 +98,7 @@ class Pipeline {
   bool bouncing() const { return bounces_ != nullptr && bounces_->in_use() > 0; }
 
   const PipelineOptions options_;
+  const PlanLimits limits_;
   const uint64_t group_;  // number of leased transfers that are handled and submitted together
   std::unique_ptr<BufferPool> bounces_;  // allocated when the first piece needs one
   const std::unique_ptr<FileLane> file_;
@@ -112,7 +111,7 @@ class Pipeline {
   std::deque<std::shared_ptr<Operation>> ended_;  // waiting for completion
   bool completing_ = false;
   size_t leased_pieces_ = 0;
-  bool hole_left_ = false;  // Fill has filled a part of a hole, and must be called again
+  bool hole_left_ = false;  // Fill has filled a large hole, and must be called again
   unsigned polls_ = 0;      // consecutive polls of the GPU that found nothing
 };
 

@@ -53,7 +53,7 @@ class WEIGHTFS_EXPORT RandomReader {
 
   // Reads offsets.size() rows of `length` bytes into host memory of that size in total, one behind the other. Rows may
   // have any offsets, in any order, and may overlap. The bytes of a row must be contiguous in memory. Holes read as
-  // zeros. After an error the memory may be partly filled. With leases, the call takes 8 bytes for each row, and 7 MiB.
+  // zeros. After an error the memory may be partly filled. With leases, the call takes 8 bytes for each row, and 8 MiB.
   // Errors:
   //   ENODATA  a row reaches past the end of the file; nothing was read
   //   EIO      a block differs from its checksum, or the device reported an error

@@ -187,27 +187,24 @@ Result<void> CudaDevice::Call(const char* action, Function function) const {
   return cuda_->Check(action, function(*cuda_->functions_));
 }
 
+// Errors are ignored: they are older ones of the context that were already reported, or the process is exiting.
+void CudaDevice::Destroy::operator()(Cuda::EventTag* event) const {
+  [[maybe_unused]] const auto ignored = device->Call("", [&](const auto& cuda) { return cuda.destroy_event(event); });
+}
+
+void CudaDevice::Destroy::operator()(Cuda::StreamTag* stream) const {
+  [[maybe_unused]] const auto ignored = device->Call("", [&](const auto& cuda) { return cuda.destroy_stream(stream); });
+}
+
+void CudaDevice::Destroy::operator()(std::byte* locked) const {
+  [[maybe_unused]] const auto ignored = device->Call("", [&](const auto& cuda) { return cuda.unlock_host(locked); });
+}
+
 Result<CudaEvent> CudaEvent::Create(std::shared_ptr<const CudaDevice> device) {
-  CudaEvent event;
-  event.device_ = std::move(device);
-  RETURN_IF_ERROR(event.device_->Call(
-      "cannot make an event", [&](const auto& cuda) { return cuda.create_event(&event.event_, kEventWithoutTiming); }));
-  return event;
-}
-
-CudaEvent::CudaEvent(CudaEvent&& other) noexcept
-    : device_(std::move(other.device_)), event_(std::exchange(other.event_, nullptr)) {}
-
-CudaEvent& CudaEvent::operator=(CudaEvent&& other) noexcept {
-  std::swap(device_, other.device_);
-  std::swap(event_, other.event_);
-  return *this;
-}
-
-CudaEvent::~CudaEvent() {
-  if (event_ == nullptr) return;
-  // Ignored: the error is an older one of the context that was already reported, or the process is exiting.
-  [[maybe_unused]] const auto ignored = device_->Call("", [&](const auto& cuda) { return cuda.destroy_event(event_); });
+  Cuda::EventTag* made = nullptr;
+  RETURN_IF_ERROR(device->Call("cannot make an event",
+                               [&](const auto& cuda) { return cuda.create_event(&made, kEventWithoutTiming); }));
+  return CudaEvent({made, {std::move(device)}});
 }
 
 Result<void> CudaEvent::RecordOn(uintptr_t stream) const {
@@ -215,7 +212,7 @@ Result<void> CudaEvent::RecordOn(uintptr_t stream) const {
   auto* theirs = reinterpret_cast<Cuda::StreamTag*>(stream);  // NOLINT(performance-no-int-to-ptr)
   // Asked first, because recording on the default stream would end another stream's capture.
   int capturing = 0;
-  RETURN_IF_ERROR(device_->Call("cannot follow the tensor's stream", [&](const auto& cuda) {
+  RETURN_IF_ERROR(device().Call("cannot follow the tensor's stream", [&](const auto& cuda) {
     const int status = cuda.is_capturing(theirs, &capturing);
     if (status != kCapturedElsewhere) return status;
     capturing = 1;
@@ -225,14 +222,14 @@ Result<void> CudaEvent::RecordOn(uintptr_t stream) const {
     return Error{ErrorCode::kInvalid, "a CUDA graph is being captured, which cannot contain transfers of files: start "
                                       "the operation before or after the capture, or on a stream that is not captured"};
   }
-  return device_->Call("cannot follow the tensor's stream",
-                       [&](const auto& cuda) { return cuda.record_event(event_, theirs); });
+  return device().Call("cannot follow the tensor's stream",
+                       [&](const auto& cuda) { return cuda.record_event(event_.get(), theirs); });
 }
 
 Result<bool> CudaEvent::Reached() const {
   bool reached = false;
-  RETURN_IF_ERROR(device_->Call("work of the GPU failed", [&](const auto& cuda) {
-    const int status = cuda.query_event(event_);
+  RETURN_IF_ERROR(device().Call("work of the GPU failed", [&](const auto& cuda) {
+    const int status = cuda.query_event(event_.get());
     reached = status == 0;
     return status == kNotReady ? 0 : status;
   }));
@@ -240,73 +237,40 @@ Result<bool> CudaEvent::Reached() const {
 }
 
 Result<void> CudaEvent::Wait() const {
-  return device_->Call("work of the GPU failed", [&](const auto& cuda) { return cuda.wait_event(event_); });
+  return device().Call("work of the GPU failed", [&](const auto& cuda) { return cuda.wait_event(event_.get()); });
 }
 
 Result<CudaStream> CudaStream::Create(std::shared_ptr<const CudaDevice> device) {
-  CudaStream stream;
-  stream.device_ = std::move(device);
+  Cuda::StreamTag* made = nullptr;
   // The stream does not synchronize with the default stream: all work that a copy depends on has ended before it
   // begins.
-  RETURN_IF_ERROR(stream.device_->Call("cannot make a stream", [&](const auto& cuda) {
-    return cuda.create_stream(&stream.stream_, kStreamNonBlocking);
-  }));
-  return stream;
-}
-
-CudaStream::CudaStream(CudaStream&& other) noexcept
-    : device_(std::move(other.device_)), stream_(std::exchange(other.stream_, nullptr)) {}
-
-CudaStream& CudaStream::operator=(CudaStream&& other) noexcept {
-  std::swap(device_, other.device_);
-  std::swap(stream_, other.stream_);
-  return *this;
-}
-
-CudaStream::~CudaStream() {
-  if (stream_ == nullptr) return;
-  [[maybe_unused]] const auto ignored =
-      device_->Call("", [&](const auto& cuda) { return cuda.destroy_stream(stream_); });
+  RETURN_IF_ERROR(device->Call("cannot make a stream",
+                               [&](const auto& cuda) { return cuda.create_stream(&made, kStreamNonBlocking); }));
+  return CudaStream({made, {std::move(device)}});
 }
 
 Result<void> CudaStream::CopyToDevice(uint64_t address, std::span<const std::byte> host) const {
-  return device_->Call("cannot copy to the GPU", [&](const auto& cuda) {
-    return cuda.copy_to_device(address, host.data(), host.size(), stream_);
+  return device().Call("cannot copy to the GPU", [&](const auto& cuda) {
+    return cuda.copy_to_device(address, host.data(), host.size(), stream_.get());
   });
 }
 
 Result<void> CudaStream::CopyToHost(std::span<std::byte> host, uint64_t address) const {
-  return device_->Call("cannot copy from the GPU",
-                       [&](const auto& cuda) { return cuda.copy_to_host(host.data(), address, host.size(), stream_); });
+  return device().Call("cannot copy from the GPU", [&](const auto& cuda) {
+    return cuda.copy_to_host(host.data(), address, host.size(), stream_.get());
+  });
 }
 
 Result<void> CudaStream::Record(const CudaEvent& event) const {
-  return device_->Call("cannot record an event",
-                       [&](const auto& cuda) { return cuda.record_event(event.event_, stream_); });
+  return device().Call("cannot record an event",
+                       [&](const auto& cuda) { return cuda.record_event(event.event_.get(), stream_.get()); });
 }
 
 Result<PageLock> PageLock::Create(std::shared_ptr<const CudaDevice> device, std::span<std::byte> memory) {
-  PageLock lock;
-  lock.device_ = std::move(device);
-  RETURN_IF_ERROR(lock.device_->Call("cannot lock bounce buffers for the GPU", [&](const auto& cuda) {
+  RETURN_IF_ERROR(device->Call("cannot lock bounce buffers for the GPU", [&](const auto& cuda) {
     return cuda.lock_host(memory.data(), memory.size(), kRegisterPortable);
   }));
-  lock.memory_ = memory.data();
-  return lock;
-}
-
-PageLock::PageLock(PageLock&& other) noexcept
-    : device_(std::move(other.device_)), memory_(std::exchange(other.memory_, nullptr)) {}
-
-PageLock& PageLock::operator=(PageLock&& other) noexcept {
-  std::swap(device_, other.device_);
-  std::swap(memory_, other.memory_);
-  return *this;
-}
-
-PageLock::~PageLock() {
-  if (memory_ == nullptr) return;
-  [[maybe_unused]] const auto ignored = device_->Call("", [&](const auto& cuda) { return cuda.unlock_host(memory_); });
+  return PageLock({memory.data(), {std::move(device)}});
 }
 
 }  // namespace weightfs::client

@@ -33,7 +33,6 @@ class Cuda {
   friend class CudaDevice;
   friend class CudaStream;
   friend class CudaEvent;
-  friend class PageLock;
   struct Functions;
   struct ContextTag;
   struct StreamTag;
@@ -80,6 +79,17 @@ class CudaDevice {
   friend class CudaStream;
   friend class CudaEvent;
   friend class PageLock;
+
+  // Destroys what the driver has made on this GPU.
+  struct Destroy {
+    std::shared_ptr<const CudaDevice> device;
+    void operator()(Cuda::EventTag* event) const;
+    void operator()(Cuda::StreamTag* stream) const;
+    void operator()(std::byte* locked) const;
+  };
+  template <typename Object>
+  using Owned = std::unique_ptr<Object, Destroy>;
+
   CudaDevice(std::shared_ptr<const Cuda> cuda, int ordinal) : cuda_(std::move(cuda)), ordinal_(ordinal) {}
   // Calls function(driver functions) with this context and converts its status. `action` says what failed.
   template <typename Function>
@@ -94,9 +104,6 @@ class CudaDevice {
 class CudaEvent {
  public:
   static Result<CudaEvent> Create(std::shared_ptr<const CudaDevice> device);
-  CudaEvent(CudaEvent&& other) noexcept;
-  CudaEvent& operator=(CudaEvent&& other) noexcept;
-  ~CudaEvent();
 
   // Records the event after all work that the program has put into its stream so far (0: the default stream).
   Result<void> RecordOn(uintptr_t stream) const;
@@ -106,18 +113,15 @@ class CudaEvent {
 
  private:
   friend class CudaStream;
-  CudaEvent() = default;
-  std::shared_ptr<const CudaDevice> device_;
-  Cuda::EventTag* event_ = nullptr;
+  explicit CudaEvent(CudaDevice::Owned<Cuda::EventTag> event) : event_(std::move(event)) {}
+  const CudaDevice& device() const { return *event_.get_deleter().device; }
+  CudaDevice::Owned<Cuda::EventTag> event_;
 };
 
 // Copies run in the order in which they were started, concurrently with other streams. Externally synchronized.
 class CudaStream {
  public:
   static Result<CudaStream> Create(std::shared_ptr<const CudaDevice> device);
-  CudaStream(CudaStream&& other) noexcept;
-  CudaStream& operator=(CudaStream&& other) noexcept;
-  ~CudaStream();
 
   // Start a copy. The host memory must stay unchanged until an event recorded after the copy is reached.
   Result<void> CopyToDevice(uint64_t address, std::span<const std::byte> host) const;
@@ -125,23 +129,19 @@ class CudaStream {
   Result<void> Record(const CudaEvent& event) const;
 
  private:
-  CudaStream() = default;
-  std::shared_ptr<const CudaDevice> device_;
-  Cuda::StreamTag* stream_ = nullptr;
+  explicit CudaStream(CudaDevice::Owned<Cuda::StreamTag> stream) : stream_(std::move(stream)) {}
+  const CudaDevice& device() const { return *stream_.get_deleter().device; }
+  CudaDevice::Owned<Cuda::StreamTag> stream_;
 };
 
 // Page-locks host memory for all GPUs. Only copies of page-locked memory are asynchronous and run at full speed.
 class PageLock {
  public:
   static Result<PageLock> Create(std::shared_ptr<const CudaDevice> device, std::span<std::byte> memory);
-  PageLock(PageLock&& other) noexcept;
-  PageLock& operator=(PageLock&& other) noexcept;
-  ~PageLock();
 
  private:
-  PageLock() = default;
-  std::shared_ptr<const CudaDevice> device_;
-  std::byte* memory_ = nullptr;
+  explicit PageLock(CudaDevice::Owned<std::byte> memory) : memory_(std::move(memory)) {}
+  CudaDevice::Owned<std::byte> memory_;
 };
 
 }  // namespace weightfs::client

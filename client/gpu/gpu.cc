@@ -5,9 +5,8 @@
 
 #include <cerrno>
 
-#include "client/file_target.h"
-#include "client/gpu/copy_queue.h"
 #include "client/gpu/gpu_lane.h"
+#include "client/open/opened_file.h"
 #include "common/result.h"
 
 namespace weightfs::client {
@@ -111,18 +110,23 @@ Result<std::shared_ptr<GpuMemory>> Gpu::Describe(const MemoryView& memory) {
   return made;
 }
 
-Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, uint64_t offset,
-                                              bool leased) {
+Result<std::shared_ptr<GpuMemory>> Gpu::Admit(const MemoryView& memory, const Target& target, const std::string& path,
+                                              uint64_t offset, bool leased) {
   ASSIGN_OR_RETURN(auto made, Describe(memory));
-  auto direct = GoesDirect(memory, target, offset, leased);
+  const int descriptor = target ? target.layout().Locate(offset, memory.size()).descriptor : -1;
+  auto direct = GoesDirect(memory, descriptor, target, leased);
   if (direct.has_value() && !*direct) return made;
-  const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  if (direct.has_value()) {
+  if (!direct.has_value()) {
+    const char* instead = forced_ ? "; mode auto or bounce takes it" : "";
+    direct = Error{ErrorCode::kNotSupported,
+                   fmt::format("cuFile cannot transfer {} directly: {}{}", path, direct.error().what, instead), path,
+                   offset};
+  } else {
     made->cufile_ = cufile_;
     // cuFile may support a filesystem without supporting every file on it.
     if (descriptor >= 0 && !forced_) {
       if (const auto file = made->FileOf(descriptor); !file.has_value()) {
-        direct = Error{file.error().code, fmt::format("{}: {}", target.path(), file.error().what)};
+        direct = Error{file.error().code, fmt::format("{}: {}", path, file.error().what)};
       }
     }
   }
@@ -149,21 +153,14 @@ void Gpu::NoteRefusal(const Error& error) {
   if (on_refusal_) on_refusal_(error.what);
 }
 
-Result<bool> Gpu::GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset, bool leased) const {
+Result<bool> Gpu::GoesDirect(const MemoryView& memory, int descriptor, const Target& target, bool leased) const {
   if (cufile_ == nullptr) return false;
-  const int descriptor = target.Locate(offset, memory.size()).descriptor;
-  const auto refuse = [&](const char* why) {
-    const char* way_out = forced_ ? "; mode auto or bounce takes it" : "";
-    return Error{ErrorCode::kNotSupported,
-                 fmt::format("cuFile cannot transfer {} directly: {}{}", target.path(), why, way_out), target.path(),
-                 offset};
-  };
+  const auto refuse = [](const char* why) { return Error{ErrorCode::kNotSupported, why}; };
   if (leased) return refuse("a lease is used, whose blocks the host must check");
+  if (!target) return forced_;
   if (descriptor < 0) {
-    // A target without any descriptor stands for a file that is opened later.
-    if (target.any() < 0) return forced_;
     // The transfer is so small that it contains at most a few whole blocks.
-    if (memory.size() < FileTarget::kSmallTransfer) return false;
+    if (memory.size() < OpenedFile::kSmallTransfer) return false;
     return refuse("it is not open for direct I/O, or its filesystem has none");
   }
   if (forced_ || cufile_->DirectFor(descriptor)) return true;

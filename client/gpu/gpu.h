@@ -84,11 +84,11 @@ class Gpu {
   // True in mode kCufile: whole blocks are transferred by cuFile only.
   bool forces_cufile() const { return forced_; }
 
-  // Creates the memory of an operation on an open file. `leased`: the operation uses a lease, perhaps on a target that
-  // is opened later. EINVAL for memory that does not belong to a GPU, EOPNOTSUPP for a file that mode kCufile cannot
-  // use.
-  Result<std::shared_ptr<GpuMemory>> Admit(const MemoryView& memory, const Target& target, uint64_t offset, bool leased)
-      EXCLUDES(mutex_);
+  // Creates the memory of an operation on the file of this path, from this offset on. An empty target stands for a file
+  // that is opened later. `leased`: the operation uses a lease, perhaps on a target that is opened later. EINVAL for
+  // memory that does not belong to a GPU, EOPNOTSUPP for a file that mode kCufile cannot use.
+  Result<std::shared_ptr<GpuMemory>> Admit(const MemoryView& memory, const Target& target, const std::string& path,
+                                           uint64_t offset, bool leased) EXCLUDES(mutex_);
   // Copies GPU memory to host memory and waits for the copy.
   Result<void> CopyOut(const MemoryView& memory, std::span<std::byte> host) EXCLUDES(mutex_);
 
@@ -109,7 +109,7 @@ class Gpu {
   Result<std::shared_ptr<GpuMemory>> Describe(const MemoryView& memory) EXCLUDES(mutex_);
   Result<std::shared_ptr<const CudaDevice>> DeviceOf(uint64_t address) EXCLUDES(mutex_);
   // The error says why cuFile does not carry out the operation, though it is in use.
-  Result<bool> GoesDirect(const MemoryView& memory, const Target& target, uint64_t offset, bool leased) const;
+  Result<bool> GoesDirect(const MemoryView& memory, int descriptor, const Target& target, bool leased) const;
   void NoteRefusal(const Error& error) EXCLUDES(mutex_);
   const std::pair<const uint64_t, Pinned>* FindPinnedLocked(uint64_t address, uint64_t size) const REQUIRES(mutex_);
 

@@ -18,43 +18,108 @@ std::optional<Error> ErrorOf(const Result<void>& outcome) {
   return outcome.has_value() ? std::nullopt : std::optional(outcome.error());
 }
 
+Result<uint64_t> CarryOut(const Piece& piece, const GpuMemory& memory, const Cufile::File& file) {
+  const CudaDevice::Current current(*memory.device());
+  RETURN_IF_ERROR(current.result());
+  const uint64_t at = memory.lead() + piece.at + piece.done;
+  const uint64_t size = piece.size - piece.done;
+  const uint64_t offset = piece.offset + piece.done;
+  return piece.writes() ? file.Write(memory.base(), at, size, offset) : file.Read(memory.base(), at, size, offset);
+}
+
 }  // namespace
+
+Result<std::unique_ptr<CopyQueue>> CopyQueue::Create(const std::shared_ptr<const CudaDevice>& device) {
+  std::vector<Direction> directions;
+  for (int i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(auto stream, CudaStream::Create(device));
+    directions.push_back({std::move(stream)});
+  }
+  return std::unique_ptr<CopyQueue>(new CopyQueue(device, std::move(directions)));
+}
+
+Result<CudaEvent> CopyQueue::Begin(const Copy& copy) {
+  // The event must exist first: a copy whose end cannot be detected must not begin.
+  if (unused_events_.empty()) {
+    ASSIGN_OR_RETURN(auto made, CudaEvent::Create(device_));
+    unused_events_.push_back(std::move(made));
+  }
+  const CudaStream& stream = directions_[copy.to_device ? 1 : 0].stream;
+  if (copy.to_device) {
+    RETURN_IF_ERROR(stream.CopyToDevice(copy.address, copy.host));
+  } else {
+    RETURN_IF_ERROR(stream.CopyToHost(copy.host, copy.address));
+  }
+  RETURN_IF_ERROR(stream.Record(unused_events_.back()));
+  CudaEvent end = std::move(unused_events_.back());
+  unused_events_.pop_back();
+  return end;
+}
+
+Result<void> CopyQueue::Start(const Copy& copy) {
+  ASSIGN_OR_RETURN(auto end, Begin(copy));
+  directions_[copy.to_device ? 1 : 0].copies.push_back({copy.piece, std::move(end)});
+  return {};
+}
+
+void CopyQueue::Collect(std::vector<Ended>* ended) {
+  for (Direction& direction : directions_) {
+    for (auto& copies = direction.copies; !copies.empty(); copies.pop_front()) {
+      auto reached = copies.front().end.Reached();
+      if (reached.has_value() && !*reached) break;
+      Result<void> outcome;
+      if (!reached.has_value()) outcome = std::move(reached).error();
+      ended->push_back({copies.front().piece, std::move(outcome)});
+      unused_events_.push_back(std::move(copies.front().end));
+    }
+  }
+}
+
+Result<void> CopyQueue::Run(const Copy& copy) {
+  ASSIGN_OR_RETURN(auto end, Begin(copy));
+  auto result = end.Wait();
+  unused_events_.push_back(std::move(end));
+  return result;
+}
 
 void GpuLane::Start(Piece& piece) {
   if (auto error = ErrorOf(Begin(piece))) ended_.push_back({&piece, std::move(error)});
 }
 
 Result<void> GpuLane::Begin(Piece& piece) {
-  if (piece.step == Piece::Step::kTransfer) return Transfer(piece);
+  if (piece.phase == Piece::Phase::kTransfer) return Transfer(piece);
   ASSIGN_OR_RETURN(CopyQueue * queue, QueueOf(*piece.operation().device()));
   return queue->Start({.piece = &piece,
-                       .to_device = piece.step == Piece::Step::kCopyIn,
+                       .to_device = piece.phase == Piece::Phase::kCopyIn,
                        .address = OnGpu(*piece.operation().device()).address() + piece.at,
                        .host = piece.bytes()});
 }
 
 Result<void> GpuLane::Transfer(Piece& piece) {
-  if (threads_ == nullptr) {
-    ASSIGN_OR_RETURN(threads_, CufileThreads::Create(options_.threads));
-  }
-  const auto memory = std::static_pointer_cast<GpuMemory>(piece.operation().device());
+  RETURN_IF_ERROR(workers_.Start());
+  auto memory = std::static_pointer_cast<GpuMemory>(piece.operation().device());
   ASSIGN_OR_RETURN(const Cufile::File* file, memory->FileOf(piece.descriptor));
-  threads_->Start({.piece = &piece,
-                   .write = piece.writes(),
-                   .memory = memory,
-                   .file = file,
-                   .at = piece.at + piece.done,
-                   .size = piece.size - piece.done,
-                   .offset = piece.offset + piece.done});
+  ++transferring_;
+  workers_.Run([this, &piece, memory = std::move(memory), file]() mutable {
+    auto outcome = CarryOut(piece, *memory, *file);
+    memory.reset();  // the operation may end with the next step, and then keeps nothing of the GPU
+    const MutexLock lock(mutex_);
+    transferred_.push_back({&piece, std::move(outcome)});
+    changed_.notify_one();
+  });
   return {};
 }
 
 void GpuLane::Poll(std::chrono::microseconds wait) {
-  if (threads_ != nullptr) {
-    std::vector<CufileThreads::Ended> transfers;
-    threads_->Collect(&transfers, copies_under_way() == 0 && ended_.empty() ? wait : std::chrono::microseconds(0));
-    for (const auto& [piece, outcome] : transfers) OnTransferred(*piece, outcome);
+  std::vector<Transferred> transferred;
+  if (transferring_ > 0) {
+    const bool alone = copies_under_way() == 0 && ended_.empty();
+    MutexLock lock(mutex_);
+    if (transferred_.empty() && alone && wait.count() > 0) changed_.wait_for(lock.native(), wait);
+    transferred.swap(transferred_);
   }
+  transferring_ -= transferred.size();
+  for (const auto& [piece, outcome] : transferred) OnTransferred(*piece, outcome);
   std::vector<CopyQueue::Ended> copies;
   for (const auto& queue : queues_) queue->Collect(&copies);
   for (const auto& [piece, outcome] : copies) ended_.push_back({piece, ErrorOf(outcome)});

@@ -1,48 +1,106 @@
 // SPDX-License-Identifier: Apache-2.0
-// The DeviceLane for CUDA and cuFile.
+// The DeviceLane for CUDA and cuFile, and its copies.
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "client/gpu/copy_queue.h"
-#include "client/gpu/cufile_threads.h"
+#include "client/gpu/cuda.h"
 #include "client/gpu/gpu.h"
 #include "client/lane.h"
+#include "client/workers.h"
+#include "common/mutex.h"
 
 namespace weightfs::client {
 
+// Asynchronous copies between host memory and one GPU. Externally synchronized. It has one stream per direction,
+// because both directions can run concurrently.
+class CopyQueue {
+ public:
+  struct Copy {
+    Piece* piece = nullptr;  // identifies the copy to the caller
+    bool to_device = false;
+    uint64_t address = 0;  // on the GPU
+    std::span<std::byte> host = {};
+  };
+  struct Ended {
+    Piece* piece = nullptr;
+    Result<void> outcome = {};
+  };
+
+  static Result<std::unique_ptr<CopyQueue>> Create(const std::shared_ptr<const CudaDevice>& device);
+
+  const CudaDevice& device() const { return *device_; }
+  // Starts a copy. If this fails, nothing was started. The memory must stay valid until the copy has been collected.
+  Result<void> Start(const Copy& copy);
+  // Adds the copies that have ended since the last call.
+  void Collect(std::vector<Ended>* ended);
+  size_t under_way() const { return directions_[0].copies.size() + directions_[1].copies.size(); }
+  // Copies and waits for the copy.
+  Result<void> Run(const Copy& copy);
+
+ private:
+  struct UnderWay {
+    Piece* piece;
+    CudaEvent end;
+  };
+  struct Direction {
+    CudaStream stream;
+    std::deque<UnderWay> copies = {};  // in the order in which they end
+  };
+
+  CopyQueue(std::shared_ptr<const CudaDevice> device, std::vector<Direction> directions)
+      : device_(std::move(device)), directions_(std::move(directions)) {}
+  Result<CudaEvent> Begin(const Copy& copy);
+
+  const std::shared_ptr<const CudaDevice> device_;
+  std::vector<Direction> directions_;     // to the host, to the GPU
+  std::vector<CudaEvent> unused_events_;  // unused events for reuse
+};
+
 class GpuLane final : public DeviceLane {
  public:
-  explicit GpuLane(const DeviceMemory::LaneOptions& options) : options_(options) {}
+  explicit GpuLane(const DeviceMemory::LaneOptions& options)
+      : options_(options), workers_("weightfs-io", options.threads) {}
 
   void Start(Piece& piece) override;
   std::optional<Ended> Next() override;
-  bool idle() const override { return copies_under_way() == 0 && transfers_under_way() == 0 && ended_.empty(); }
+  bool idle() const override { return copies_under_way() == 0 && transferring_ == 0 && ended_.empty(); }
   Result<Buffer> TryBounce(const DeviceMemory& memory) override;
   Result<void> CopyInNow(const DeviceMemory& memory, uint64_t at, std::span<const std::byte> host) override;
   Result<void> CopyOutNow(const DeviceMemory& memory, uint64_t at, std::span<std::byte> host) override;
-  void Poll(std::chrono::microseconds wait) override;
+  void Poll(std::chrono::microseconds wait) override EXCLUDES(mutex_);
 
  private:
+  // The end of a transfer by cuFile.
+  struct Transferred {
+    Piece* piece = nullptr;
+    Result<uint64_t> outcome;  // number of bytes
+  };
+
   Result<void> Begin(Piece& piece);
-  Result<void> Transfer(Piece& piece);
+  // Starts a transfer by cuFile, which blocks, on a thread of its own.
+  Result<void> Transfer(Piece& piece) EXCLUDES(mutex_);
   void OnTransferred(Piece& piece, const Result<uint64_t>& outcome);
   Result<void> MakeBounces(const GpuMemory& memory);
   Result<CopyQueue*> QueueOf(const DeviceMemory& memory);
   size_t copies_under_way() const;
-  size_t transfers_under_way() const { return threads_ == nullptr ? 0 : threads_->under_way(); }
 
   const DeviceMemory::LaneOptions options_;
   std::deque<Ended> ended_;
   std::unique_ptr<BufferPool> bounces_;             // allocated on first use
   std::optional<PageLock> lock_;                    // page-locks all bounce buffers; destroyed before them
   std::vector<std::unique_ptr<CopyQueue>> queues_;  // one per GPU
-  std::unique_ptr<CufileThreads> threads_;
+  size_t transferring_ = 0;                         // transfers by cuFile that Poll has not seen end
+  Mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Transferred> transferred_ GUARDED_BY(mutex_);  // since the last Poll
+  Workers workers_;                                          // destroyed first
 };
 
 }  // namespace weightfs::client

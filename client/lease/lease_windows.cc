@@ -20,19 +20,78 @@ namespace {
 // Blocks. More checksums do not fit into an answer.
 constexpr uint64_t kLargestLease = lease::kMaximumBody / sizeof(uint32_t) / 2;
 
+class WindowRead final : public Access {
+ public:
+  WindowRead(std::string path, uint64_t size, LeaseWindows::Pins pins)
+      : path_(std::move(path)), size_(size), pins_(std::move(pins)) {}
+
+  const std::string& path() const override { return path_; }
+  const Layout& layout() const override { return pins_; }
+  bool leased() const override { return true; }
+  int Buffered(int* error_number) const override {
+    *error_number = EIO;  // the pipeline reads leased blocks through the devices only
+    return -1;
+  }
+  Result<uint64_t> Size() const override { return size_; }
+  Result<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
+  Result<void> Finish(bool success) override;
+
+ private:
+  Result<void> CheckMount() const;
+
+  const std::string path_;
+  const uint64_t size_;
+  LeaseWindows::Pins pins_;
+};
+
+Result<void> WindowRead::CheckMount() const {
+  for (const auto& window : pins_.windows()) {
+    if (window->lease->alive()) continue;
+    return Error{ErrorCode{EPIPE},
+                 fmt::format("read of {}: the mount went away, and the lease of the file with it", path_), path_};
+  }
+  return {};
+}
+
+Result<void> WindowRead::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const {
+  const auto damage = pins_.Find(offset).blocks.FindDamage(offset, blocks);
+  if (!damage) return {};
+  // Without the lease, the blocks may have been reused.
+  if (last) RETURN_IF_ERROR(CheckMount());
+  return DamagedRead(path_, damage->block * kBlockSize, damage->what);
+}
+
+// The blocks kept their content during the transfers if the leases outlived them.
+Result<void> WindowRead::Finish(bool success) {
+  Result<void> result;
+  if (success) result = CheckMount();
+  pins_ = {};
+  return result;
+}
+
 }  // namespace
+
+std::unique_ptr<Access> ReadWindows(std::string path, uint64_t size, LeaseWindows::Pins pins) {
+  return std::make_unique<WindowRead>(std::move(path), size, std::move(pins));
+}
 
 LeaseWindows::Pins::~Pins() {
   if (owner_ != nullptr) owner_->Unpin(std::move(windows_));
 }
 
-const LeaseWindows::Window& LeaseWindows::Pins::Find(uint64_t index) const {
+const LeaseWindows::Window& LeaseWindows::Pins::Find(uint64_t offset) const {
   if (windows_.size() == 1) return *windows_.front();
+  const uint64_t index = offset / owner_->window_size();
   return **std::partition_point(windows_.begin(), windows_.end(),
                                 [index](const WindowPtr& window) { return window->index < index; });
 }
 
-Result<std::shared_ptr<LeaseWindows>> LeaseWindows::Open(std::shared_ptr<const Target> file,
+Layout::Run LeaseWindows::Pins::Locate(uint64_t offset, uint64_t length) const {
+  const uint64_t size = owner_->window_size();
+  return Find(offset).blocks.Locate(offset, std::min(length, size - offset % size));
+}
+
+Result<std::shared_ptr<LeaseWindows>> LeaseWindows::Open(std::shared_ptr<const Access> file,
                                                          std::shared_ptr<LeaseConnections> connections,
                                                          uint64_t memory) {
   std::shared_ptr<LeaseWindows> made(new LeaseWindows(std::move(file), std::move(connections)));
@@ -42,10 +101,10 @@ Result<std::shared_ptr<LeaseWindows>> LeaseWindows::Open(std::shared_ptr<const T
 
 Result<LeaseWindows::Version> LeaseWindows::CurrentVersion() const {
   struct statx status {};
-  if (statx(target_->any(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_CTIME, &status) != 0) {
+  if (statx(opened_->any(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_SIZE | STATX_CTIME, &status) != 0) {
     return Error{ErrorCode{errno},
-                 fmt::format("{}: cannot look at the file: {}", target_->path(), std::strerror(errno)),
-                 target_->path()};
+                 fmt::format("{}: cannot look at the file: {}", opened_->path(), std::strerror(errno)),
+                 opened_->path()};
   }
   return Version{status.stx_size, status.stx_ctime.tv_sec, status.stx_ctime.tv_nsec};
 }
@@ -57,8 +116,8 @@ Result<void> LeaseWindows::CheckUnchanged(uint64_t leased_size) const {
   return Error{ErrorCode::kStale,
                fmt::format("{}: the file was changed after the reader had opened it, and not all of it was leased: "
                            "refresh the reader, or give it memory for all checksums of the file",
-                           target_->path()),
-               target_->path()};
+                           opened_->path()),
+               opened_->path()};
 }
 
 Result<void> LeaseWindows::TakeFirst(uint64_t memory) {
@@ -81,7 +140,7 @@ Result<LeaseWindows::WindowPtr> LeaseWindows::Take(uint64_t index, uint64_t* fil
   auto window = std::make_shared<Window>();
   window->index = index;
   const uint64_t offset = index * window_size_;
-  ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections_, target_->any(), lease::Kind::kRead, offset, window_size_));
+  ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections_, opened_->any(), lease::Kind::kRead, offset, window_size_));
   window->lease = std::move(begun.lease);
   ASSIGN_OR_RETURN(*file_size, window->blocks.TakeReadAnswer(std::move(begun.answer), offset, window_size_));
   return WindowPtr(std::move(window));
@@ -127,8 +186,8 @@ Result<LeaseWindows::Pins> LeaseWindows::Pin(std::span<const uint64_t> indices) 
         return Error{ErrorCode::kAgain,
                      fmt::format("{}: operations that have not ended use all {} leases of the reader, and a callback "
                                  "may not wait for them",
-                                 target_->path(), kMost),
-                     target_->path()};
+                                 opened_->path(), kMost),
+                     opened_->path()};
       }
       changed_.wait(lock.native());
     }

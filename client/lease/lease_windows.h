@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,8 +33,9 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   };
   using WindowPtr = std::shared_ptr<const Window>;
 
-  // Windows that an operation uses. They stay leased until its destructor. Move-only; externally synchronized.
-  class Pins {
+  // Windows that an operation uses, as the layout of the file. They stay leased until its destructor. Move-only;
+  // externally synchronized.
+  class Pins final : public Layout {
    public:
     Pins() = default;
     Pins(Pins&&) = default;
@@ -44,11 +46,14 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
     }
     Pins(const Pins&) = delete;
     Pins& operator=(const Pins&) = delete;
-    ~Pins();
+    ~Pins() override;
 
     // Ascending, by index.
     std::span<const WindowPtr> windows() const { return windows_; }
-    const Window& Find(uint64_t index) const;
+    // The window of an offset in the file, which must be one of them.
+    const Window& Find(uint64_t offset) const;
+    Run Locate(uint64_t offset, uint64_t length) const override;
+    DirectAlignment alignment() const override { return windows_.front()->blocks.alignment(); }
 
    private:
     friend class LeaseWindows;
@@ -61,7 +66,7 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
 
   // `file` is open for reading on a weightfs mount. `memory` limits the checksums that are kept, in bytes; a window has
   // at least one block. Takes the first lease; the errors are those of a lease. EAGAIN: the file changed meanwhile.
-  static Result<std::shared_ptr<LeaseWindows>> Open(std::shared_ptr<const Target> file,
+  static Result<std::shared_ptr<LeaseWindows>> Open(std::shared_ptr<const Access> file,
                                                     std::shared_ptr<LeaseConnections> connections, uint64_t memory);
 
   uint64_t file_size() const { return file_.size; }      // bytes, at the time of Open
@@ -83,8 +88,8 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
     bool operator==(const Version&) const = default;
   };
 
-  LeaseWindows(std::shared_ptr<const Target> file, std::shared_ptr<LeaseConnections> connections)
-      : target_(std::move(file)), connections_(std::move(connections)) {}
+  LeaseWindows(std::shared_ptr<const Access> file, std::shared_ptr<LeaseConnections> connections)
+      : opened_(std::move(file)), connections_(std::move(connections)) {}
 
   Result<Version> CurrentVersion() const;
   Result<void> TakeFirst(uint64_t memory);
@@ -99,7 +104,7 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   bool MakeSpaceLocked(size_t more, std::vector<WindowPtr>* dropped) REQUIRES(mutex_);
   void Unpin(std::vector<WindowPtr> windows) EXCLUDES(mutex_);
 
-  const std::shared_ptr<const Target> target_;
+  const std::shared_ptr<const Access> opened_;
   const std::shared_ptr<LeaseConnections> connections_;
   Version file_;              // immutable after Open
   uint64_t window_size_ = 0;  // immutable after Open
@@ -108,5 +113,8 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   bool leasing_ GUARDED_BY(mutex_) = false;         // a thread is taking leases
   std::vector<WindowPtr> kept_ GUARDED_BY(mutex_);  // most recently used last
 };
+
+// Transfers leased blocks of these windows to memory. `path` and `size` are those of the file.
+std::unique_ptr<Access> ReadWindows(std::string path, uint64_t size, LeaseWindows::Pins pins);
 
 }  // namespace weightfs::client

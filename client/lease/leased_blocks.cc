@@ -12,7 +12,7 @@
 #include <new>
 
 #include "client/file_limit.h"
-#include "client/file_target.h"
+#include "client/open/opened_file.h"
 #include "common/checksum.h"
 #include "common/result.h"
 #include "common/units.h"
@@ -49,19 +49,19 @@ void LeasedBlocks::Adopt(std::vector<UniqueFd> devices) {
 Result<void> LeasedBlocks::AddOne(uint64_t block, const lease::Extent& extent) {
   const auto& [file_block, count, device_block, device, reserved] = extent;
   constexpr uint64_t kBlocks = UINT64_MAX / kBlockSize;  // so that byte counts do not overflow
-  const uint64_t last = runs_.empty() ? first_ : runs_.back().block + runs_.back().count;
+  const uint64_t last = extents_.empty() ? first_ : extents_.back().block + extents_.back().count;
   if (device >= devices_.size() || count == 0 || block < last || count > count_ || block - first_ > count_ - count ||
       count > kBlocks || device_block > kBlocks - count) {
     return MalformedAnswer();
   }
-  if (!runs_.empty()) {
-    Run& before = runs_.back();
+  if (!extents_.empty()) {
+    Extent& before = extents_.back();
     if (before.device == device && last == block && before.device_block + before.count == device_block) {
       before.count += count;
       return {};
     }
   }
-  runs_.push_back({block, count, device_block, device});
+  extents_.push_back({block, count, device_block, device});
   return {};
 }
 
@@ -91,7 +91,7 @@ Result<uint64_t> LeasedBlocks::TakeReadAnswer(lease::Message message, uint64_t o
 
 Result<void> LeasedBlocks::CheckWritable() const {
   const uint64_t limit = FileSizeLimit();
-  for (const Run& run : runs_) {
+  for (const Extent& run : extents_) {
     const uint64_t end = (run.device_block + run.count) * kBlockSize;
     struct stat status {};
     const int device = devices_[run.device].get();
@@ -105,14 +105,14 @@ Result<void> LeasedBlocks::CheckWritable() const {
 }
 
 // Returns the run that contains the block, or the first one behind it.
-const LeasedBlocks::Run* LeasedBlocks::Find(uint64_t block) const {
-  const auto at = std::partition_point(runs_.begin(), runs_.end(),
-                                       [block](const Run& run) { return run.block + run.count <= block; });
-  return at == runs_.end() ? nullptr : &*at;
+const LeasedBlocks::Extent* LeasedBlocks::Find(uint64_t block) const {
+  const auto at = std::partition_point(extents_.begin(), extents_.end(),
+                                       [block](const Extent& run) { return run.block + run.count <= block; });
+  return at == extents_.end() ? nullptr : &*at;
 }
 
-Target::Run LeasedBlocks::Locate(uint64_t offset, uint64_t length) const {
-  const Run* run = Find(offset / kBlockSize);
+Layout::Run LeasedBlocks::Locate(uint64_t offset, uint64_t length) const {
+  const Extent* run = Find(offset / kBlockSize);
   if (run == nullptr) return {-1, 0, length};
   const uint64_t begin = run->block * kBlockSize;
   if (offset < begin) return {-1, 0, std::min(length, begin - offset)};
@@ -134,7 +134,7 @@ std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset, st
     const auto [wrong, right] = std::mismatch(found.begin(), found.begin() + static_cast<long>(count), recorded);
     if (wrong != found.begin() + static_cast<long>(count)) {
       const uint64_t at = block + static_cast<uint64_t>(wrong - found.begin());
-      const Target::Run place = Locate(at * kBlockSize, kBlockSize);
+      const Run place = Locate(at * kBlockSize, kBlockSize);
       return Damage{at, fmt::format("its CRC-32C is {:08x} and {:08x} is recorded, at byte {} of {}", *wrong, *right,
                                     place.offset, NameOf(place.descriptor))};
     }
@@ -144,7 +144,7 @@ std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset, st
   return std::nullopt;
 }
 
-Result<void> LeasedTarget::TakeReservation(lease::Message message, uint64_t first, uint64_t count) {
+Result<void> LeasedAccess::TakeReservation(lease::Message message, uint64_t first, uint64_t count) {
   lease::BodyReader body(message.body());
   lease::ReserveAnswer answer;
   std::vector<lease::Extent> extents;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The locations and checksums of the blocks of a lease, and the base class of all targets that use a lease.
+// The locations and checksums of the blocks of a lease, and the base class of all that transfer them.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace weightfs::client {
 
 // Blocks are numbered as in their operation: the blocks of one file, or of many files in sequence. Thread-safe after
 // the last call to Add.
-class LeasedBlocks {
+class LeasedBlocks final : public Layout {
  public:
   // Allocates the checksums of [first, first + count). ENOMEM.
   Result<void> Reset(uint64_t first, uint64_t count);
@@ -41,9 +41,9 @@ class LeasedBlocks {
   // Element i belongs to block first() + i.
   uint32_t* checksums() const { return checksums_.get(); }
 
-  // Same as in Target.
-  Target::Run Locate(uint64_t offset, uint64_t length) const;
-  DirectAlignment alignment() const { return alignment_; }
+  Run Locate(uint64_t offset, uint64_t length) const override;
+  DirectAlignment alignment() const override { return alignment_; }
+  // Same as in Access.
   void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const;
 
   struct Damage {
@@ -54,7 +54,7 @@ class LeasedBlocks {
   std::optional<Damage> FindDamage(uint64_t offset, std::span<const std::byte> blocks) const;
 
  private:
-  struct Run {
+  struct Extent {
     uint64_t block;
     uint64_t count;
     uint64_t device_block;
@@ -62,21 +62,20 @@ class LeasedBlocks {
   };
   // Merges an extent that continues the previous one.
   Result<void> AddOne(uint64_t block, const lease::Extent& extent);
-  const Run* Find(uint64_t block) const;
+  const Extent* Find(uint64_t block) const;
 
   uint64_t first_ = 0;
   uint64_t count_ = 0;
   std::unique_ptr<uint32_t[]> checksums_;
   std::vector<UniqueFd> devices_;
   DirectAlignment alignment_{.offset = 4096, .memory = 1};
-  std::vector<Run> runs_;
+  std::vector<Extent> extents_;
 };
 
-// The base class of all targets that use a lease.
-class LeasedTarget : public Target {
+// The base class of all that transfer leased blocks.
+class LeasedAccess : public Access {
  public:
-  Run Locate(uint64_t offset, uint64_t length) const override { return blocks_.Locate(offset, length); }
-  DirectAlignment alignment() const override { return blocks_.alignment(); }
+  const Layout& layout() const override { return blocks_; }
   bool leased() const override { return true; }
   void NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const override {
     blocks_.NoteWritten(offset, blocks);

@@ -24,8 +24,8 @@ namespace {
 
 uint64_t BlocksOf(uint64_t bytes) { return RoundUp(bytes, kBlockSize) / kBlockSize; }
 
-// The base class of the targets for both directions.
-class LeasedFiles : public LeasedTarget {
+// The base class for both directions.
+class LeasedFiles : public LeasedAccess {
  public:
   explicit LeasedFiles(std::shared_ptr<const LeasedFolder> folder) : folder_(std::move(folder)) {}
 
@@ -299,17 +299,17 @@ Result<void> LeasedFolder::PermitChange() const {
 
 Result<LeasedFolder::Batch> LeasedFolder::Save(std::span<const NamedMemory> files, const SaveOptions& options) const {
   ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_, descriptor_.get()));
-  auto target = std::make_unique<SavedFiles>(shared_from_this(), options);
-  ASSIGN_OR_RETURN(auto memory, target->Begin(files, std::move(lease)));
-  return Batch{std::move(target), std::move(memory)};
+  auto access = std::make_unique<SavedFiles>(shared_from_this(), options);
+  ASSIGN_OR_RETURN(auto memory, access->Begin(files, std::move(lease)));
+  return Batch{std::move(access), std::move(memory)};
 }
 
 Result<LeasedFolder::Batch> LeasedFolder::Load(std::span<const NamedMemory> files, size_t first,
                                                std::shared_ptr<FileErrors> errors) const {
   ASSIGN_OR_RETURN(auto lease, Lease::Connect(connections_, ticket_, descriptor_.get()));
-  auto target = std::make_unique<LoadedFiles>(shared_from_this(), files, first, std::move(errors));
-  ASSIGN_OR_RETURN(auto memory, target->Begin(std::move(lease)));
-  return Batch{std::move(target), std::move(memory)};
+  auto access = std::make_unique<LoadedFiles>(shared_from_this(), files, first, std::move(errors));
+  ASSIGN_OR_RETURN(auto memory, access->Begin(std::move(lease)));
+  return Batch{std::move(access), std::move(memory)};
 }
 
 Error OtherSize(const std::string& path, uint64_t memory, uint64_t file) {

@@ -42,7 +42,7 @@ class LeasedFolder : public std::enable_shared_from_this<LeasedFolder> {
 
   // One operation, from offset 0, on all files at once. Each file has its own blocks, one file after the other.
   struct Batch {
-    std::unique_ptr<Target> target;
+    std::unique_ptr<Access> access;
     MemoryView memory;
   };
   struct SaveOptions {

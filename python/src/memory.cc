@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "client/divided_memory.h"
-#include "client/final_path.h"
+#include "client/open/replacement.h"
 #include "client/locked_memory.h"
 #include "client/publication.h"
 #include "common/checksum.h"

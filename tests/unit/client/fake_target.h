@@ -45,11 +45,12 @@ struct TargetFacts {
   }
 };
 
-class FakeTarget final : public Target {
+class FakeTarget final : public Access, public Layout {
  public:
   explicit FakeTarget(TargetFacts& facts) : facts_(facts) {}
 
   const std::string& path() const override { return path_; }
+  const Layout& layout() const override { return *this; }
   Run Locate(uint64_t offset, uint64_t length) const override {
     const int descriptor = facts_.descriptor == -2 ? facts_.file.get() : facts_.descriptor;
     return {descriptor, offset + facts_.shift, std::min(length, facts_.run)};
@@ -85,7 +86,7 @@ class FakeTarget final : public Target {
 inline std::shared_ptr<Operation> MakeOperation(TargetFacts& facts, Operation::Direction direction, MemoryView memory,
                                                 uint64_t offset = 0, std::shared_ptr<DeviceMemory> device = nullptr) {
   return std::make_shared<Operation>(Operation::Plan{.direction = direction,
-                                                     .target = std::make_unique<FakeTarget>(facts),
+                                                     .target = {.access = std::make_unique<FakeTarget>(facts)},
                                                      .memory = std::move(memory),
                                                      .device = std::move(device),
                                                      .offset = offset});

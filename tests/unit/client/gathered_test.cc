@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handle::ReadRanges, on files of any filesystem and through leases.
-#include "client/gathered_target.h"
+#include "client/plan/gathered.h"
 
 #include <gtest/gtest.h>
 
 #include <cerrno>
 #include <random>
+#include <tuple>
 
 #include "client/handle.h"
 #include "common/units.h"
 #include "tests/support/kernel_hooks.h"
 #include "tests/unit/client/fake_lease_mount.h"
+#include "tests/unit/client/fake_target.h"
 #include "tests/unit/client/operations.h"
 
 namespace weightfs::client {
@@ -157,17 +159,29 @@ TEST_F(GatheredLeaseTest, DamageIsReportedAtItsOffsetInTheFile) {
 
 TEST(GatheredBlocksTest, OnlyTheBlocksOfTheRangesAndShortGapsAreRead) {
   Bytes memory(400);
-  const Ranges ranges{{10, 100}, {5000, 100}, {5000 + 2 * GatheredBlocks::kNearby, 100}, {1 << 20, 100}};
-  const auto blocks = GatheredBlocks::Create(ranges, View(memory));
+  const uint64_t far = 5000 + 2 * GatheredBlocks::kNearby;
+  const auto blocks = GatheredBlocks::Create(Ranges{{10, 100}, {5000, 100}, {far, 100}, {1 << 20, 100}}, View(memory));
   ASSERT_TRUE(blocks.has_value());
-  EXPECT_EQ(blocks->begin(), 10U);
-  EXPECT_EQ(blocks->end(), (1U << 20) + 100);
-  const auto& first = blocks->Find(0);
-  EXPECT_EQ(first.length, 2 * kBlockSize);
-  const auto& second = blocks->Find(first.length);
-  EXPECT_EQ(second.offset, RoundDown(5000 + 2 * GatheredBlocks::kNearby, kBlockSize));
-  EXPECT_EQ(blocks->Find(first.length + second.length).offset, 1U << 20);
-  EXPECT_EQ(blocks->memory().size(), first.length + second.length + 100 - 10);
+  EXPECT_EQ(blocks->begin, 10U);
+  EXPECT_EQ(blocks->end, (1U << 20) + 100);
+  ASSERT_EQ(blocks->parts.size(), 3U);
+  EXPECT_EQ(blocks->parts[0].length, 2 * kBlockSize);
+  EXPECT_EQ(blocks->parts[1].at, 2 * kBlockSize);
+  EXPECT_EQ(blocks->parts[1].offset, RoundDown(far, kBlockSize));
+  EXPECT_EQ(blocks->parts[2].offset, 1U << 20);
+  EXPECT_EQ(blocks->memory.size(), blocks->parts[2].at + 100 - 10);
+}
+
+TEST(GatheredLayoutTest, EveryOffsetIsFoundInItsPart) {
+  TargetFacts facts;
+  const FakeTarget file(facts);
+  const GatheredLayout layout(file, {{0, 9000, 100}, {100, 500, 100}, {200, 7, 1}, {201, 70'000, 5000}});
+  for (const auto& [offset, in_file, left] :
+       {std::tuple(0, 9000, 100), {99, 9099, 1}, {100, 500, 100}, {199, 599, 1}, {200, 7, 1}, {201, 70'000, 5000}}) {
+    EXPECT_EQ(layout.FileOffset(offset), static_cast<uint64_t>(in_file));
+    EXPECT_EQ(layout.Locate(offset, 1 << 20).offset, static_cast<uint64_t>(in_file));
+    EXPECT_EQ(layout.Locate(offset, 1 << 20).length, static_cast<uint64_t>(left));
+  }
 }
 
 }  // namespace

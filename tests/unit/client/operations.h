@@ -20,11 +20,13 @@ namespace weightfs::client {
 
 inline MemoryView View(Bytes& bytes) { return MemoryView(std::span<std::byte>(bytes)); }
 
-// Returns when the I/O threads of all handles, and `others`, wait for other threads. By then an operation that has
-// begun has ended, unless a callback or a StandingWrite on its ring prevents it.
+// Returns when the I/O threads of all handles, those that open files, and `others` wait for other threads. By then an
+// operation that has begun has ended, unless a callback or a StandingWrite on its ring prevents it.
 inline void WaitUntilIdle(const std::vector<pid_t>& others = {}) {
   std::vector<pid_t> threads = ThreadsNamed("weightfs-io");
-  threads.insert(threads.end(), others.begin(), others.end());
+  for (const auto& more : {ThreadsNamed("weightfs-open"), others}) {
+    threads.insert(threads.end(), more.begin(), more.end());
+  }
   WaitUntilBlocked(threads);
 }
 

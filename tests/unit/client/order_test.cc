@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Overlapping operations of which one writes behave as if each had ended before the next began.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 #include <sys/fsuid.h>
@@ -7,11 +8,13 @@
 #include <sys/vfs.h>
 
 #include <cerrno>
+#include <csignal>
 #include <filesystem>
 #include <latch>
 #include <thread>
 
 #include "client/handle.h"
+#include "common/unique_fd.h"
 #include "common/units.h"
 #include "tests/unit/client/files.h"
 #include "tests/unit/client/operations.h"
@@ -510,6 +513,36 @@ TEST(OrderTest, AHeldAtomicWriteThatIsCanceledLeavesNoFile) {
   standing->Wait();
   EXPECT_EQ(ReadFile(folder / "file"), first);
   EXPECT_EQ(folder.entries(), 1U);
+}
+
+// The open at the turn of a held operation waits for another program to release its fcntl(2) lease of the file.
+TEST(OrderTest, ASlowOpenDelaysNoOtherOperation) {
+  const Folder folder;
+  const auto handle = Make(1);
+  Bytes bytes = RandomBytes(4096, 1);
+  WriteFile(folder / "slow", Bytes(8192));
+  WriteFile(folder / "leased", Bytes(8192));
+  const UniqueFd leased(open((folder / "leased").c_str(), O_RDONLY | O_CLOEXEC));
+  signal(SIGIO, SIG_IGN);  // the kernel's request to release the lease
+  if (fcntl(leased.get(), F_SETLEASE, F_RDLCK) != 0) GTEST_SKIP() << "no leases of files here";
+  StandingWrite standing(*handle, folder / "slow", bytes);
+  const auto held = handle->StartWrite(folder / "slow", View(bytes), {.offset = 0}).value();
+  std::filesystem::rename(folder / "leased", folder / "slow");
+  standing.LetGo();
+  EXPECT_TRUE(standing->Wait());
+  for (int i = 0; i < 10; ++i) {
+    const std::string path = folder / std::to_string(i);
+    const auto other = handle->StartWrite(path, View(bytes)).value();
+    const auto behind = handle->StartWrite(path, View(bytes)).value();  // its open is at its turn, too
+    EXPECT_TRUE(other->Wait(std::chrono::seconds(20)));
+    EXPECT_TRUE(behind->Wait(std::chrono::seconds(20)));
+    EXPECT_FALSE(held->done());
+    if (HasFailure()) break;
+  }
+  EXPECT_EQ(fcntl(leased.get(), F_SETLEASE, F_UNLCK), 0);
+  EXPECT_TRUE(held->Wait());
+  EXPECT_FALSE(held->error());
+  EXPECT_EQ(ReadFile(folder / "slow"), AfterWrite(Bytes(8192), 0, bytes));
 }
 
 // The directory may be open under a path that this process may not search.

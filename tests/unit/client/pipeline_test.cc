@@ -18,7 +18,7 @@ using testing::ElementsAre;
 
 constexpr uint64_t kBlock = 4096;
 
-// Device memory that is really host memory, and a lane that ends each step when it is polled.
+// Device memory that is really host memory, and a lane that ends each phase when it is polled.
 class FakeDevice final : public DeviceMemory {
  public:
   explicit FakeDevice(Bytes& bytes) : bytes_(bytes) {}
@@ -32,10 +32,10 @@ class FakeDevice final : public DeviceMemory {
   bool ready = true;
   bool by_cufile = false;
   bool closed = false;
-  int error_number = 0;  // the result of each step
+  int error_number = 0;  // the result of each phase
   mutable uint64_t cufile_bytes = 0;
   mutable uint64_t bounce_bytes = 0;
-  mutable std::vector<Piece::Step> steps;
+  mutable std::vector<Piece::Phase> phases;
 };
 
 class FakeLane final : public DeviceLane {
@@ -45,12 +45,12 @@ class FakeLane final : public DeviceLane {
   void Start(Piece& piece) override { started_.push_back(&piece); }
   void Poll(std::chrono::microseconds /*wait*/) override {
     for (Piece* piece : std::exchange(started_, {})) {
-      device_.steps.push_back(piece->step);
+      device_.phases.push_back(piece->phase);
       std::byte* memory = device_.bytes_.data() + piece->at;
-      switch (piece->step) {
-        case Piece::Step::kCopyOut: std::copy_n(memory, piece->size, piece->bytes().data()); break;
-        case Piece::Step::kCopyIn: std::copy_n(piece->bytes().data(), piece->size, memory); break;
-        case Piece::Step::kTransfer:
+      switch (piece->phase) {
+        case Piece::Phase::kCopyOut: std::copy_n(memory, piece->size, piece->bytes().data()); break;
+        case Piece::Phase::kCopyIn: std::copy_n(piece->bytes().data(), piece->size, memory); break;
+        case Piece::Phase::kTransfer:
           EXPECT_EQ(pread(piece->descriptor, memory, piece->size, static_cast<off_t>(piece->offset)),
                     static_cast<ssize_t>(piece->size));
       }
@@ -201,7 +201,7 @@ class DevicePipelineTest : public PipelineTest {
 TEST_F(DevicePipelineTest, AWriteIsCopiedOutBeforeItIsTransferred) {
   EXPECT_FALSE(RunToEnd(Make(Direction::kWrite))->error());
   EXPECT_EQ(facts_.Content(bytes_.size()), bytes_);
-  EXPECT_THAT(device_->steps, ElementsAre(Piece::Step::kCopyOut));
+  EXPECT_THAT(device_->phases, ElementsAre(Piece::Phase::kCopyOut));
   EXPECT_EQ(device_->bounce_bytes, bytes_.size());
   EXPECT_TRUE(device_->closed);
 }
@@ -211,7 +211,7 @@ TEST_F(DevicePipelineTest, AReadIsCopiedInAfterItWasTransferred) {
   facts_.Fill(content);
   EXPECT_FALSE(RunToEnd(Make(Direction::kRead))->error());
   EXPECT_EQ(bytes_, content);
-  EXPECT_THAT(device_->steps, ElementsAre(Piece::Step::kCopyIn));
+  EXPECT_THAT(device_->phases, ElementsAre(Piece::Phase::kCopyIn));
 }
 
 TEST_F(DevicePipelineTest, CufileTransfersAreNotCopied) {
@@ -220,7 +220,7 @@ TEST_F(DevicePipelineTest, CufileTransfersAreNotCopied) {
   device_->by_cufile = true;
   EXPECT_FALSE(RunToEnd(Make(Direction::kRead))->error());
   EXPECT_EQ(bytes_, content);
-  EXPECT_THAT(device_->steps, ElementsAre(Piece::Step::kTransfer));
+  EXPECT_THAT(device_->phases, ElementsAre(Piece::Phase::kTransfer));
   EXPECT_EQ(device_->cufile_bytes, bytes_.size());
   EXPECT_EQ(device_->bounce_bytes, 0U);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/final_path.h"
+#include "client/open/replacement.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,8 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-
-#include "common/unique_fd.h"
+#include <random>
 
 namespace weightfs::client {
 namespace {
@@ -80,6 +79,17 @@ bool TakeOver(int descriptor, const struct stat& old) {
   if (now.st_uid != old.st_uid) mode &= ~static_cast<mode_t>(S_ISUID);
   if (now.st_gid != old.st_gid) mode &= ~static_cast<mode_t>(S_ISGID);
   return fchmod(descriptor, mode) == 0;
+}
+
+std::string TemporaryName(const std::string& start) { return start + ".weightfs-" + std::string(6, 'X'); }
+
+UniqueFd CreateTemporaryFile(const std::string& start, mode_t mode, std::string* path) {
+  std::random_device random;
+  for (;;) {
+    *path = fmt::format("{}.weightfs-{:08x}", start, random());
+    UniqueFd file(open(path->c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    if (file || errno != EEXIST) return file;
+  }
 }
 
 }  // namespace weightfs::client

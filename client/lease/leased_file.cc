@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/lease/lease_target.h"
+#include "client/lease/leased_file.h"
 
 #include <fmt/format.h>
 
@@ -14,15 +14,13 @@
 namespace weightfs::client {
 namespace {
 
-using Direction = Operation::Direction;
-
-class LeasedFile : public LeasedTarget {
+class LeasedFile final : public LeasedAccess {
  public:
-  LeasedFile(const FileTarget::Options& options, bool in_place) : options_(options), in_place_(in_place) {}
+  LeasedFile(const OpenedFile::Options& options, bool in_place) : options_(options), in_place_(in_place) {}
   ~LeasedFile() override = default;  // ends the lease; the file rolls back an unfinished write
 
-  Result<void> Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections);
-  void Adopt(std::unique_ptr<Target> file) { file_ = std::move(file); }
+  Result<void> Begin(const Access& file, const std::shared_ptr<LeaseConnections>& connections);
+  void Adopt(std::unique_ptr<Access> file) { file_ = std::move(file); }
 
   const std::string& path() const override { return file_->path(); }
   int any() const override { return file_->any(); }
@@ -33,17 +31,17 @@ class LeasedFile : public LeasedTarget {
   Result<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
 
  private:
-  bool writes() const { return options_.direction == Direction::kWrite; }
+  bool writes() const { return options_.writes(); }
   uint64_t end() const { return options_.offset + options_.size; }
   Result<void> Commit();
 
-  const FileTarget::Options options_;
+  const OpenedFile::Options options_;
   const bool in_place_;
-  std::unique_ptr<Target> file_;
+  std::unique_ptr<Access> file_;
   lease::Token token_{};
 };
 
-Result<void> LeasedFile::Begin(const Target& file, const std::shared_ptr<LeaseConnections>& connections) {
+Result<void> LeasedFile::Begin(const Access& file, const std::shared_ptr<LeaseConnections>& connections) {
   if (options_.size == 0) return Error{ErrorCode::kInvalid, "no lease: there is nothing to transfer"};
   const auto take = [&](lease::Kind kind, uint64_t offset, uint64_t length) -> Result<lease::Message> {
     ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections, file.any(), kind, offset, length));
@@ -113,21 +111,20 @@ Result<void> LeasedFile::Commit() {
 
 }  // namespace
 
-Result<std::unique_ptr<Target>> LeaseTarget::Open(std::unique_ptr<Target>& file, const FileTarget::Options& options,
-                                                  bool in_place,
-                                                  const std::shared_ptr<LeaseConnections>& connections) {
+Result<std::unique_ptr<Access>> LeaseFile(std::unique_ptr<Access>& file, const OpenedFile::Options& options,
+                                          bool in_place, const std::shared_ptr<LeaseConnections>& connections) {
   auto made = std::make_unique<LeasedFile>(options, in_place);
   if (auto begun = made->Begin(*file, connections); !begun.has_value()) {
     Error error = std::move(begun).error();
     error.what =
-        fmt::format("{} of {} bytes at offset {} of {}: {}", options.direction == Direction::kWrite ? "write" : "read",
+        fmt::format("{} of {} bytes at offset {} of {}: {}", options.writes() ? "write" : "read",
                     options.size, options.offset, file->path(), error.what);
     error.path = file->path();
     error.offset = options.offset;
     return error;
   }
   made->Adopt(std::move(file));
-  return std::unique_ptr<Target>(std::move(made));
+  return std::unique_ptr<Access>(std::move(made));
 }
 
 }  // namespace weightfs::client

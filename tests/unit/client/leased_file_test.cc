@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/lease/lease_target.h"
+#include "client/lease/leased_file.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/file_target.h"
+#include "client/open/opened_file.h"
 
 #include <gtest/gtest.h>
 
@@ -17,29 +17,29 @@ namespace {
 
 using Direction = Operation::Direction;
 
-FileTarget::Options ToWrite(std::string path, uint64_t size) {
+OpenedFile::Options ToWrite(std::string path, uint64_t size) {
   return {.direction = Direction::kWrite, .path = std::move(path), .size = size, .whole_file = true};
 }
 
-std::unique_ptr<Target> Prepared(const FileTarget::Options& options) {
-  auto target = FileTarget::Open(options).value();
+std::unique_ptr<OpenedFile> Prepared(const OpenedFile::Options& options) {
+  auto target = OpenedFile::Open(options).value();
   EXPECT_TRUE(target->Prepare().has_value());
   return target;
 }
 
-int ErrorOf(const FileTarget::Options& options) {
-  const auto target = FileTarget::Open(options);
+int ErrorOf(const OpenedFile::Options& options) {
+  const auto target = OpenedFile::Open(options);
   if (!target.has_value()) return target.error().error_number();
   const auto prepared = (*target)->Prepare();
   return prepared.has_value() ? 0 : prepared.error().error_number();
 }
 
-void WriteAll(const Target& target, const Bytes& bytes) {
+void WriteAll(const Access& target, const Bytes& bytes) {
   int error_number = 0;
   ASSERT_EQ(pwrite(target.Buffered(&error_number), bytes.data(), bytes.size(), 0), static_cast<ssize_t>(bytes.size()));
 }
 
-TEST(FileTargetTest, TheUmaskDecidesTheModeOfANewFile) {
+TEST(OpenedFileTest, TheUmaskDecidesTheModeOfANewFile) {
   const Folder folder;
   for (const mode_t mask : {022U, 077U, 002U}) {
     const mode_t before = umask(mask);
@@ -58,7 +58,7 @@ TEST(FileTargetTest, TheUmaskDecidesTheModeOfANewFile) {
   }
 }
 
-TEST(FileTargetTest, AFailedWholeWriteRemovesTheFileThatItCreated) {
+TEST(OpenedFileTest, AFailedWholeWriteRemovesTheFileThatItCreated) {
   const Folder folder;
   for (const uint64_t size : {uint64_t{10}, uint64_t{4096}, uint64_t{16} << 20}) {
     const auto target = Prepared(ToWrite(folder / "new", size));
@@ -68,7 +68,7 @@ TEST(FileTargetTest, AFailedWholeWriteRemovesTheFileThatItCreated) {
   }
 }
 
-TEST(FileTargetTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
+TEST(OpenedFileTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
   const Folder folder;
   WriteFile(folder / "old", RandomBytes(5000));
   const auto target = Prepared(ToWrite(folder / "old", 16 << 20));
@@ -76,13 +76,13 @@ TEST(FileTargetTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
   EXPECT_EQ(ReadFile(folder / "old"), RandomBytes(5000));
 }
 
-TEST(FileTargetTest, ADroppedTargetRemovesTheFileThatItCreated) {
+TEST(OpenedFileTest, ADroppedFileRemovesTheFileThatItCreated) {
   const Folder folder;
   { const auto target = Prepared(ToWrite(folder / "new", 4096)); }
   EXPECT_EQ(folder.entries(), 0U);
 }
 
-TEST(FileTargetTest, AnAtomicWriteIsVisibleOnlyOnceItHasFinished) {
+TEST(OpenedFileTest, AnAtomicWriteIsVisibleOnlyOnceItHasFinished) {
   const Folder folder;
   WriteFile(folder / "old", RandomBytes(5000));
   std::filesystem::permissions(folder / "old", std::filesystem::perms(0640));
@@ -112,7 +112,7 @@ struct stat Replace(const Folder& folder, uid_t user, gid_t group) {
         setresuid(user, user, user) != 0) {
       _exit(1);
     }
-    const auto target = FileTarget::Open(options);
+    const auto target = OpenedFile::Open(options);
     _exit(target.has_value() && (*target)->Prepare().has_value() && (*target)->Finish(true).has_value() ? 0 : 2);
   }
   int status = 0;
@@ -123,7 +123,7 @@ struct stat Replace(const Folder& folder, uid_t user, gid_t group) {
   return now;
 }
 
-TEST(FileTargetTest, AnAtomicWriteKeepsTheModeAndTheOwnerAndGroupIfPermitted) {
+TEST(OpenedFileTest, AnAtomicWriteKeepsTheModeAndTheOwnerAndGroupIfPermitted) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to write as others";
   const Folder folder;
   ASSERT_EQ(chmod((folder / ".").c_str(), 0777), 0);
@@ -147,7 +147,7 @@ TEST(FileTargetTest, AnAtomicWriteKeepsTheModeAndTheOwnerAndGroupIfPermitted) {
   EXPECT_EQ(Replace(folder, 1002, 1002).st_mode & 07777, 0772U);
 }
 
-TEST(FileTargetTest, AnAtomicWriteCreatesTheTargetOfALinkAndRefusesALinkLoop) {
+TEST(OpenedFileTest, AnAtomicWriteCreatesTheTargetOfALinkAndRefusesALinkLoop) {
   const Folder folder;
   std::filesystem::create_symlink("new", folder / "link");
   std::filesystem::create_symlink("ring", folder / "ring");
@@ -165,9 +165,9 @@ TEST(FileTargetTest, AnAtomicWriteCreatesTheTargetOfALinkAndRefusesALinkLoop) {
   EXPECT_EQ(folder.entries(), 3U);
 }
 
-TEST(FileTargetTest, AFailedWriteKeepsAFileThatAnotherOneWrote) {
+TEST(OpenedFileTest, AFailedWriteKeepsAFileThatAnotherOneWrote) {
   const Folder folder;
-  const auto first = FileTarget::Open(ToWrite(folder / "new", 100)).value();
+  const auto first = OpenedFile::Open(ToWrite(folder / "new", 100)).value();
   {
     const auto second = Prepared(ToWrite(folder / "new", 200));
     WriteAll(*second, RandomBytes(200));
@@ -178,24 +178,24 @@ TEST(FileTargetTest, AFailedWriteKeepsAFileThatAnotherOneWrote) {
   EXPECT_EQ(ReadFile(folder / "new"), RandomBytes(200));
 }
 
-TEST(FileTargetTest, AFileThatAnotherTargetRemovedIsStale) {
+TEST(OpenedFileTest, AFileThatAnotherTargetRemovedIsStale) {
   const Folder folder;
-  const auto first = FileTarget::Open(ToWrite(folder / "new", 100)).value();
-  const auto second = FileTarget::Open(ToWrite(folder / "new", 100)).value();
+  const auto first = OpenedFile::Open(ToWrite(folder / "new", 100)).value();
+  const auto second = OpenedFile::Open(ToWrite(folder / "new", 100)).value();
   EXPECT_TRUE(first->Finish(false).has_value());
   EXPECT_EQ(second->Prepare().error().error_number(), ESTALE);
 }
 
-TEST(FileTargetTest, AWholeWriteTruncatesBytesAppendedBeforePrepare) {
+TEST(OpenedFileTest, AWholeWriteTruncatesBytesAppendedBeforePrepare) {
   const Folder folder;
-  const auto target = FileTarget::Open(ToWrite(folder / "file", 100)).value();
+  const auto target = OpenedFile::Open(ToWrite(folder / "file", 100)).value();
   std::filesystem::resize_file(folder / "file", 9000);
   ASSERT_TRUE(target->Prepare().has_value());
   ASSERT_TRUE(target->Finish(true).has_value());
   EXPECT_EQ(std::filesystem::file_size(folder / "file"), 100U);
 }
 
-TEST(FileTargetTest, AWholeWriteKeepsBytesAppendedAfterPrepare) {
+TEST(OpenedFileTest, AWholeWriteKeepsBytesAppendedAfterPrepare) {
   const Folder folder;
   WriteFile(folder / "file", RandomBytes(5000));
   const auto target = Prepared(ToWrite(folder / "file", 100));
@@ -204,7 +204,7 @@ TEST(FileTargetTest, AWholeWriteKeepsBytesAppendedAfterPrepare) {
   EXPECT_EQ(std::filesystem::file_size(folder / "file"), 9000U);
 }
 
-TEST(FileTargetTest, ImpossibleRequestsAreRefusedBeforeAnyFileChanges) {
+TEST(OpenedFileTest, ImpossibleRequestsAreRefusedBeforeAnyFileChanges) {
   const Folder folder;
   EXPECT_EQ(ErrorOf({.path = folder / "missing", .size = 1}), ENOENT);
   EXPECT_EQ(ErrorOf({.path = folder / ".", .size = 1}), EISDIR);
@@ -227,11 +227,11 @@ TEST(FileTargetTest, ImpossibleRequestsAreRefusedBeforeAnyFileChanges) {
   EXPECT_EQ(folder.entries(), 1U);
 }
 
-TEST(FileTargetTest, OpeningAPipeFailsAtOnce) {
+TEST(OpenedFileTest, OpeningAPipeFailsAtOnce) {
   const Folder folder;
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
   for (const auto direction : {Operation::Direction::kRead, Operation::Direction::kWrite}) {
-    const auto opened = FileTarget::Open({.direction = direction, .path = folder / "pipe", .size = 4096});
+    const auto opened = OpenedFile::Open({.direction = direction, .path = folder / "pipe", .size = 4096});
     ASSERT_FALSE(opened.has_value());
     EXPECT_EQ(opened.error().error_number(), ESPIPE);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/final_path.h"
+#include "client/open/replacement.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers for replacing a file: they find its final name and copy its owner and mode.
+// Helpers for replacing a file: they find its final name, name the temporary file, and copy the owner and mode.
 #pragma once
 
 #include <sys/stat.h>
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/result.h"
+#include "common/unique_fd.h"
 
 namespace weightfs::client {
 
@@ -22,5 +23,13 @@ Result<std::string> FinalPath(const std::string& path);
 // owner or the group differs from the old one, the corresponding set-ID bit is not copied. Returns false with errno set
 // if the mode cannot be set. Thread-safe.
 bool TakeOver(int descriptor, const struct stat& old);
+
+// Temporary files are renamed when complete or removed. Their names are documented for users in README, "Limits".
+// Returns a template for mkdtemp(3), which replaces the last six characters.
+std::string TemporaryName(const std::string& start);
+
+// Creates a file whose name begins with `start`, open for reading and writing. Its mode is `mode` minus the umask,
+// which mkostemp(3) does not offer. Invalid, with errno set, if that fails.
+UniqueFd CreateTemporaryFile(const std::string& start, mode_t mode, std::string* path);
 
 }  // namespace weightfs::client

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/file_target.h"
+#include "client/open/opened_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,13 +13,11 @@
 #include <cstring>
 
 #include "client/file_limit.h"
-#include "client/final_path.h"
-#include "client/temporary_name.h"
-#include "common/mutex.h"
+#include "client/open/replacement.h"
+#include "common/assert.h"
 #include "common/result.h"
 #include "common/sync_directory.h"
 #include "common/umask.h"
-#include "common/unique_fd.h"
 #include "common/units.h"
 
 namespace weightfs::client {
@@ -49,78 +47,36 @@ void ReadNoMore(const UniqueFd& descriptor) {
   if (descriptor) posix_fadvise(descriptor.get(), 0, 0, POSIX_FADV_RANDOM);
 }
 
-class OpenFile : public Target {
- public:
-  OpenFile(FileTarget::Options options, bool may_create) : options_(std::move(options)), may_create_(may_create) {}
-  ~OpenFile() override;
-
-  Result<void> Open();
-
-  const std::string& path() const override { return options_.path; }
-  Run Locate(uint64_t offset, uint64_t length) const override { return {direct_.get(), offset, length}; }
-  DirectAlignment alignment() const override { return alignment_; }
-  std::optional<FileId> id() const override;
-  Result<uint64_t> Prepare() override;
-  void KeepOnFailure() override { keep_on_failure_ = !options_.atomic; }  // An atomic write owns its temporary file.
-  int Buffered(int* error_number) const override EXCLUDES(mutex_);
-  Result<uint64_t> Size() const override;
-  bool needs_checksums() const override {
-    return options_.checksums != nullptr && options_.checksums->needs_checksums();
-  }
-  void NoteWritten(uint64_t offset, std::span<const std::byte> bytes) const override {
-    options_.checksums->NoteWritten(offset, bytes);
-  }
-  Result<void> Finish(bool success) override;
-
- private:
-  bool writes() const { return options_.direction == Direction::kWrite; }
-  int access() const { return (writes() ? O_WRONLY : O_RDONLY) | O_CLOEXEC; }
-  // Returns the descriptor that never changes after Open.
-  int any() const override { return direct_ ? direct_.get() : buffered_.get(); }
-  Error Failed(const char* action, int error_number) const;
-  const std::string& where() const { return options_.where.empty() ? options_.path : options_.where; }
-
-  Result<void> OpenPath();
-  Result<int> OpenOrCreate(int flags);
-  Result<void> OpenTemporary();
-  Result<bool> FindReplaced(struct stat* old);
-  Result<void> AdoptDescriptor();
-  Result<void> Examine();
-  Result<void> CheckLimit() const;
-  bool WasRemoved() const;
-  Result<void> LearnAlignment();
-  Result<void> Reserve();
-  Result<void> MakeFinal();
-  void Rollback();
-
-  FileTarget::Options options_;  // the offset is final after Prepare
-  const bool may_create_;        // ignored for a temporary file, which is always created
-  std::string written_path_;     // the file that is written: the path, the file it links to, or the temporary file
-  std::string final_path_;       // with `atomic`: the file that is replaced
-  bool created_ = false;
-  bool keep_on_failure_ = false;  // leave the existing file in place
-  bool finished_ = false;
-  bool owns_flags_ = false;  // any() is an open file of ours, not a duplicate of the caller's
-  struct stat status_ {};  // as of Open, then as of Prepare
-  UniqueFd direct_;
-  mutable Mutex mutex_;        // Buffered() is called by several threads
-  mutable UniqueFd buffered_;  // opened when the first partial block needs it
-  DirectAlignment alignment_;
-};
-
-OpenFile::~OpenFile() {
-  // The operation never began or was dropped, so nothing of it may stay.
-  if (!finished_ && any() >= 0) Rollback();
+// Opens without waiting for the other end of a pipe; Examine reports pipes as errors.
+int OpenNow(const char* path, int flags) {
+  const int descriptor = open(path, flags | O_NONBLOCK);
+  if (descriptor >= 0) return descriptor;
+  // Another process holds an fcntl(2) lease on the file. A blocking open gives it time to release the lease.
+  if (errno == EWOULDBLOCK) return open(path, flags);
+  struct stat status {};
+  const int error_number = errno;
+  const bool unread_pipe = error_number == ENXIO && stat(path, &status) == 0 && S_ISFIFO(status.st_mode);
+  errno = unread_pipe ? ESPIPE : error_number;
+  return -1;
 }
 
-Error OpenFile::Failed(const char* action, int error_number) const {
+bool AreSame(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
+
+}  // namespace
+
+OpenedFile::~OpenedFile() {
+  // The operation never began or was dropped, so nothing of it may stay.
+  if (state_ != State::kFinished && any() >= 0) Rollback();
+}
+
+Error OpenedFile::Failed(const char* action, int error_number) const {
   return {ErrorCode{error_number},
           fmt::format("{} of {} bytes at offset {} of {}: {}: {}", writes() ? "write" : "read", options_.size,
                       options_.offset, options_.path, action, std::strerror(error_number)),
           options_.path, options_.offset};
 }
 
-Result<void> OpenFile::Open() {
+Result<void> OpenedFile::Open() {
   if (options_.path.empty() && options_.descriptor >= 0) {
     options_.path = fmt::format("descriptor {}", options_.descriptor);
   }
@@ -142,12 +98,12 @@ Result<void> OpenFile::Open() {
   return Examine();
 }
 
-Result<void> OpenFile::OpenPath() {
+Result<void> OpenedFile::OpenPath() {
   owns_flags_ = true;
   written_path_ = where();
   if (options_.atomic) return OpenTemporary();
   // A transfer of one or two pages needs no O_DIRECT.
-  const bool small = options_.size < FileTarget::kSmallTransfer &&
+  const bool small = options_.size < kSmallTransfer &&
                      (options_.offset % PageSize() != 0 || options_.size % PageSize() != 0);
   if (!small && options_.size > 0) {
     auto direct = OpenOrCreate(O_DIRECT);
@@ -164,21 +120,8 @@ Result<void> OpenFile::OpenPath() {
   return {};
 }
 
-// Opens without waiting for the other end of a pipe; Examine reports pipes as errors.
-int OpenNow(const char* path, int flags) {
-  const int descriptor = open(path, flags | O_NONBLOCK);
-  if (descriptor >= 0) return descriptor;
-  // Another process holds an fcntl(2) lease on the file. A blocking open gives it time to release the lease.
-  if (errno == EWOULDBLOCK) return open(path, flags);
-  struct stat status {};
-  const int error_number = errno;
-  const bool unread_pipe = error_number == ENXIO && stat(path, &status) == 0 && S_ISFIFO(status.st_mode);
-  errno = unread_pipe ? ESPIPE : error_number;
-  return -1;
-}
-
 // Records whether this call created the file, which O_CREAT alone does not reveal.
-Result<int> OpenFile::OpenOrCreate(int flags) {
+Result<int> OpenedFile::OpenOrCreate(int flags) {
   constexpr int kTries = 100;  // another program may create and delete the file between the two calls
   for (int i = 0; i < kTries; ++i) {
     int descriptor = OpenNow(written_path_.c_str(), access() | flags);
@@ -199,10 +142,8 @@ Result<int> OpenFile::OpenOrCreate(int flags) {
   return Failed("cannot create the file", errno);
 }
 
-bool AreSame(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
-
 // Keeps a symbolic link and replaces or creates the file it points to. Returns whether that file exists.
-Result<bool> OpenFile::FindReplaced(struct stat* old) {
+Result<bool> OpenedFile::FindReplaced(struct stat* old) {
   constexpr int kTries = 100;  // another program may replace the file between the calls
   for (int i = 0; i < kTries; ++i) {
     auto found = FinalPath(where());
@@ -220,7 +161,7 @@ Result<bool> OpenFile::FindReplaced(struct stat* old) {
   return Failed("it has no name that a new file could take", ENOENT);
 }
 
-Result<void> OpenFile::OpenTemporary() {
+Result<void> OpenedFile::OpenTemporary() {
   struct stat old {};
   ASSIGN_OR_RETURN(const bool replaces, FindReplaced(&old));
   if (replaces && !S_ISREG(old.st_mode)) return Failed("only a regular file can be replaced", EINVAL);
@@ -240,7 +181,7 @@ Result<void> OpenFile::OpenTemporary() {
   return {};
 }
 
-Result<void> OpenFile::AdoptDescriptor() {
+Result<void> OpenedFile::AdoptDescriptor() {
   const int theirs = options_.descriptor;
   const int flags = fcntl(theirs, F_GETFL);
   if (flags < 0) return Failed("not an open descriptor", errno);
@@ -266,7 +207,7 @@ Result<void> OpenFile::AdoptDescriptor() {
   return {};
 }
 
-Result<void> OpenFile::Examine() {
+Result<void> OpenedFile::Examine() {
   if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
   if (S_ISDIR(status_.st_mode)) return Failed("cannot open the file", EISDIR);
   if (S_ISFIFO(status_.st_mode) || S_ISSOCK(status_.st_mode)) {
@@ -280,20 +221,20 @@ Result<void> OpenFile::Examine() {
   return CheckLimit();
 }
 
-Result<void> OpenFile::CheckLimit() const {
+Result<void> OpenedFile::CheckLimit() const {
   if (!S_ISREG(status_.st_mode) || !writes() || options_.offset + options_.size <= FileSizeLimit()) return {};
   return Failed("its end is behind the process's limit of sizes (RLIMIT_FSIZE)", EFBIG);
 }
 
 // True if the file was deleted meanwhile, for example by the rollback of the operation that created it.
-bool OpenFile::WasRemoved() const {
+bool OpenedFile::WasRemoved() const {
   if (!S_ISREG(status_.st_mode) || status_.st_nlink > 0 || options_.descriptor >= 0) return false;
   // A path in /proc may still name it.
   struct stat named {};
   return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status_.st_ino || named.st_dev != status_.st_dev;
 }
 
-Result<uint64_t> OpenFile::Prepare() {
+Result<uint64_t> OpenedFile::Prepare() {
   if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
   if (WasRemoved()) return Failed("it was deleted meanwhile", ESTALE);
   const auto have = static_cast<uint64_t>(status_.st_size);
@@ -312,12 +253,13 @@ Result<uint64_t> OpenFile::Prepare() {
   if (writes()) {
     RETURN_IF_ERROR(Reserve());
   } else if (S_ISREG(status_.st_mode) && options_.offset + options_.size > have) {
-    return PastTheEnd(*this, options_.size, options_.offset, have);
+    return PastTheEnd(path(), options_.size, options_.offset, have);
   }
+  state_ = State::kPrepared;
   return options_.offset;
 }
 
-Result<void> OpenFile::LearnAlignment() {
+Result<void> OpenedFile::LearnAlignment() {
   if (const auto alignment = QueryDirectAlignment(direct_.get())) {
     alignment_ = *alignment;
     // Parts of pages go through the page cache. If a direct write ran concurrently with a buffered transfer of the rest
@@ -332,7 +274,7 @@ Result<void> OpenFile::LearnAlignment() {
   return {};
 }
 
-int OpenFile::Buffered(int* error_number) const {
+int OpenedFile::Buffered(int* error_number) const {
   MutexLock lock(mutex_);
   if (!buffered_) {
     // Reopened by the descriptor, because the path may name another file by now. The path is used if /proc is missing.
@@ -345,19 +287,19 @@ int OpenFile::Buffered(int* error_number) const {
   return buffered_.get();
 }
 
-std::optional<FileId> OpenFile::id() const {
+std::optional<FileId> OpenedFile::id() const {
   if (!S_ISREG(status_.st_mode) && !S_ISBLK(status_.st_mode)) return std::nullopt;
   return FileId{.device = status_.st_dev, .inode = status_.st_ino};
 }
 
-Result<uint64_t> OpenFile::Size() const {
+Result<uint64_t> OpenedFile::Size() const {
   struct stat now {};
   if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
   return static_cast<uint64_t>(now.st_size);
 }
 
 // On these filesystems writes into reserved blocks run concurrently, while a write that grows the file is serialized.
-Result<void> OpenFile::Reserve() {
+Result<void> OpenedFile::Reserve() {
   const auto end = options_.offset + options_.size;
   if (!writes() || !direct_ || !S_ISREG(status_.st_mode) || options_.size < kReserveFrom ||
       end <= static_cast<uint64_t>(status_.st_size)) {
@@ -372,12 +314,13 @@ Result<void> OpenFile::Reserve() {
   return {};
 }
 
-Result<void> OpenFile::Finish(bool success) {
+Result<void> OpenedFile::Finish(bool success) {
+  WEIGHTFS_ASSERT(state_ == (success ? State::kPrepared : state_) && state_ != State::kFinished);
   Result<void> result;
   if (success && writes()) result = MakeFinal();
   if (success && !writes() && options_.checksums != nullptr) result = options_.checksums->End(any());
   if (!success || !result.has_value()) Rollback();
-  finished_ = true;
+  state_ = State::kFinished;
   // Network filesystems may report a failed write only at close.
   for (UniqueFd* descriptor : {&direct_, &buffered_}) {
     if (descriptor->Close() != 0 && success && result.has_value() && writes()) {
@@ -387,7 +330,7 @@ Result<void> OpenFile::Finish(bool success) {
   return result;
 }
 
-Result<void> OpenFile::MakeFinal() {
+Result<void> OpenedFile::MakeFinal() {
   if (options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size) {
     // Bytes that others have appended since Open are kept.
     struct stat now {};
@@ -410,7 +353,7 @@ Result<void> OpenFile::MakeFinal() {
 
 // Rolls back a failed write of a whole file. A write at an offset is not rolled back: others may be writing other
 // parts.
-void OpenFile::Rollback() {
+void OpenedFile::Rollback() {
   if (!writes() || !options_.whole_file || keep_on_failure_) return;
   struct stat ours {};
   if (fstat(any(), &ours) != 0 || !S_ISREG(ours.st_mode)) return;
@@ -424,19 +367,17 @@ void OpenFile::Rollback() {
   }
 }
 
-}  // namespace
-
-Error PastTheEnd(const Target& target, uint64_t size, uint64_t offset, uint64_t file_size) {
+Error PastTheEnd(const std::string& path, uint64_t size, uint64_t offset, uint64_t file_size) {
   return {ErrorCode::kNoAttribute,
-          fmt::format("read of {} bytes at offset {} of {}: only {} bytes there", size, offset, target.path(),
+          fmt::format("read of {} bytes at offset {} of {}: only {} bytes there", size, offset, path,
                       file_size > offset ? file_size - offset : 0),
-          target.path(), offset};
+          path, offset};
 }
 
-Result<std::unique_ptr<Target>> FileTarget::Open(const Options& options, bool may_create) {
-  auto file = std::make_unique<OpenFile>(options, may_create);
+Result<std::unique_ptr<OpenedFile>> OpenedFile::Open(const Options& options, bool may_create) {
+  std::unique_ptr<OpenedFile> file(new OpenedFile(options, may_create));
   RETURN_IF_ERROR(file->Open());
-  return std::unique_ptr<Target>(std::move(file));
+  return file;
 }
 
 }  // namespace weightfs::client

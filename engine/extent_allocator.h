@@ -25,6 +25,12 @@ struct DeviceRun {
   BlockRun run;
 };
 
+inline BlockCount BlocksOf(const std::vector<DeviceRun>& runs) {
+  BlockCount count;
+  for (const DeviceRun& run : runs) count += run.run.count;
+  return count;
+}
+
 // Thread-safe. The space is divided into allocation groups, each with its own lock, so that threads that work on
 // different files rarely contend. Allocate prefers a group that no other thread is using. A call holds one lock at a
 // time; only MarkUsed and Free of a run across a boundary lock all of its groups, in address order. An allocated run

@@ -70,7 +70,7 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
   });
   // The kernel does not wait until the last close of a deleted file has freed its space. An operation that needs space
   // waits for it, also for a close that another thread has received but not begun to serve.
-  store_.WaitForCloses([this] {
+  store_.files().WaitForCloses([this] {
     WaitForOrphans();
     ends_.WaitForNone();
     WaitForDeletions();
@@ -79,7 +79,7 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
 
 Filesystem::~Filesystem() {
   store_.OnReverted(nullptr);
-  store_.WaitForCloses(nullptr);
+  store_.files().WaitForCloses(nullptr);
   names().OnOrphan(nullptr);
 }
 

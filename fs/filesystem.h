@@ -66,7 +66,7 @@ class Filesystem {
   // Runs `operation(reply)` on a thread that may wait, but not for pages of the kernel. Users take turns. The number of
   // requests that the kernel has in flight, one for each thread of the users, bounds the number of operations.
   template <typename Operation>
-  void RunLater(Reply reply, Operation operation) {
+  void RunOnPool(Reply reply, Operation operation) {
     const uint32_t user = reply.caller().uid;
     auto kept = std::make_shared<Reply>(std::move(reply));
     executor_.Run(user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
@@ -87,18 +87,18 @@ class Filesystem {
   // Same for operations that are usually quick, but may take long: they scan or change the catalog. Runs them on the
   // calling receiver if another one stays free for look-ups, because handing over costs as much as a quick operation.
   template <typename Operation>
-  void RunAside(Reply reply, Operation operation) {
+  void RunOnReceiverOrPool(Reply reply, Operation operation) {
     if (const BusyReceiver busy(*this); busy.admitted()) {
       operation(std::move(reply));
     } else {
-      RunLater(std::move(reply), std::move(operation));
+      RunOnPool(std::move(reply), std::move(operation));
     }
   }
 
-  // Same as RunLater for operations that wait for pages (DropPages). They have a pool of their own because dropping
-  // pages may wait for a reply of RunLater: the kernel writes no page of a file while it truncates that file.
+  // Same as RunOnPool for operations that wait for pages (DropPages). They have a pool of their own because dropping
+  // pages may wait for a reply of RunOnPool: the kernel writes no page of a file while it truncates that file.
   template <typename Operation>
-  void RunElsewhere(Reply reply, Operation operation) {
+  void RunOnPagePool(Reply reply, Operation operation) {
     const uint32_t user = reply.caller().uid;
     auto kept = std::make_shared<Reply>(std::move(reply));
     page_executor_.Run(user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });

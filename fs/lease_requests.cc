@@ -232,7 +232,7 @@ Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offse
   }
   const uint64_t before = offset % kBlockSize;  // in the first block
   RETURN_IF_ERROR(memory->Add(BlocksFor(ByteCount{before + std::min(length, size - std::min(size, offset))})));
-  return filesystem_.store().LeaseRead(inode, offset, length);
+  return filesystem_.store().files().LeaseRead(inode, offset, length);
 }
 
 Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
@@ -340,9 +340,9 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   const uint64_t writer = ++writers_;
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, WritersDevices(request, writer));
   const BlockCount count{asked.blocks};
-  ASSIGN_OR_RETURN(BlockReservation grant,
-                   in_place ? ReserveInPlace(request, inode, count)
-                            : filesystem_.store().Reserve(inode, FileBlock{asked.file_offset / kBlockSize}, count));
+  const FileBlock first{asked.file_offset / kBlockSize};
+  ASSIGN_OR_RETURN(BlockReservation grant, in_place ? ReserveInPlace(request, inode, count)
+                                                    : filesystem_.store().files().Reserve(inode, first, count));
   const std::vector<lease::Extent> extents = ToWire(grant);
   const lease::ReserveAnswer answer{extents.size()};
   grant.BeginWrites(writer);
@@ -358,8 +358,8 @@ Result<BlockReservation> LeaseRequests::ReserveInPlace(const Request& request, c
   Store& store = filesystem_.store();
   SpaceReservation space;
   RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));  // as each attempt to write does
-  RETURN_IF_ERROR(ChangeWithoutPages(inode, [&] { return store.DropContent(inode, count, &space); }));
-  return store.ReserveDropped(inode, count, &space);
+  RETURN_IF_ERROR(ChangeWithoutPages(inode, [&] { return store.files().DropContent(inode, count, &space); }));
+  return store.files().ReserveDropped(inode, count, &space);
 }
 
 // Changes the content while the kernel has no page of the file. Otherwise it would write dirty pages over the new data,
@@ -395,7 +395,7 @@ Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   if (asked.new_size != lease::kToEnd) write.new_size = asked.new_size;
   RETURN_IF_ERROR(filesystem_.ClearPrivileges(inode, !request.who.Can(CAP_FSETID)));
   RETURN_IF_ERROR(ChangeWithoutPages(
-      inode, [&] { return filesystem_.store().CommitDirect(inode, write, std::move(grant)); }));
+      inode, [&] { return filesystem_.store().files().CommitDirect(inode, write, std::move(grant)); }));
   Note(request, RequestKind::kWrite, inode->id, asked.length);
   SendWhenDurable(request, inode, asked.durable != 0);
   return {};

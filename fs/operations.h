@@ -65,18 +65,18 @@ auto Bind(Filesystem& filesystem, Operation operation, Arguments... arguments) {
   };
 }
 
-// Same as Dispatch for an operation that may take long (Filesystem::RunAside).
+// Same as Dispatch for an operation that may take long (Filesystem::RunOnReceiverOrPool).
 template <typename Operation, typename... Arguments>
-void DispatchAside(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
+void DispatchToReceiverOrPool(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
   Filesystem& filesystem = FilesystemOf(request);
-  filesystem.RunAside(filesystem.MakeReply(request), Bind(filesystem, operation, std::move(arguments)...));
+  filesystem.RunOnReceiverOrPool(filesystem.MakeReply(request), Bind(filesystem, operation, std::move(arguments)...));
 }
 
-// Same for an operation that waits for a commit, or for programs (Filesystem::RunLater).
+// Same for an operation that waits for a commit, or for programs (Filesystem::RunOnPool).
 template <typename Operation, typename... Arguments>
-void DispatchLater(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
+void DispatchToPool(fuse_req_t request, Operation operation, Arguments... arguments) noexcept {
   Filesystem& filesystem = FilesystemOf(request);
-  filesystem.RunLater(filesystem.MakeReply(request), Bind(filesystem, operation, std::move(arguments)...));
+  filesystem.RunOnPool(filesystem.MakeReply(request), Bind(filesystem, operation, std::move(arguments)...));
 }
 
 // Makes a Reply copyable for a callback, because std::function must be copyable.

@@ -63,9 +63,9 @@ void SetAttributes(Filesystem& filesystem, Reply reply, InodeId ino, const Attri
   };
   // A truncation may read the block at the new end.
   if (change.size.has_value()) {
-    filesystem.RunLater(std::move(reply), apply);
+    filesystem.RunOnPool(std::move(reply), apply);
   } else {
-    filesystem.RunAside(std::move(reply), apply);
+    filesystem.RunOnReceiverOrPool(std::move(reply), apply);
   }
 }
 
@@ -113,11 +113,11 @@ void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_v
                               : (flags & XATTR_REPLACE) != 0 ? AttributeWrite::kReplace
                                                              : AttributeWrite::kAny;
   const auto share = std::make_shared<UserLimit::Share>(std::move(*waiting));
-  filesystem.RunAside(std::move(reply), [&filesystem, ino, name = std::string(name), value = std::string(value), mode,
-                                         share](Reply now) {
+  const auto set = [&filesystem, ino, name = std::string(name), value = std::string(value), mode, share](Reply now) {
     const bool keeps = KeepsSetGroupId(filesystem, now, ino, name);
     now.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode, keeps));
-  });
+  };
+  filesystem.RunOnReceiverOrPool(std::move(reply), set);
 }
 
 void GetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, size_t capacity) {
@@ -177,7 +177,7 @@ void AddAttributeOperations(fuse_lowlevel_ops& operations) {
   operations.setattr = [](fuse_req_t request, fuse_ino_t ino, struct stat* attributes, int set, fuse_file_info*) {
     Dispatch(request, SetAttributes, InodeId{ino}, ToChange(*attributes, set));
   };
-  operations.statfs = [](fuse_req_t request, fuse_ino_t) { DispatchAside(request, Statistics); };
+  operations.statfs = [](fuse_req_t request, fuse_ino_t) { DispatchToReceiverOrPool(request, Statistics); };
   operations.setxattr = [](fuse_req_t request, fuse_ino_t ino, const char* name, const char* value, size_t size,
                            int flags) {
     Dispatch(request, SetExtended, InodeId{ino}, name, std::string_view(value, size), flags);
@@ -186,10 +186,10 @@ void AddAttributeOperations(fuse_lowlevel_ops& operations) {
     Dispatch(request, GetExtended, InodeId{ino}, name, capacity);
   };
   operations.listxattr = [](fuse_req_t request, fuse_ino_t ino, size_t capacity) {
-    DispatchAside(request, ListExtended, InodeId{ino}, capacity);
+    DispatchToReceiverOrPool(request, ListExtended, InodeId{ino}, capacity);
   };
   operations.removexattr = [](fuse_req_t request, fuse_ino_t ino, const char* name) {
-    DispatchAside(request, RemoveExtended, InodeId{ino}, std::string(name));
+    DispatchToReceiverOrPool(request, RemoveExtended, InodeId{ino}, std::string(name));
   };
 }
 

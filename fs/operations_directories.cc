@@ -55,10 +55,10 @@ struct ListingRequest {
   bool plus = false;
 
   // Adds an entry to the reply and returns its size. Without a buffer libfuse only returns the size.
-  size_t Put(char* to, size_t room, const std::string& name, const fuse_entry_param& shown, uint64_t next) const {
+  size_t Put(char* to, size_t capacity, const std::string& name, const fuse_entry_param& shown, uint64_t next) const {
     const auto offset = static_cast<off_t>(next);
-    return plus ? fuse_add_direntry_plus(request, to, room, name.c_str(), &shown, offset)
-                : fuse_add_direntry(request, to, room, name.c_str(), &shown.attr, offset);
+    return plus ? fuse_add_direntry_plus(request, to, capacity, name.c_str(), &shown, offset)
+                : fuse_add_direntry(request, to, capacity, name.c_str(), &shown.attr, offset);
   }
 };
 
@@ -166,10 +166,10 @@ void AddDirectoryOperations(fuse_lowlevel_ops& operations) {
     Dispatch(request, ReleaseDirectory, file->fh);
   };
   operations.readdir = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position, fuse_file_info* file) {
-    DispatchAside(request, ReadDirectory, ListingOf(request, size, position, file, /*plus=*/false));
+    DispatchToReceiverOrPool(request, ReadDirectory, ListingOf(request, size, position, file, /*plus=*/false));
   };
   operations.readdirplus = [](fuse_req_t request, fuse_ino_t, size_t size, off_t position, fuse_file_info* file) {
-    DispatchAside(request, ReadDirectory, ListingOf(request, size, position, file, /*plus=*/true));
+    DispatchToReceiverOrPool(request, ReadDirectory, ListingOf(request, size, position, file, /*plus=*/true));
   };
   operations.fsyncdir = [](fuse_req_t request, fuse_ino_t, int, fuse_file_info* file) {
     Dispatch(request, SyncDirectory, HandleOf(file)->inode);

@@ -84,7 +84,7 @@ void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
   file->read_bytes.fetch_add(size, std::memory_order_relaxed);
   // Keep the handle until the reply, because the store uses its stream until then.
   const auto read = [&filesystem, file, offset, size, kept = Share(std::move(reply))] {
-    filesystem.store().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
+    filesystem.store().files().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
                             [file, kept](const Result<ReadView>& view) {
                               if (view.has_value()) {
                                 kept->Data(*view);
@@ -101,7 +101,7 @@ void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
 void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_t size, bool sync) {
   if (!sync && size >= kLargeWrite) {
     const ByteCount limit{filesystem.options().write_buffers.value * 3 / 4};
-    filesystem.store().WhenWritesBelow(limit, [kept = Share(std::move(reply)), size] { kept->Written(size); });
+    filesystem.store().files().WhenWritesBelow(limit, [kept = Share(std::move(reply)), size] { kept->Written(size); });
     return;
   }
   if (!sync) {
@@ -139,7 +139,7 @@ void ApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite& write) {
       reply.Fail(written.error());
     }
   };
-  filesystem.store().Write(write.file->inode, ByteOffset{write.offset}, write.data, std::move(write.holder),
+  filesystem.store().files().Write(write.file->inode, ByteOffset{write.offset}, write.data, std::move(write.holder),
                            WriteReach::kAnywhere, answer);
 }
 
@@ -151,7 +151,7 @@ void DropPagesAndApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite wr
     write.data = write.copy;
   }
   const auto kept = std::make_shared<PendingWrite>(std::move(write));
-  filesystem.RunElsewhere(std::move(reply), [&filesystem, kept](Reply later) {
+  filesystem.RunOnPagePool(std::move(reply), [&filesystem, kept](Reply later) {
     const Result<void> dropped = filesystem.DropPages(*kept->file->inode, kept->direct);
     if (dropped.has_value()) {
       ApplyWrite(filesystem, std::move(later), *kept);
@@ -184,7 +184,8 @@ void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_
       reply.Fail(written.error());
     }
   };
-  filesystem.store().Write(file->inode, ByteOffset{offset}, data, std::move(holder), WriteReach::kWithinFile, answer);
+  filesystem.store().files().Write(file->inode, ByteOffset{offset}, data, std::move(holder), WriteReach::kWithinFile,
+                                   answer);
 }
 
 // `offset` is also right for O_APPEND: the kernel takes the end of the file under the inode's lock, and only the kernel
@@ -252,19 +253,19 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
     Store& store = FilesystemOf(request).store();
     const bool truncate = (file->flags & O_TRUNC) != 0;
     if (truncate && store.WaitsToTruncate(InodeId{ino})) {
-      DispatchLater(request, Open, InodeId{ino}, *file);
+      DispatchToPool(request, Open, InodeId{ino}, *file);
     } else if (truncate || store.OpensSlowly(InodeId{ino})) {
-      DispatchAside(request, Open, InodeId{ino}, *file);
+      DispatchToReceiverOrPool(request, Open, InodeId{ino}, *file);
     } else {
       Dispatch(request, Open, InodeId{ino}, *file);
     }
   };
   operations.create = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* file) {
-    DispatchAside(request, Create, InodeId{parent}, std::string(name), mode, *file);
+    DispatchToReceiverOrPool(request, Create, InodeId{parent}, std::string(name), mode, *file);
   };
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
   operations.tmpfile = [](fuse_req_t request, fuse_ino_t parent, mode_t mode, fuse_file_info* file) {
-    DispatchAside(request, CreateUnnamed, InodeId{parent}, mode, *file);
+    DispatchToReceiverOrPool(request, CreateUnnamed, InodeId{parent}, mode, *file);
   };
 #endif
   operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* file) {

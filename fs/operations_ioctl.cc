@@ -66,7 +66,7 @@ void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
 template <typename List>
 void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<FileHandle>& file, List out) {
   constexpr size_t kMost = std::extent_v<decltype(out.extents)>;
-  const auto found = filesystem.store().Extents(file->inode, FileBlock{out.start / kBlockSize}, kMost);
+  const auto found = filesystem.store().files().Extents(file->inode, FileBlock{out.start / kBlockSize}, kMost);
   if (!found.has_value()) {
     reply.Fail(found.error());
     return;
@@ -86,7 +86,7 @@ void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<Fil
   if constexpr (requires { out.pending; }) {
     out.pending = 0;
     if (out.count < kMost) {
-      const auto pending = filesystem.store().WithoutExtent(file->inode);
+      const auto pending = filesystem.store().files().WithoutExtent(file->inode);
       if (!pending.has_value()) return reply.Fail(pending.error());
       out.pending = ToBytes(*pending).value;
     }
@@ -102,7 +102,7 @@ void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     return;
   }
   const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
-  filesystem.RunAside(std::move(reply),
+  filesystem.RunOnReceiverOrPool(std::move(reply),
                       [&filesystem, file, out](Reply now) { ReplyExtents(filesystem, std::move(now), file, out); });
 }
 
@@ -199,8 +199,8 @@ void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request)
     reply.Errno(EPERM);
     return;
   }
-  filesystem.RunElsewhere(std::move(reply), [&filesystem, file](Reply later) {
-    filesystem.store().DropCached(file->inode);
+  filesystem.RunOnPagePool(std::move(reply), [&filesystem, file](Reply later) {
+    filesystem.store().files().DropCached(file->inode);
     filesystem.read_history().Forget(file->inode->id);
     const Result<void> dropped = filesystem.DropPages(file->inode->id, kWholeFile);
     if (dropped.has_value()) {
@@ -291,7 +291,7 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
     ask(std::move(reply), false);
     return;
   }
-  filesystem.RunAside(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
+  filesystem.RunOnReceiverOrPool(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
 }
 
 void ChangeKey(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
@@ -379,7 +379,7 @@ void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& reques
   }
   const Credentials who = CallerOf(reply);
   if (request.command == WEIGHTFS_IOC_UNPUBLISH) {
-    filesystem.RunLater(std::move(reply), [&filesystem, ino = request.ino, who](Reply later) {
+    filesystem.RunOnPool(std::move(reply), [&filesystem, ino = request.ino, who](Reply later) {
       const CountedScope counted(filesystem.commits());
       if (filesystem.read_only()) {
         later.Errno(EROFS);
@@ -394,7 +394,7 @@ void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& reques
   }
   const auto version = asked.number == 0 ? std::nullopt : std::optional<uint64_t>(asked.number);
   const std::shared_ptr<PublishRequest> asks(new PublishRequest{std::nullopt, {request.ino, who, version}});
-  filesystem.RunLater(std::move(reply), [&filesystem, asks](Reply later) {
+  filesystem.RunOnPool(std::move(reply), [&filesystem, asks](Reply later) {
     Publish(filesystem, std::move(later), asks, kFirstPause);
   });
 }
@@ -433,7 +433,7 @@ void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) 
     return;
   }
   // A commit waits for pages, which the kernel may send to this thread.
-  filesystem.RunElsewhere(std::move(reply), [&filesystem](Reply later) {
+  filesystem.RunOnPagePool(std::move(reply), [&filesystem](Reply later) {
     filesystem.commits().WaitForNone();
     filesystem.store().SyncAll([kept = Share(std::move(later))](Result<void> synced) {
       if (synced.has_value()) {
@@ -461,7 +461,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_EXTENTS: Extents<weightfs_extents>(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_EXTENT_LIST: Extents<weightfs_extent_list>(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_STATS:
-      filesystem.RunAside(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
+      filesystem.RunOnReceiverOrPool(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
       return;
     case WEIGHTFS_IOC_METRICS: Metrics(filesystem, std::move(reply)); return;
     case WEIGHTFS_IOC_TOP: Top(filesystem, std::move(reply), request); return;

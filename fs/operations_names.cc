@@ -104,27 +104,27 @@ void AddNameOperations(fuse_lowlevel_ops& operations) {
   };
   operations.readlink = [](fuse_req_t request, fuse_ino_t ino) { Dispatch(request, ReadLink, InodeId{ino}); };
   operations.mknod = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
-    DispatchAside(request, MakeNode, InodeId{parent}, std::string(name), mode, device);
+    DispatchToReceiverOrPool(request, MakeNode, InodeId{parent}, std::string(name), mode, device);
   };
   operations.mkdir = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode) {
-    DispatchAside(request, MakeDirectory, InodeId{parent}, std::string(name), mode);
+    DispatchToReceiverOrPool(request, MakeDirectory, InodeId{parent}, std::string(name), mode);
   };
   operations.symlink = [](fuse_req_t request, const char* target, fuse_ino_t parent, const char* name) {
-    DispatchAside(request, MakeSymlink, InodeId{parent}, std::string(name), std::string(target));
+    DispatchToReceiverOrPool(request, MakeSymlink, InodeId{parent}, std::string(name), std::string(target));
   };
   operations.link = [](fuse_req_t request, fuse_ino_t ino, fuse_ino_t parent, const char* name) {
     // A link or a rename waits until the data that it publishes is in the catalog.
-    DispatchLater(request, HardLink, InodeId{ino}, InodeId{parent}, std::string(name));
+    DispatchToPool(request, HardLink, InodeId{ino}, InodeId{parent}, std::string(name));
   };
   operations.unlink = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
-    DispatchAside(request, Unlink, InodeId{parent}, std::string(name));
+    DispatchToReceiverOrPool(request, Unlink, InodeId{parent}, std::string(name));
   };
   operations.rmdir = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
-    DispatchAside(request, RemoveDirectory, InodeId{parent}, std::string(name));
+    DispatchToReceiverOrPool(request, RemoveDirectory, InodeId{parent}, std::string(name));
   };
   operations.rename = [](fuse_req_t request, fuse_ino_t parent, const char* name, fuse_ino_t new_parent,
                          const char* new_name, unsigned flags) {
-    DispatchLater(request, Rename, InodeId{parent}, std::string(name), InodeId{new_parent}, std::string(new_name),
+    DispatchToPool(request, Rename, InodeId{parent}, std::string(name), InodeId{new_parent}, std::string(new_name),
                   flags);
   };
 }

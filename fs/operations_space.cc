@@ -30,7 +30,7 @@ template <typename Operation>
 void RunWithoutPages(Filesystem& filesystem, Reply reply, const FilePtr& file, ByteRange range, Operation operation) {
   const auto direct = std::make_shared<InodePages::DirectWrite>(*file->pages, range);
   const auto run = [&filesystem, file, direct, operation](Reply now) {
-    filesystem.RunLater(std::move(now), [file, direct, operation](Reply later) {
+    filesystem.RunOnPool(std::move(now), [file, direct, operation](Reply later) {
       operation(std::move(later));
       direct->End();
     });
@@ -39,7 +39,7 @@ void RunWithoutPages(Filesystem& filesystem, Reply reply, const FilePtr& file, B
     run(std::move(reply));
     return;
   }
-  filesystem.RunElsewhere(std::move(reply), [&filesystem, file, direct, run](Reply later) {
+  filesystem.RunOnPagePool(std::move(reply), [&filesystem, file, direct, run](Reply later) {
     const Result<void> dropped = filesystem.DropPages(*file->inode, *direct);
     if (dropped.has_value()) {
       run(std::move(later));
@@ -62,10 +62,10 @@ void Allocate(Filesystem& filesystem, Reply reply, const FilePtr& file, int mode
     return;
   }
   const auto allocate = [&filesystem, file, known, offset, length](Reply later) {
-    later.Finish(filesystem.store().Fallocate(file->inode, *known, offset, length));
+    later.Finish(filesystem.store().files().Fallocate(file->inode, *known, offset, length));
   };
   if (*known == FallocateMode::kAllocate || *known == FallocateMode::kAllocateKeepSize) {
-    filesystem.RunLater(std::move(reply), allocate);  // changes no byte
+    filesystem.RunOnPool(std::move(reply), allocate);  // changes no byte
   } else {
     RunWithoutPages(filesystem, std::move(reply), file, {offset, offset + length}, allocate);
   }
@@ -78,7 +78,7 @@ void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
   }
   const SeekTarget target = whence == SEEK_DATA ? SeekTarget::kData : SeekTarget::kHole;
   const auto answer = [&filesystem, file, offset, target](Reply later) {
-    const Result<uint64_t> found = filesystem.store().Seek(file->inode, offset, target);
+    const Result<uint64_t> found = filesystem.store().files().Seek(file->inode, offset, target);
     if (found.has_value()) {
       later.Offset(*found);
     } else {
@@ -86,12 +86,12 @@ void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
     }
   };
   if (!file->pages->MayHoldChanges()) {
-    filesystem.RunAside(std::move(reply), answer);
+    filesystem.RunOnReceiverOrPool(std::move(reply), answer);
     return;
   }
   const InodeId ino = file->inode->id;
   // Fetch changes made through mappings first. The kernel sends them to the receivers, so wait on another thread.
-  filesystem.RunElsewhere(std::move(reply), [&filesystem, ino, answer](Reply later) {
+  filesystem.RunOnPagePool(std::move(reply), [&filesystem, ino, answer](Reply later) {
     const Result<void> dropped = filesystem.DropPages(ino, kWholeFile);
     if (dropped.has_value()) {
       answer(std::move(later));
@@ -142,7 +142,7 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
     return;
   }
   const auto copy = [&filesystem, request](Reply later) {
-    const Result<uint64_t> copied = filesystem.store().CopyRange(request.from->inode, request.from_offset,
+    const Result<uint64_t> copied = filesystem.store().files().CopyRange(request.from->inode, request.from_offset,
                                                                  request.to->inode, request.to_offset, request.length);
     if (copied.has_value()) {
       later.Written(*copied);

@@ -15,7 +15,7 @@
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kMeasureBytes = kMiB;  // the room is measured again after this much was written
+constexpr uint64_t kMeasureBytes = kMiB;  // the surplus is measured again after this much was written
 // Every batch is written to the log, and later to a table.
 constexpr uint64_t kWritesPerByte = 2;
 // The pause after a compaction for lack of space, in durations of that compaction.
@@ -51,7 +51,7 @@ void CatalogSpace::Start(std::function<uint64_t()> size, std::function<void()> c
   Measure();
 }
 
-int64_t CatalogSpace::LeastRoom(KvChange change) const {
+int64_t CatalogSpace::LeastSurplus(KvChange change) const {
   const auto need = static_cast<int64_t>(need_.load(std::memory_order_relaxed));
   switch (change) {
     case KvChange::kGrow: return static_cast<int64_t>(kMargin);
@@ -65,16 +65,16 @@ Result<void> CatalogSpace::Check(KvChange change) {
   Measure();
   if (!Allows(change) && Compact()) Measure();
   if (!Allows(change)) {
-    Tell(/*full=*/true);
+    LogFull(/*full=*/true);
     return ErrorCode::kNoSpace;
   }
-  if (change == KvChange::kGrow) Tell(/*full=*/false);
+  if (change == KvChange::kGrow) LogFull(/*full=*/false);
   return {};
 }
 
 void CatalogSpace::NoteWrite(uint64_t bytes) {
   const uint64_t use = kWritesPerByte * bytes;
-  room_.fetch_sub(static_cast<int64_t>(use), std::memory_order_relaxed);
+  surplus_.fetch_sub(static_cast<int64_t>(use), std::memory_order_relaxed);
   uncompacted_.fetch_add(use, std::memory_order_relaxed);
   if (unmeasured_.fetch_add(use, std::memory_order_relaxed) + use >= kMeasureBytes) Measure();
 }
@@ -86,13 +86,13 @@ void CatalogSpace::Measure() {
   reserve_.Resize(need + kSurplus);
   need_.store(need, std::memory_order_relaxed);
   const uint64_t free = FreeBytes(directory_.get());
-  const int64_t room = static_cast<int64_t>(free + reserve_.size()) - static_cast<int64_t>(need);
-  room_.store(room, std::memory_order_relaxed);
+  const int64_t surplus = static_cast<int64_t>(free + reserve_.size()) - static_cast<int64_t>(need);
+  surplus_.store(surplus, std::memory_order_relaxed);
 }
 
-void CatalogSpace::Tell(bool full) {
+void CatalogSpace::LogFull(bool full) {
   MutexLock lock(mutex_);
-  if (std::exchange(told_, full) == full) return;
+  if (std::exchange(logged_full_, full) == full) return;
   if (full) {
     spdlog::warn("{}: the filesystem of the catalog is full ({} free, {} in reserve): writing and creating fail with "
                  "ENOSPC until there is more space; deleting works",
@@ -127,8 +127,8 @@ bool CatalogSpace::Compact() {
 
 uint64_t CatalogSpace::FreeSpace() {
   Measure();
-  const int64_t room = room_.load(std::memory_order_relaxed) - static_cast<int64_t>(kMargin);
-  return static_cast<uint64_t>(std::max<int64_t>(room, 0));
+  const int64_t surplus = surplus_.load(std::memory_order_relaxed) - static_cast<int64_t>(kMargin);
+  return static_cast<uint64_t>(std::max<int64_t>(surplus, 0));
 }
 
 }  // namespace weightfs

@@ -61,10 +61,10 @@ class CatalogSpace {
 
   CatalogSpace(std::string path, UniqueFd directory, ReserveFile reserve)
       : path_(std::move(path)), directory_(std::move(directory)), reserve_(std::move(reserve)) {}
-  int64_t LeastRoom(KvChange change) const;
-  bool Allows(KvChange change) const { return room_.load(std::memory_order_relaxed) >= LeastRoom(change); }
+  int64_t LeastSurplus(KvChange change) const;
+  bool Allows(KvChange change) const { return surplus_.load(std::memory_order_relaxed) >= LeastSurplus(change); }
   void Measure() EXCLUDES(mutex_);
-  void Tell(bool full) EXCLUDES(mutex_);
+  void LogFull(bool full) EXCLUDES(mutex_);
   bool Compact() EXCLUDES(compacting_);
 
   const std::string path_;
@@ -74,14 +74,14 @@ class CatalogSpace {
 
   // Free and reserved bytes beyond the need, as of the last measurement and less what was written since then. Negative
   // when the need is not met.
-  std::atomic<int64_t> room_{0};
+  std::atomic<int64_t> surplus_{0};
   std::atomic<uint64_t> need_{kLeastNeed};
   std::atomic<uint64_t> unmeasured_{0};   // bytes written since the last measurement
   std::atomic<uint64_t> uncompacted_{0};  // bytes written since the last compaction
 
   Mutex mutex_;
   ReserveFile reserve_ GUARDED_BY(mutex_);
-  bool told_ GUARDED_BY(mutex_) = false;
+  bool logged_full_ GUARDED_BY(mutex_) = false;
 
   Mutex compacting_;
   Clock::time_point next_compaction_ GUARDED_BY(compacting_);

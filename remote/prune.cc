@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/result.h"
+#include "common/utc_time.h"
 #include "remote/held_claim.h"
 
 namespace weightfs::remote {
@@ -56,11 +57,7 @@ std::vector<s3::ObjectInfo> CurrentObjects(const std::vector<s3::ObjectVersion>&
 
 // Its id is that of no other push or prune.
 Claim MakeRemovingClaim() {
-  const auto now = system_clock::now().time_since_epoch();
-  return {.push = RandomId(),
-          .source = "weightfs prune",
-          .created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(),
-          .removing = true};
+  return {.push = RandomId(), .source = "weightfs prune", .created_ns = UtcNowNs(), .removing = true};
 }
 
 class Pruner {

@@ -31,11 +31,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPushAttempts = 3;
 
-int64_t Now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
 std::string HostName() {
   std::array<char, 256> name{};
   return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : std::string("unknown");
@@ -332,7 +327,7 @@ Result<void> Pusher::CheckManifestSize() const {
 // The claim decides whose version it is. A push that lost it may have written its manifest at the last moment; and we
 // may lose it before ours is written, so it is examined again afterwards.
 Result<void> Pusher::WriteManifest() {
-  manifest().created_ns = Now();
+  manifest().created_ns = UtcNowNs();
   const std::string key = series_.ManifestKey(manifest().version), text = manifest().Encode();
   for (int attempt = 1; attempt <= kPushAttempts; ++attempt) {
     const auto put = claim_->held().Change([&](const s3::GuardPtr& guard) -> Result<void> {

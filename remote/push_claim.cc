@@ -22,10 +22,9 @@ std::string Origin(const Claim& claim) {
 
 Claim PushClaim::Ours(bool taken_over) const {
   const s3::Settings& settings = series_.bucket().client().settings();
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
   return {.push = manifest_.push,
           .source = manifest_.source,
-          .created_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count(),
+          .created_ns = UtcNowNs(),
           .published_ns = manifest_.published_ns,
           .origin = origin_,
           .storage_class = options_.storage_class,

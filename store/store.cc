@@ -11,7 +11,6 @@
 #include "store/commit/committer.h"
 #include "store/commit/recovery.h"
 #include "store/file/file.h"
-#include "store/file/file_io.h"
 #include "store/file/reader.h"
 #include "store/file/write_back.h"
 #include "store/replica/replica_writer.h"
@@ -108,7 +107,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
     ByteCount size = device->size();
     if (spaces.size() < options.device_sizes.size()) size = std::min(size, options.device_sizes[spaces.size()]);
     const DeviceBlock end{size.value / kBlockSize};
-    if (end <= first) return Error{ErrorCode::kCorrupt, std::string(device->path()) + " has no room for data"};
+    if (end <= first) return Error{ErrorCode::kCorrupt, std::string(device->path()) + " has no space for data"};
     spaces.push_back({{first, end - first}});
     pointers.push_back(device.get());
   }
@@ -147,9 +146,10 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->committer =
       std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space, *parts->write_back, commit);
   parts->files =
-      std::make_unique<FileIo>(FileIo::Parts{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
+      std::make_unique<FileIo>(FileIo::Services{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
                                              *parts->committer, *parts->reader, *parts->stripes, *parts->small_writes,
-                                             options.commit_interval, options.space_wait});
+                                             *parts->cache, options.commit_interval, options.space_wait,
+                                             parts->read_only});
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
   if (options.replica) StartReplica(*parts);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
@@ -189,7 +189,7 @@ void Store::StartReplica(Parts& parts) {
 
 Result<void> Store::StartScrubs(Parts& parts) {
   Parts* raw = &parts;
-  Scrubber::Parts scrub{.catalog = *parts.catalog, .devices = *parts.device_set, .space = *parts.space};
+  Scrubber::Services scrub{.catalog = *parts.catalog, .devices = *parts.device_set, .space = *parts.space};
   for (const auto& device : parts.devices) scrub.device_list.push_back(device.get());
   scrub.foreground_bytes = [raw] { return raw->reader->counters().device_bytes + raw->write_back->written_bytes(); };
   if (parts.options.replica) {
@@ -211,7 +211,7 @@ Store::~Store() {
 }
 
 Result<void> Store::Close() {
-  if (closed_.exchange(true)) return {};
+  if (!p_->files->Close()) return {};
   p_->scrubber->Stop();
   auto stopped = p_->committer->Stop();
   if (p_->replica == nullptr) return stopped;
@@ -222,22 +222,17 @@ Result<void> Store::Close() {
 }
 
 Namespace& Store::names() { return *p_->names; }
+FileIo& Store::files() { return *p_->files; }
 InodeTable& Store::inodes() { return *p_->inodes; }
 std::vector<std::unique_ptr<BlockDevice>>& Store::devices() { return p_->devices; }
-
-Result<void> Store::CheckWritable(KvChange change) const {
-  if (closed_.load()) return ErrorCode::kShutdown;
-  if (read_only()) return ErrorCode::kReadOnly;
-  return p_->catalog->CheckSpace(change);
-}
 
 bool Store::read_only() const { return p_->read_only || p_->committer->failed(); }
 
 Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& change) {
-  RETURN_IF_ERROR(CheckWritable(change.size ? KvChange::kRemove : KvChange::kUpdate));
+  RETURN_IF_ERROR(p_->files->CheckWritable(change.size ? KvChange::kRemove : KvChange::kUpdate));
   if (change.size) {
     ASSIGN_OR_RETURN(const InodePtr inode, p_->inodes->Get(ino));
-    RETURN_IF_ERROR(p_->files->Truncate(inode, *change.size, false));
+    RETURN_IF_ERROR(p_->files->Truncate(inode, *change.size));
   }
   return p_->names->SetAttributes(ino, change);
 }
@@ -246,7 +241,7 @@ bool Store::OpensSlowly(InodeId ino) {
   const InodePtr inode = p_->inodes->Find(ino);
   if (inode == nullptr) return true;  // perhaps
   MutexLock lock(inode->mutex);
-  return inode->file && !inode->file->loaded() && inode->committed_blocks > kSmallMapping;
+  return inode->file && !inode->file->loaded() && inode->committed.blocks > kSmallMapping;
 }
 
 bool Store::WaitsToTruncate(InodeId ino) {
@@ -269,7 +264,7 @@ Result<void> Store::UnpublishTree(InodeId directory, const Credentials& who, std
 }
 
 Result<InodePtr> Store::OpenFile(InodeId ino, bool truncate, bool writes) {
-  if (truncate) RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
+  if (truncate) RETURN_IF_ERROR(p_->files->CheckWritable(KvChange::kRemove));
   ASSIGN_OR_RETURN(InodePtr inode, p_->names->Open(ino, writes));
   // The reads and writes of a damaged file report its error.
   if (OpensSlowly(ino)) static_cast<void>(p_->files->Load(inode).has_value());
@@ -314,7 +309,7 @@ void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure, bool wri
   bool commit = false, last = false;
   {
     MutexLock lock(inode->mutex);
-    last = inode->open_writers == 0;
+    last = !inode->has_writers();
     if (File* file = inode->file.get()) {
       if (reported_failure != 0) {
         file->write_error().Report(reported_failure);
@@ -328,70 +323,6 @@ void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure, bool wri
   if (commit) p_->committer->CommitSoon(inode);
 }
 
-void Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
-  p_->reader->Read(inode, offset, size, stream, std::move(done));
-}
-
-Result<ReadView> Store::Read(const InodePtr& inode, ByteOffset offset, ByteCount size) {
-  return p_->files->ReadAndWait(inode, offset, size);
-}
-
-void Store::DropCached(const InodePtr& inode) {
-  MutexLock lock(inode->mutex);
-  p_->cache->Invalidate(inode->id, 0, UINT64_MAX);
-}
-
-Result<void> Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder) {
-  Result<void> result;
-  Write(inode, offset, data, std::move(holder), WriteReach::kAnywhere,
-        [&](Result<void> done) { result = std::move(done); });
-  return result;
-}
-
-void Store::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder,
-                  WriteReach reach, const std::function<void(Result<void>)>& accepted) {
-  PendingWrites writes;
-  Result<void> result = CheckWritable(KvChange::kGrow);
-  if (result) result = p_->files->Write(inode, offset, data, holder, reach, &writes);
-  accepted(std::move(result));
-  p_->write_back->Submit(&writes);
-}
-
-void Store::WhenWritesBelow(ByteCount limit, std::function<void()> next) {
-  p_->write_back->WhenBelow(limit, std::move(next));
-}
-
-Result<ByteOffset> Store::Append(const InodePtr& inode, std::span<const std::byte> data) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
-  return p_->files->Append(inode, data);
-}
-
-Result<void> Store::Truncate(const InodePtr& inode, uint64_t size) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
-  return p_->files->Truncate(inode, size, false);
-}
-
-Result<void> Store::Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length) {
-  RETURN_IF_ERROR(CheckWritable(mode == FallocateMode::kPunchHole ? KvChange::kRemove : KvChange::kGrow));
-  return p_->files->Fallocate(inode, mode, offset, length);
-}
-
-Result<uint64_t> Store::Seek(const InodePtr& inode, uint64_t offset, SeekTarget target) {
-  return p_->files->Seek(inode, offset, target);
-}
-
-Result<uint64_t> Store::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
-                                  uint64_t length) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
-  return p_->files->CopyRange(from, from_offset, to, to_offset, length);
-}
-
-Result<std::vector<FileExtent>> Store::Extents(const InodePtr& inode, FileBlock first, size_t limit) {
-  return p_->files->Extents(inode, first, limit);
-}
-
-Result<BlockCount> Store::WithoutExtent(const InodePtr& inode) { return p_->files->WithoutExtent(inode); }
-
 void Store::Sync(const InodePtr& inode, Done done, bool kept) {
   if (p_->read_only) return done({});
   p_->committer->Commit(inode, CommitLevel::kDurable, std::move(done), {.kept = kept});
@@ -402,44 +333,12 @@ void Store::SyncAll(Done done) {
   p_->committer->CommitAll(CommitLevel::kDurable, std::move(done));
 }
 
-Result<ReadLease> Store::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {
-  if (closed_.load()) return ErrorCode::kShutdown;
-  auto lease = p_->files->LeaseRead(inode, offset, length);
-  if (!lease) return lease;
-  const uint64_t from = std::min(offset, lease->file_size);
-  leased_.read_bytes += std::min(length, lease->file_size - from);
-  for (const FileExtent& extent : lease->extents) leased_.device_read_bytes += ToBytes(extent.count).value;
-  return lease;
-}
-
-Result<BlockReservation> Store::Reserve(const InodePtr& inode, FileBlock first, BlockCount count) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
-  return p_->files->ReserveDirect(inode, first, count);
-}
-
-Result<void> Store::DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
-  return p_->files->DropContent(inode, count, space);
-}
-
-Result<BlockReservation> Store::ReserveDropped(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
-  return p_->files->ReserveDropped(inode, count, space);
-}
-
-Result<void> Store::CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
-  RETURN_IF_ERROR(p_->files->CommitDirect(inode, write, std::move(grant)));
-  leased_.written_bytes += write.length;
-  leased_.device_written_bytes += ToBytes(BlocksFor(ByteCount{write.length})).value;
-  return {};
-}
-
 Result<std::vector<InodeId>> Store::CreateMany(const InodePtr& directory, const Credentials& who,
                                                const NewFileMode& mode, std::span<const DirectFile> files,
                                                std::span<const uint32_t> checksums, BlockReservation grant,
                                                size_t* failed) {
   *failed = files.size();
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(p_->files->CheckWritable(KvChange::kGrow));
   BlockCount blocks;
   const BlockCount granted = grant.count();
   for (const DirectFile& file : files) {
@@ -460,8 +359,9 @@ Result<std::vector<InodeId>> Store::CreateMany(const InodePtr& directory, const 
   }
   grant.Take(blocks);
   p_->space->AddUsed(static_cast<int64_t>(blocks.value));
-  for (const DirectFile& file : files) leased_.written_bytes += file.size;
-  leased_.device_written_bytes += ToBytes(blocks).value;
+  uint64_t bytes = 0;
+  for (const DirectFile& file : files) bytes += file.size;
+  p_->files->NoteDirectWrite(bytes, blocks);
   return replaced;
 }
 
@@ -477,8 +377,6 @@ bool Store::CollectOrphanedReservations() { return p_->space->CollectOrphanedRes
 size_t Store::device_count() const { return p_->devices.size(); }
 
 void Store::OnReverted(std::function<void(InodeId)> notify) { p_->committer->OnReverted(std::move(notify)); }
-
-void Store::WaitForCloses(std::function<void()> wait) { p_->files->WaitForCloses(std::move(wait)); }
 
 Result<void> Store::Sync(const InodePtr& inode) {
   return SyncWait([&](Done done) { Sync(inode, std::move(done)); });
@@ -508,10 +406,11 @@ std::chrono::nanoseconds Store::ReplicaAge() const {
 
 StoreStatistics Store::statistics() const {
   StoreStatistics statistics;
-  statistics.leased_read_bytes = leased_.device_read_bytes;
-  statistics.leased_written_bytes = leased_.device_written_bytes;
-  statistics.read_bytes = p_->reader->counters().read_bytes + leased_.read_bytes;
-  statistics.written_bytes = p_->files->written_bytes() + leased_.written_bytes;
+  const FileIo::LeaseCounters& leased = p_->files->leased();
+  statistics.leased_read_bytes = leased.device_read_bytes;
+  statistics.leased_written_bytes = leased.device_written_bytes;
+  statistics.read_bytes = p_->reader->counters().read_bytes + leased.read_bytes;
+  statistics.written_bytes = p_->files->written_bytes() + leased.written_bytes;
   statistics.device_read_bytes =
       p_->reader->counters().device_bytes + statistics.leased_read_bytes + p_->scrubber->device_bytes();
   statistics.device_written_bytes = p_->write_back->written_bytes() + statistics.leased_written_bytes;

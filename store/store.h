@@ -14,7 +14,7 @@
 #include "common/unique_fd.h"
 #include "engine/block_device.h"
 #include "meta/kv_store.h"
-#include "store/file/lease.h"
+#include "store/file/file_io.h"
 #include "store/names/namespace.h"
 #include "store/replica/replica_options.h"
 #include "store/scrub/scrub_state.h"
@@ -77,8 +77,9 @@ class Store {
   // call has returned. Later calls return kShutdown.
   Result<void> Close();
 
-  // Names and attributes.
+  // Names and attributes, and the data of files.
   Namespace& names();
+  FileIo& files();
   // Namespace::PublishTree and UnpublishTree, durable on return.
   Result<PublicationRecord> PublishTree(Namespace::PublishCall* call);
   Result<void> UnpublishTree(InodeId directory, const Credentials& who, std::string* failed);
@@ -103,38 +104,6 @@ class Store {
   // Ends one OpenFile with the same `writes`. The file is committed soon.
   void CloseFile(const InodePtr& inode, uint64_t reported_failure = 0, bool writes = false);
 
-  // Reads at most `size` bytes (at most 8 MiB); fewer only at the end of the file. `stream` may be null.
-  void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
-  Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);  // waits
-
-  // Drops the read-ahead cache of the file. The next read goes to the devices.
-  void DropCached(const InodePtr& inode);
-
-  // Writes all of `data` or nothing; beyond 4 MiB this holds for each 4 MiB step. Returns kNoSpace when the data does
-  // not fit. `holder` may own the memory of `data`. If data.data() == holder.data() + offset % kBlockSize, the store
-  // keeps the buffer instead of copying it. The store may then write to the bytes before `data`, and nobody else may
-  // change the buffer again.
-  Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder = {});
-  // Same, limited by `reach`. `accepted` runs in the call as soon as the store has taken the data, before the checksums
-  // are computed and the data is submitted to a device.
-  void Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder, WriteReach reach,
-             const std::function<void(Result<void>)>& accepted);
-  // Runs `next` when fewer than `limit` bytes are in flight to the devices: in the call, or on a completion thread.
-  void WhenWritesBelow(ByteCount limit, std::function<void()> next);
-  // Appends `data` to the file atomically. Returns the offset of the data.
-  Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
-
-  Result<void> Truncate(const InodePtr& inode, uint64_t size);
-  Result<void> Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length);
-  Result<uint64_t> Seek(const InodePtr& inode, uint64_t offset, SeekTarget target);
-  // Copies inside the store. Returns the number of bytes copied; fewer than `length` at the end of `from`, or after an
-  // error.
-  Result<uint64_t> CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
-                             uint64_t length);
-  Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
-  // The blocks of data in memory that no extent has.
-  Result<BlockCount> WithoutExtent(const InodePtr& inode);
-
   // fsync(2): makes the data, the attributes and the name durable, and every namespace change before them. SyncAll
   // makes everything durable, except the content of files that are being replaced (CommitQueue::CommitAll). With
   // `kept`, an error of the file's earlier writes stays pending for the next caller.
@@ -143,26 +112,6 @@ class Store {
   Result<void> Sync(const InodePtr& inode);
   Result<void> SyncAll();
 
-  // Leases, for programs that read and write the devices themselves. The caller destroys everything that these calls
-  // return before Close.
-  //
-  // Pins a range and returns its extents and checksums. They describe the current bytes, unsynced ones included. Waits
-  // for writes of the range in progress. Returns kAgain when the range is written continuously, kFileTooBig for more
-  // than kLargestLease.
-  Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
-  // Reserves space for `count` blocks of the file from `first` on, or for new files of a directory (`first` is 0).
-  // Returns kNoSpace when too little is free.
-  Result<BlockReservation> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);
-  // Reserves `count` blocks for the whole content of the file in place of the old content, for a pool that has no space
-  // beside it. DropContent first takes the space: free blocks, and those that the old content frees, except blocks that
-  // read leases pin. Then it makes the file a hole of its size, unless the free blocks suffice. Returns kNoSpace, and
-  // changes nothing, when there are too few. ReserveDropped then waits until the blocks are free: the commit, and the
-  // reads in progress. Give both the same `space`; destroy it before the store.
-  Result<void> DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space);
-  Result<BlockReservation> ReserveDropped(const InodePtr& inode, BlockCount count, SpaceReservation* space);
-  // Makes the first blocks of the reservation, which already hold the data, part of the file atomically, and frees the
-  // rest. The change is as durable as a write. On failure the file is unchanged.
-  Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
   // Makes the blocks of the reservation files of the directory (Namespace::CreateMany, which defines the result and
   // `failed`). First flushes the devices, so that the content is on stable storage.
   Result<std::vector<InodeId>> CreateMany(const InodePtr& directory, const Credentials& who, const NewFileMode& mode,
@@ -178,10 +127,6 @@ class Store {
   // `notify` runs for each file that a failed write has reverted to its last commit. It runs on a thread of the store
   // and must not block. After a call with null returns, no notification is running, and none follows.
   void OnReverted(std::function<void(InodeId)> notify);
-
-  // `wait` runs before a call fails for lack of space, on the thread of that call. It waits until every file is closed
-  // whose close the store's callers have received. Set it, and reset it with null, only while the store is not in use.
-  void WaitForCloses(std::function<void()> wait);
 
   SpaceStatistics Space() const;
   // Bytes by which the catalog may grow on its filesystem; nullopt: it does not change.
@@ -202,18 +147,7 @@ class Store {
   explicit Store(std::unique_ptr<Parts> parts);
   static void StartReplica(Parts& parts);
   static Result<void> StartScrubs(Parts& parts);
-  // Also returns kNoSpace when the catalog has no space for a change of this kind.
-  Result<void> CheckWritable(KvChange change) const;
-
-  // Bytes moved by lease holders: of files in bytes, of devices in whole blocks.
-  struct Leased {
-    std::atomic<uint64_t> read_bytes{0}, written_bytes{0};
-    std::atomic<uint64_t> device_read_bytes{0}, device_written_bytes{0};
-  };
-
   std::unique_ptr<Parts> p_;
-  Leased leased_;
-  std::atomic<bool> closed_{false};
 };
 
 }  // namespace weightfs

@@ -28,6 +28,7 @@
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "common/unique_fd.h"
+#include "common/utc_time.h"
 #include "fs/kernel_features.h"
 #include "fs/mount.h"
 #include "fs/mountpoint.h"
@@ -279,8 +280,7 @@ Check CheckStore(const std::string& directory) {
   }
   if (look.scrubs) {
     const ScrubState& scrub = look.scrubs->state;
-    const int64_t age = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count() -
-                        scrub.last_completed_ns;
+    const int64_t age = UtcNowNs() - scrub.last_completed_ns;
     const bool never = scrub.last_completed_ns == 0;  // a store may be new
     find(never ? "never scrubbed" : fmt::format("scrubbed {} ago", DurationText(age)),
          !never && age > kLong ? "mount it with -o scrub=7" : "");

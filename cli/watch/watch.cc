@@ -183,11 +183,9 @@ std::string FitScreen(std::string_view text, size_t columns, size_t rows) {
   return out;
 }
 
-double NowSeconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
+double NowSeconds() { return static_cast<double>(UtcNowNs()) / 1e9; }
 
-std::string NowText() { return FormatUtc(static_cast<int64_t>(NowSeconds() * 1e9)); }
+std::string NowText() { return FormatUtc(UtcNowNs()); }
 
 std::string Heading(std::string_view title, double seconds) {
   return Paint(Tone::kBold, title) + fmt::format("  {}, in the last {:.1f} s\n\n", NowText(), seconds);

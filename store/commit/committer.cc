@@ -335,13 +335,11 @@ Result<void> Committer::WriteOne(Cycle* cycle, Sealed* sealed) {
 
 Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
   Inode& inode = *sealed->inode;
-  const auto old = std::tuple(inode.committed_size, inode.committed_blocks, inode.committed_version);
-  inode.committed_size = sealed->content->size;
-  inode.committed_blocks = sealed->content->blocks;
-  inode.committed_version = sealed->content->version;
+  const CommittedData old = inode.committed;
+  inode.committed = {sealed->content->size, sealed->content->blocks, sealed->content->version};
   batch.Put(keys::Inode(inode.id), inode.CatalogRecord().Encode());
   if (auto written = catalog_.Write(std::move(batch)); !written) {
-    std::tie(inode.committed_size, inode.committed_blocks, inode.committed_version) = old;
+    inode.committed = old;
     return written;
   }
   inode.file->FinishCommit();
@@ -369,7 +367,7 @@ Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loade
   const SealedFile& content = *sealed.content;
   // Delete segments beyond the smallest size since the last commit first; rewritten ones follow.
   const uint64_t first = content.shrunk_to == UINT64_MAX ? UINT64_MAX : keys::SegmentsOf(content.shrunk_to);
-  DeleteChecksums(inode.id, first, keys::SegmentsOf(inode.committed_size), batch);
+  DeleteChecksums(inode.id, first, keys::SegmentsOf(inode.committed.size), batch);
   AppendExtents(inode.id, content, batch);
   return inode.file->AppendChecksums(first, loaded, missing, batch);
 }
@@ -381,7 +379,7 @@ void Committer::Revert(Sealed* sealed, MutexLock& lock) {
   inode.file->WaitForAllWrites(lock);
   if (inode.deleted) return;  // meanwhile
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
-  inode.file->Revert(inode.committed_size, inode.committed_blocks);
+  inode.file->Revert(inode.committed.size, inode.committed.blocks);
   ForgetError(sealed->inode);
   write_back_.UpdateQueue(sealed->inode);
   sealed->content.reset();

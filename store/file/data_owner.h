@@ -15,7 +15,7 @@ namespace weightfs {
 
 // The records of a file's data in the catalog, read without the inode's mutex.
 struct DataRecords {
-  uint64_t version = 0;              // the Inode::committed_version that the records belong to
+  uint64_t version = 0;              // the version in Inode::committed that the records belong to
   uint64_t size = 0;                 // bytes, committed
   std::vector<std::string> extents;  // their keys
   std::vector<DeviceRun> runs;       // the blocks that they map
@@ -26,8 +26,10 @@ class DataOwner {
  public:
   virtual ~DataOwner() = default;
 
-  // Returns kReadOnly permanently after a failed device flush or catalog write: no name may publish data any more.
-  virtual Result<void> CheckWritable() const = 0;
+  // Returns kShutdown after Store::Close; kReadOnly for a read-only store, and permanently after a failed device flush
+  // or catalog write: no name may publish data any more; kNoSpace when the catalog has no space for a change of this
+  // kind. Call it without locks.
+  virtual Result<void> CheckWritable(KvChange change) const = 0;
 
   // Commits the data of these files as of the call (CommitLevel::kOrdered), so that no name written to the catalog
   // later survives a crash without the data. Returns the first error of a file, and which one in `failed`. The error

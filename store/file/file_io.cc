@@ -25,13 +25,20 @@ constexpr uint64_t kStagingBlocks = kStripeStaging.value / kBlockSize;
 
 }  // namespace
 
-Result<void> FileIo::CheckWritable() const {
+Result<void> FileIo::CheckNotFailed() const {
   if (p_.commits.failed()) return ErrorCode::kReadOnly;
   return {};
 }
 
+Result<void> FileIo::CheckWritable(KvChange change) const {
+  if (closed_.load()) return ErrorCode::kShutdown;
+  if (p_.read_only) return ErrorCode::kReadOnly;
+  RETURN_IF_ERROR(CheckNotFailed());
+  return p_.catalog.CheckSpace(change);
+}
+
 Result<void> FileIo::CheckWritable(Inode& inode) {
-  RETURN_IF_ERROR(CheckWritable());
+  RETURN_IF_ERROR(CheckNotFailed());
   if (inode.deleted) return ErrorCode::kStale;
   if (inode.IsDirectory()) return ErrorCode::kIsDirectory;
   if (!inode.file) return ErrorCode::kInvalid;
@@ -65,7 +72,7 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
     }
     search->deadline += std::chrono::steady_clock::now() - begin;  // commits take none of the time for reads
     p_.space.WaitForRetired(count, {}, privileged, search->deadline);
-    RETURN_IF_ERROR(CheckWritable());
+    RETURN_IF_ERROR(CheckNotFailed());
   }
   return {};
 }
@@ -155,8 +162,40 @@ void FileIo::Touch(const InodePtr& inode) {
   if (inode->file->NeedsCommit()) p_.commits.Commit(inode, CommitLevel::kOrdered, nullptr, {.settled = true});
 }
 
-Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
-                           const Buffer& holder, WriteReach reach, PendingWrites* writes) {
+void FileIo::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
+  p_.reader.Read(inode, offset, size, stream, std::move(done));
+}
+
+Result<ReadView> FileIo::Read(const InodePtr& inode, ByteOffset offset, ByteCount size) {
+  return SyncWait<Result<ReadView>>([&](ReadDone done) { Read(inode, offset, size, nullptr, std::move(done)); });
+}
+
+void FileIo::DropCached(const InodePtr& inode) {
+  MutexLock lock(inode->mutex);
+  p_.cache.Invalidate(inode->id, 0, UINT64_MAX);
+}
+
+Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder) {
+  Result<void> result;
+  Write(inode, offset, data, holder, WriteReach::kAnywhere, [&](Result<void> done) { result = std::move(done); });
+  return result;
+}
+
+void FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder,
+                   WriteReach reach, const std::function<void(Result<void>)>& accepted) {
+  PendingWrites writes;
+  Result<void> result = CheckWritable(KvChange::kGrow);
+  if (result) result = WriteSteps(inode, offset, data, holder, reach, &writes);
+  accepted(std::move(result));
+  p_.write_back.Submit(&writes);
+}
+
+void FileIo::WhenWritesBelow(ByteCount limit, std::function<void()> next) {
+  p_.write_back.WhenBelow(limit, std::move(next));
+}
+
+Result<void> FileIo::WriteSteps(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
+                                const Buffer& holder, WriteReach reach, PendingWrites* writes) {
   // Split the write into steps, so that every pool has enough buffers for all of one step.
   for (size_t at = 0; at < data.size(); at += kLargestStep) {
     const auto step = data.subspan(at, std::min<size_t>(kLargestStep, data.size() - at));
@@ -168,6 +207,7 @@ Result<void> FileIo::Write(const InodePtr& inode, ByteOffset offset, std::span<c
 }
 
 Result<ByteOffset> FileIo::Append(const InodePtr& inode, std::span<const std::byte> data) {
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   uint64_t offset = 0;
   PendingWrites writes;
   const auto written = WriteStep(inode, &offset, true, data, {}, WriteReach::kAnywhere, &writes);
@@ -245,6 +285,7 @@ bool FileIo::IsOverdue(Inode& inode) const {
 }
 
 Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {
+  RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
   if (size > kMaximumFileSize) return ErrorCode::kFileTooBig;
   if (replace && IsOverdue(*inode)) {
     const std::vector<InodePtr> files = {inode};
@@ -255,7 +296,7 @@ Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace
     return {};
   };
   const auto apply = [&](File& file, WritePlan ready) {
-    const bool replaces = size == 0 && replace && inode->committed_size > 0;
+    const bool replaces = size == 0 && replace && inode->committed.size > 0;
     file.Apply(std::move(ready));
     file.SetSize(size);
     if (replaces ? file.BeginReplacement() : file.Touch()) p_.commits.NoteChanged(inode);
@@ -339,7 +380,7 @@ Result<DataRecords> FileIo::ReadRecords(const InodePtr& inode) { return ReadData
 
 bool FileIo::DeleteRecords(const InodePtr& inode, const DataRecords& records, KvBatch* batch) {
   if (!inode->file) return true;
-  if (inode->committed_version != records.version) return false;
+  if (inode->committed.version != records.version) return false;
   // A batch of many deletions delays the batches of others.
   constexpr size_t kSingleDeletes = 4096;
   if (records.extents.size() > kSingleDeletes) {
@@ -362,10 +403,5 @@ void FileIo::DropData(const InodePtr& inode, const DataRecords& records) {
 }
 
 Result<void> FileIo::Load(const InodePtr& inode) { return LoadFile(p_.catalog, inode); }
-
-Result<ReadView> FileIo::ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size) {
-  return SyncWait<Result<ReadView>>(
-      [&](ReadDone done) { p_.reader.Read(inode, offset, size, nullptr, std::move(done)); });
-}
 
 }  // namespace weightfs

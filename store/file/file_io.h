@@ -27,7 +27,7 @@ namespace weightfs {
 // reads the catalog. Each call gathers its resources without the mutex, then applies its change in one hold of it.
 class FileIo final : public DataOwner {
  public:
-  struct Parts {
+  struct Services {
     KvStore& catalog;
     DeviceSet& devices;
     SpaceManager& space;
@@ -36,41 +36,85 @@ class FileIo final : public DataOwner {
     Reader& reader;
     BufferPool& stripes;  // Staging::kStripe
     BufferPool& small;    // Staging::kSmall
+    ReadCache& cache;
     std::chrono::milliseconds commit_interval, space_wait;  // of StoreOptions
+    bool read_only;
+  };
+  // Moved by lease holders: of files in bytes, of devices in whole blocks.
+  struct LeaseCounters {
+    std::atomic<uint64_t> read_bytes{0}, written_bytes{0};
+    std::atomic<uint64_t> device_read_bytes{0}, device_written_bytes{0};
   };
 
-  explicit FileIo(const Parts& parts) : p_(parts) {}
+  explicit FileIo(const Services& services) : p_(services) {}
 
   // Loads the file's extents. Every other call does so by itself.
   Result<void> Load(const InodePtr& inode);
 
-  // Appends the device writes that it starts to `writes`. The caller submits them once it has replied.
-  Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder,
-                     WriteReach reach, PendingWrites* writes);
+  // Reads at most `size` bytes (at most 8 MiB); fewer only at the end of the file. `stream` may be null.
+  void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
+  Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);  // waits
+  // Drops the read-ahead cache of the file. The next read goes to the devices.
+  void DropCached(const InodePtr& inode);
+
+  // Writes all of `data` or nothing; beyond 4 MiB this holds for each 4 MiB step. Returns kNoSpace when the data does
+  // not fit. `holder` may own the memory of `data`. If data.data() == holder.data() + offset % kBlockSize, the store
+  // keeps the buffer instead of copying it. The store may then write to the bytes before `data`, and nobody else may
+  // change the buffer again.
+  Result<void> Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, Buffer holder = {});
+  // Same, limited by `reach`. `accepted` runs in the call as soon as the store has taken the data, before the checksums
+  // are computed and the data is submitted to a device.
+  void Write(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data, const Buffer& holder,
+             WriteReach reach, const std::function<void(Result<void>)>& accepted);
+  // Runs `next` when fewer than `limit` bytes are in flight to the devices: in the call, or on a completion thread.
+  void WhenWritesBelow(ByteCount limit, std::function<void()> next);
+  // Appends `data` to the file atomically. Returns the offset of the data.
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
   // True if the content is that of a replacement which began longer than the commit interval ago.
   bool IsOverdue(Inode& inode) const;
   // `replace`: O_TRUNC; the old content stays committed until the new content is. Waits for a commit first if IsOverdue.
-  Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace);
+  Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace = false);
   Result<void> Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length);
   Result<uint64_t> Seek(const InodePtr& inode, uint64_t offset, SeekTarget target);
+  // Copies inside the store. Returns the number of bytes copied; fewer than `length` at the end of `from`, or after an
+  // error.
   Result<uint64_t> CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
                              uint64_t length);
   Result<std::vector<FileExtent>> Extents(const InodePtr& inode, FileBlock first, size_t limit);
+  // The blocks of data in memory that no extent has.
   Result<BlockCount> WithoutExtent(const InodePtr& inode);
-  Result<ReadView> ReadAndWait(const InodePtr& inode, ByteOffset offset, ByteCount size);
 
-  // Leases. Store documents each call.
+  // Leases, for programs that read and write the devices themselves. The caller destroys everything that these calls
+  // return before Store::Close.
+  //
+  // Pins a range and returns its extents and checksums. They describe the current bytes, unsynced ones included. Waits
+  // for writes of the range in progress. Returns kAgain when the range is written continuously, kFileTooBig for more
+  // than kLargestLease.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
-  Result<BlockReservation> ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count);
+  // Reserves space for `count` blocks of the file from `first` on, or for new files of a directory (`first` is 0).
+  // Returns kNoSpace when too little is free.
+  Result<BlockReservation> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);
+  // Reserves `count` blocks for the whole content of the file in place of the old content, for a pool that has no space
+  // beside it. DropContent first takes the space: free blocks, and those that the old content frees, except blocks that
+  // read leases pin. Then it makes the file a hole of its size, unless the free blocks suffice. Returns kNoSpace, and
+  // changes nothing, when there are too few. ReserveDropped then waits until the blocks are free: the commit, and the
+  // reads in progress. Give both the same `space`; destroy it before the store.
   Result<void> DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space);
   Result<BlockReservation> ReserveDropped(const InodePtr& inode, BlockCount count, SpaceReservation* space);
+  // Makes the first blocks of the reservation, which already hold the data, part of the file atomically, and frees the
+  // rest. The change is as durable as a write. On failure the file is unchanged.
   Result<void> CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant);
+  void NoteDirectWrite(uint64_t bytes, BlockCount blocks);
+  const LeaseCounters& leased() const { return leased_; }
 
-  // `wait` (may be null) runs without locks when the pool is full; see Store::WaitForCloses.
+  // `wait` runs before a call fails for lack of space, on the thread of that call. It waits until every file is closed
+  // whose close the store's callers have received. Set it, and reset it with null, only while the store is not in use.
   void WaitForCloses(std::function<void()> wait) { wait_for_closes_ = std::move(wait); }
 
-  Result<void> CheckWritable() const override;
+  // From now on, every change and lease returns kShutdown. Returns false if it has been called before.
+  bool Close() { return !closed_.exchange(true); }
+
+  Result<void> CheckWritable(KvChange change) const override;
   Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* failed) override;
   void CommitSettledBeforeNaming(const std::vector<InodePtr>* files) override;
   Result<void> ReportErrors(std::span<const InodePtr> files, bool kept) override;
@@ -102,6 +146,7 @@ class FileIo final : public DataOwner {
   template <typename Look>
   std::invoke_result_t<Look, File&> WhenLoaded(const InodePtr& inode, const Look& look);
 
+  Result<void> CheckNotFailed() const;
   Result<void> CheckWritable(Inode& inode) REQUIRES(inode.mutex);
   Result<void> Fetch(const InodePtr& inode, const WriteNeeds& needs, WriteSupplies* supplies, SpaceSearch* search);
   Result<void> FetchSpace(BlockCount count, bool privileged, SpaceReservation* reservation, SpaceSearch* search);
@@ -110,6 +155,8 @@ class FileIo final : public DataOwner {
   Result<void> CommitFiles(std::span<const InodePtr> files, CommitLevel level, CommitOptions options, InodePtr* failed);
   void FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies);
   Result<void> FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies);
+  Result<void> WriteSteps(const InodePtr& inode, ByteOffset offset, std::span<const std::byte> data,
+                          const Buffer& holder, WriteReach reach, PendingWrites* writes);
   Result<void> WriteStep(const InodePtr& inode, uint64_t* offset, bool append, std::span<const std::byte> data,
                          const Buffer& holder, WriteReach reach, PendingWrites* writes);
   void ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, bool adopted, WritePlan plan,
@@ -123,9 +170,11 @@ class FileIo final : public DataOwner {
   Result<ReadLease> LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length);
   Result<bool> LeaseChecksums(const InodePtr& inode, ReadLease* lease);
 
-  const Parts p_;
+  const Services p_;
   std::function<void()> wait_for_closes_;
   std::atomic<uint64_t> written_bytes_{0};
+  LeaseCounters leased_;
+  std::atomic<bool> closed_{false};
 };
 
 }  // namespace weightfs

@@ -112,15 +112,25 @@ Result<bool> FileIo::LeaseChecksums(const InodePtr& inode, ReadLease* lease) {
 }
 
 Result<ReadLease> FileIo::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {
+  if (closed_.load()) return ErrorCode::kShutdown;
   for (int attempt = 0; attempt < kGrantAttempts; ++attempt) {
     ASSIGN_OR_RETURN(ReadLease lease, LeaseExtents(inode, offset, length));
     ASSIGN_OR_RETURN(const bool whole, LeaseChecksums(inode, &lease));
-    if (whole) return lease;
+    if (!whole) continue;
+    leased_.read_bytes += std::min(length, lease.file_size - std::min(offset, lease.file_size));
+    for (const FileExtent& extent : lease.extents) leased_.device_read_bytes += ToBytes(extent.count).value;
+    return lease;
   }
   return Error{ErrorCode::kAgain, "the range is being written all the time"};
 }
 
-Result<BlockReservation> FileIo::ReserveDirect(const InodePtr& inode, FileBlock first, BlockCount count) {
+void FileIo::NoteDirectWrite(uint64_t bytes, BlockCount blocks) {
+  leased_.written_bytes += bytes;
+  leased_.device_written_bytes += ToBytes(blocks).value;
+}
+
+Result<BlockReservation> FileIo::Reserve(const InodePtr& inode, FileBlock first, BlockCount count) {
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   if (count.value == 0) return ErrorCode::kInvalid;
   if (count > p_.space.total()) return ErrorCode::kNoSpace;
   SpaceManager::Request request;
@@ -140,6 +150,7 @@ Result<BlockReservation> FileIo::ReserveDirect(const InodePtr& inode, FileBlock 
 
 // Checks the space and drops the content in one hold of the inode's mutex: in between, no reader may pin the blocks.
 Result<void> FileIo::DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   if (count > p_.space.total()) return ErrorCode::kNoSpace;
   bool fits_beside = false;
   BlockCount unpinned;
@@ -176,6 +187,7 @@ Result<BlockReservation> FileIo::ReserveDropped(const InodePtr& inode, BlockCoun
 }
 
 Result<void> FileIo::CommitDirect(const InodePtr& inode, const DirectWrite& write, BlockReservation grant) {
+  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
   const uint64_t end = write.offset + write.length;
   const FileBlock first = BlockOf(write.offset), end_block = BlockEnd(end);
   if (write.offset % kBlockSize != 0 || write.length == 0 || write.new_size.value_or(end) < end) {
@@ -203,7 +215,9 @@ Result<void> FileIo::CommitDirect(const InodePtr& inode, const DirectWrite& writ
     Touch(inode);
     p_.write_back.UpdateQueue(inode);
   };
-  return Change(inode, nullptr, plan, apply);
+  RETURN_IF_ERROR(Change(inode, nullptr, plan, apply));
+  NoteDirectWrite(write.length, count);
+  return {};
 }
 
 }  // namespace weightfs

@@ -12,20 +12,9 @@
 namespace weightfs {
 namespace {
 
-// The data attributes in an inode's record.
-struct Committed {
-  uint64_t size = 0;
-  uint64_t blocks = 0;
-  uint64_t version = 0;
-};
-
-Committed CommittedOf(const Inode& inode) REQUIRES(inode.mutex) {
-  return {inode.committed_size, inode.committed_blocks, inode.committed_version};
-}
-
 // Calls visit(key, value) for each extent of a file in the catalog, in order.
 template <typename Visit>
-Result<void> ForEachExtent(KvStore& catalog, InodeId ino, const Committed& committed, const Visit& visit) {
+Result<void> ForEachExtent(KvStore& catalog, InodeId ino, const CommittedData& committed, const Visit& visit) {
   // Read the few extents of a small file without holes individually, because an iterator costs as much as several
   // reads.
   constexpr size_t kFew = 4;
@@ -48,7 +37,7 @@ Result<void> ForEachExtent(KvStore& catalog, InodeId ino, const Committed& commi
   return extents->status();
 }
 
-Result<ExtentMap> ReadExtents(KvStore& catalog, InodeId ino, const Committed& committed) {
+Result<ExtentMap> ReadExtents(KvStore& catalog, InodeId ino, const CommittedData& committed) {
   ExtentMap extents;
   const auto load = [&](std::string_view key, std::string_view value) -> Result<void> {
     const auto parsed = keys::ParseIndexed(key);
@@ -64,20 +53,20 @@ Result<ExtentMap> ReadExtents(KvStore& catalog, InodeId ino, const Committed& co
 
 Result<void> LoadFile(KvStore& catalog, const InodePtr& inode) {
   while (true) {
-    Committed committed;
+    CommittedData committed;
     {
       MutexLock lock(inode->mutex);
       if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
       if (inode->file->loaded()) return {};
       if (inode->deleted) return ErrorCode::kStale;
-      committed = CommittedOf(*inode);
+      committed = inode->committed;
     }
     auto extents = ReadExtents(catalog, inode->id, committed);
     MutexLock lock(inode->mutex);
     if (inode->file->loaded()) return {};
     // Another thread has loaded and committed the file, and a failed write has unloaded it again. The records may be of
     // both versions.
-    if (inode->committed_version != committed.version) continue;
+    if (inode->committed.version != committed.version) continue;
     if (!extents) {
       if (extents.error().code == ErrorCode::kCorrupt) {
         spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs verify", inode->id.value);
@@ -91,12 +80,12 @@ Result<void> LoadFile(KvStore& catalog, const InodePtr& inode) {
 
 Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode) {
   DataRecords records;
-  Committed committed;
+  CommittedData committed;
   bool loaded;
   {
     MutexLock lock(inode->mutex);
     if (!inode->file) return records;
-    committed = CommittedOf(*inode);
+    committed = inode->committed;
     loaded = inode->file->loaded();
   }
   records.version = committed.version;

@@ -79,6 +79,7 @@ Result<void> FileIo::ZeroRange(const InodePtr& inode, uint64_t offset, uint64_t 
 }
 
 Result<void> FileIo::Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length) {
+  RETURN_IF_ERROR(CheckWritable(mode == FallocateMode::kPunchHole ? KvChange::kRemove : KvChange::kGrow));
   const uint64_t end = offset + length;
   if (length == 0) return ErrorCode::kInvalid;
   if (end < offset || end > kMaximumFileSize) return ErrorCode::kFileTooBig;
@@ -140,14 +141,11 @@ Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const Inode
   const auto hole = SeekUntil(from, at, at + std::min(kCopyStep, length), SeekTarget::kHole);
   if (!hole) return hole.error().code == ErrorCode::kNoData ? Result<uint64_t>(0) : hole.error();
   const uint64_t step = *hole - at;
-  ASSIGN_OR_RETURN(const ReadView view, ReadAndWait(from, ByteOffset{at}, ByteCount{step}));
+  ASSIGN_OR_RETURN(const ReadView view, Read(from, ByteOffset{at}, ByteCount{step}));
   uint64_t done = 0;
   for (const iovec& piece : view.pieces) {
-    PendingWrites writes;
-    const auto written =
-        Write(to, ByteOffset{target + done}, {static_cast<const std::byte*>(piece.iov_base), piece.iov_len}, {},
-              WriteReach::kAnywhere, &writes);
-    p_.write_back.Submit(&writes);
+    const std::span bytes(static_cast<const std::byte*>(piece.iov_base), piece.iov_len);
+    const auto written = Write(to, ByteOffset{target + done}, bytes);
     if (!written && done == 0) return written.error();
     if (!written) break;
     done += piece.iov_len;
@@ -157,6 +155,7 @@ Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const Inode
 
 Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
                                    uint64_t length) {
+  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   // Fix the end of the source now, so that a copy inside one file does not read its own output.
   {
     MutexLock lock(from->mutex);

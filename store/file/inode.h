@@ -31,6 +31,13 @@ struct AttributeSizes {
   }
 };
 
+// The data attributes in an inode's record.
+struct CommittedData {
+  uint64_t size = 0;     // bytes
+  uint64_t blocks = 0;
+  uint64_t version = 0;  // data_version
+};
+
 // Shared by all users of the inode (open handles, the committer, requests in progress). The table keeps one object per
 // inode, so the shared_ptr identifies the inode while anybody holds it.
 class Inode {
@@ -45,33 +52,37 @@ class Inode {
 
   // The attributes that stat(2) returns. They include data that is not committed yet.
   InodeRecord attributes GUARDED_BY(mutex);
-  // `size`, `blocks` and `data_version` in the catalog. Only the Committer changes them.
-  uint64_t committed_size GUARDED_BY(mutex) = 0;
-  uint64_t committed_blocks GUARDED_BY(mutex) = 0;
-  uint64_t committed_version GUARDED_BY(mutex) = 0;
+  // Those of them in the catalog. Only the Committer changes this.
+  CommittedData committed GUARDED_BY(mutex);
   // The number of changes by InodeTransactions. For a directory this includes every change of its entries.
   uint64_t changes GUARDED_BY(mutex) = 0;
   // The sizes of its attributes in the catalog as of `changes`; nullopt until something needs them. Only
   // InodeTransactions change attributes, and they keep this current.
   std::optional<AttributeSizes> attribute_sizes GUARDED_BY(mutex);
-  // Open handles. An inode without links is kept while this is not 0.
-  uint32_t open_handles GUARDED_BY(mutex) = 0;
-  // Those that may write.
-  uint32_t open_writers GUARDED_BY(mutex) = 0;
-  // True while Namespace::PublishTree makes the inode immutable. It then must not change, as if it were published.
-  bool publishing GUARDED_BY(mutex) = false;
   // True when the records are gone from the catalog. Nothing may be written for the inode any more.
   bool deleted GUARDED_BY(mutex) = false;
   // The data of a regular file; null for other types. The mutex also protects the File itself.
   std::unique_ptr<File> file GUARDED_BY(mutex);
 
-  // Call this after a change of the links or the open handles. A file without both is deleted when the kernel forgets
+  // Adds or removes an open handle, which may write if `writes`. AddOpen returns kStale for a deleted inode, and
+  // kPermission for a writer of an immutable one. An inode without links is kept while it is open.
+  Result<void> AddOpen(bool writes) REQUIRES(mutex);
+  void RemoveOpen(bool writes) REQUIRES(mutex);
+  bool is_open() const REQUIRES(mutex) { return open_handles_ > 0; }
+  bool has_writers() const REQUIRES(mutex) { return open_writers_ > 0; }
+
+  // Makes the inode immutable for Namespace::PublishTree, as if it were published, until Thaw. Returns kAgain if it is
+  // frozen, kBusy if it is published, and ETXTBSY if it is open for writing.
+  Result<void> Freeze() REQUIRES(mutex);
+  void Thaw() REQUIRES(mutex) { frozen_ = false; }
+  bool IsImmutable() const REQUIRES(mutex) { return frozen_ || (attributes.flags & kInodePublished) != 0; }
+
+  // Call this after a change of the links. A file without both is deleted when the kernel forgets
   // it, some time after the unlink; its blocks count as free until then.
   void NoteUse() REQUIRES(mutex);
 
   bool IsDirectory() const REQUIRES(mutex) { return S_ISDIR(attributes.mode); }
   bool IsRegular() const REQUIRES(mutex) { return S_ISREG(attributes.mode); }
-  bool IsImmutable() const REQUIRES(mutex) { return publishing || (attributes.flags & kInodePublished) != 0; }
 
   // The record to write outside a data commit: the current attributes with the committed size and blocks. Every
   // namespace operation writes this record under `mutex`, so that records reach the catalog in the order of the
@@ -79,6 +90,10 @@ class Inode {
   InodeRecord CatalogRecord() const REQUIRES(mutex);
 
   Attributes Stat() const REQUIRES(mutex);
+
+ private:
+  uint32_t open_handles_ GUARDED_BY(mutex) = 0, open_writers_ GUARDED_BY(mutex) = 0;
+  bool frozen_ GUARDED_BY(mutex) = false;
 };
 
 using InodePtr = std::shared_ptr<Inode>;

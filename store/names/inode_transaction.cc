@@ -38,7 +38,7 @@ InodeTransaction::Member& InodeTransaction::Find(const InodePtr& inode) {
 bool InodeTransaction::deleted(const InodePtr& inode) const { return inode->deleted; }
 
 bool InodeTransaction::InUse(const InodePtr& inode, const InodeTable& inodes) const {
-  return inode->open_handles > 0 || inodes.lookups(inode->id) > 0;
+  return inode->is_open() || inodes.lookups(inode->id) > 0;
 }
 
 uint64_t InodeTransaction::changes(const InodePtr& inode) const { return inode->changes; }

@@ -35,12 +35,6 @@ Error Namespace::Damaged(InodeId ino, std::string_view text) {
   return {ErrorCode::kCorrupt};
 }
 
-Result<void> Namespace::CheckWritable(KvChange change) const {
-  if (read_only_) return ErrorCode::kReadOnly;
-  RETURN_IF_ERROR(data_.CheckWritable());
-  return catalog_.CheckSpace(change);
-}
-
 Result<void> Namespace::Initialize(KvStore& catalog, uint32_t root_uid, uint32_t root_gid) {
   ASSIGN_OR_RETURN(const auto existing, catalog.Get(keys::Inode(kRootInode)));
   if (existing) return Error{ErrorCode::kExists, "the catalog holds a filesystem already"};
@@ -173,7 +167,7 @@ Result<Attributes> Namespace::GetAttributes(InodeId ino) {
 Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& change) {
   const bool any = change.mode || change.uid || change.gid || change.accessed || change.modified || change.changed;
   if (!any) return GetAttributes(ino);
-  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kUpdate));
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   return WhileStale([&]() -> Result<Attributes> {
     // A chmod also changes the ACL.
@@ -229,20 +223,15 @@ Result<void> Namespace::ListEntries(InodeId ino, std::string_view after,
 Result<InodePtr> Namespace::Open(InodeId ino, bool writes) {
   ASSIGN_OR_RETURN(InodePtr inode, inodes_.Get(ino));
   MutexLock lock(inode->mutex);
-  if (inode->deleted) return ErrorCode::kStale;
-  if (writes && inode->IsImmutable()) return ErrorCode::kPermission;
-  ++inode->open_handles;
-  if (writes) ++inode->open_writers;
-  inode->NoteUse();
+  RETURN_IF_ERROR(inode->AddOpen(writes));
   return inode;
 }
 
 void Namespace::Close(const InodePtr& inode, bool writes) {
   {
     MutexLock lock(inode->mutex);
-    if (writes) --inode->open_writers;
-    if (--inode->open_handles > 0 || inode->attributes.links > 0) return;
-    inode->NoteUse();
+    inode->RemoveOpen(writes);
+    if (inode->is_open() || inode->attributes.links > 0) return;
   }
   OrphanUnused(inode);
 }
@@ -255,7 +244,7 @@ void Namespace::Forget(InodeId ino, uint64_t count) {
   if (inode == nullptr) return;
   {
     MutexLock lock(inode->mutex);
-    if (inode->attributes.links > 0 || inode->open_handles > 0 || inode->deleted) return;
+    if (inode->attributes.links > 0 || inode->is_open() || inode->deleted) return;
   }
   OrphanUnused(inode);
 }
@@ -345,7 +334,7 @@ Result<std::optional<DeletionRecords>> Namespace::ReadReplaced(const InodePtr& r
     MutexLock lock(replaced->mutex);
     // A directory has one name, whatever a damaged record says.
     const bool last = replaced->IsDirectory() || replaced->attributes.links <= 1;
-    if (!last || replaced->open_handles > 0) return records;
+    if (!last || replaced->is_open()) return records;
   }
   ASSIGN_OR_RETURN(records, InodeTransaction::ReadDeletion(catalog_, replaced, data_));
   return records;

@@ -151,8 +151,6 @@ class Namespace {
 
   // Logs damage as "inode N: TEXT" and returns kCorrupt.
   static Error Damaged(InodeId ino, std::string_view text);
-  // Also returns kNoSpace when the catalog has no space for a change of this kind. Call it without locks.
-  Result<void> CheckWritable(KvChange change) const;
 
   Result<InodePtr> GetDirectory(InodeId ino);
   Result<std::optional<EntryRecord>> FindEntry(InodeId parent, std::string_view name);

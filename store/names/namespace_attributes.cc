@@ -113,7 +113,7 @@ Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name,
                                              AttributeWrite mode, bool keeps_set_group_id) {
   RETURN_IF_ERROR(CheckAttributeName(name));
   if (value.size() > kMaximumAttributeValue) return ErrorCode::kTooLarge;
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   // ACLs do not follow the rules of xattr: the flags are meaningless for them.
   if (IsAcl(name)) {
@@ -173,7 +173,7 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
     const InodeRecord& now = inode->attributes;
     if ((now.flags & kInodeHasAttributes) == 0 && kept(now.mode) == now.mode) return false;
   }
-  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kUpdate));
   return WhileStale([&]() -> Result<bool> {
     constexpr std::string_view kCapability = "security.capability";
     ASSIGN_OR_RETURN(const StoredAttribute capability, ReadStored(inode, kCapability));
@@ -198,7 +198,7 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
 
 Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view name) {
   RETURN_IF_ERROR(CheckAttributeName(name));
-  RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kRemove));
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   // Removing a list that does not exist succeeds, as in the kernel's own filesystems.
   if (IsAcl(name)) return WhileStale([&] { return TrySetAcl(inode, name, Acl(), /*keeps_set_group_id=*/true); });

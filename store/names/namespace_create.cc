@@ -92,7 +92,7 @@ void Namespace::InheritAcl(Acl acl, InodeId ino, uint32_t umask, InodeRecord* re
 
 Result<Attributes> Namespace::Create(InodeId parent, std::string_view name, const CreateRequest& request) {
   RETURN_IF_ERROR(CheckName(name));
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
   if (IsDots(name)) return ErrorCode::kExists;
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(parent));
@@ -102,7 +102,7 @@ Result<Attributes> Namespace::Create(InodeId parent, std::string_view name, cons
 }
 
 Result<Attributes> Namespace::CreateUnnamed(InodeId parent, const CreateRequest& request) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(parent));
   return CreateLocked(directory, {}, request);

@@ -261,7 +261,7 @@ Result<std::vector<InodeId>> Namespace::CreateMany(InodeId parent, const Credent
                                                    std::span<const DirectFile> files, std::span<const DeviceRun> runs,
                                                    std::span<const uint32_t> checksums, size_t* failed) {
   *failed = files.size();
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
   RETURN_IF_ERROR(CheckNames(files, failed));
   ManyFiles work{who, files};
   ASSIGN_OR_RETURN(work.directory, GetDirectory(parent));

@@ -92,7 +92,7 @@ Result<void> Namespace::CheckNotBelow(const InodePtr& inode, InodePtr directory,
 
 Result<Attributes> Namespace::Link(InodeId ino, InodeId new_parent, std::string_view new_name) {
   RETURN_IF_ERROR(CheckName(new_name));
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
   if (IsDots(new_name)) return ErrorCode::kExists;
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   RETURN_IF_ERROR(data_.CommitBeforeNaming({&inode, 1}));
@@ -122,7 +122,7 @@ Result<Attributes> Namespace::Link(InodeId ino, InodeId new_parent, std::string_
 
 Result<void> Namespace::Unlink(InodeId parent, std::string_view name) {
   RETURN_IF_ERROR(CheckRemovable(name));
-  RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kRemove));
   MutexLock lock(mutex_);
   ASSIGN_OR_RETURN(const EntryLocation location, FindEntryLocation(parent, name));
   if (location.inode == nullptr) return ErrorCode::kNotFound;
@@ -132,7 +132,7 @@ Result<void> Namespace::Unlink(InodeId parent, std::string_view name) {
 
 Result<void> Namespace::RemoveDirectory(InodeId parent, std::string_view name) {
   RETURN_IF_ERROR(CheckName(name));
-  RETURN_IF_ERROR(CheckWritable(KvChange::kRemove));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kRemove));
   if (IsDots(name)) return name == "." ? ErrorCode::kInvalid : ErrorCode::kNotEmpty;
   EmptinessCheck check;
   return WhileStale([&] { return TryRemoveDirectory(parent, name, &check); });
@@ -280,7 +280,7 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
   RETURN_IF_ERROR(CheckRemovable(name));
   RETURN_IF_ERROR(CheckRemovable(new_name));
   const KvChange change = new_name.size() > name.size() ? KvChange::kGrow : KvChange::kUpdate;
-  RETURN_IF_ERROR(CheckWritable(change));
+  RETURN_IF_ERROR(data_.CheckWritable(change));
   const bool exchange = mode == RenameMode::kExchange;
   EmptinessCheck target;
   std::vector<AncestryCheck> ancestries;
@@ -290,7 +290,8 @@ Result<void> Namespace::Rename(InodeId parent, std::string_view name, InodeId ne
     if (exchange) {
       ASSIGN_OR_RETURN(other_committed, CommitData(new_parent, new_name));
     }
-    RETURN_IF_ERROR(CheckWritable(change));  // a commit whose errors stay with the files may have failed as a whole
+    // A commit whose errors stay with the files may have failed as a whole.
+    RETURN_IF_ERROR(data_.CheckWritable(change));
     MutexLock lock(mutex_);
     ASSIGN_OR_RETURN(const EntryLocation from, FindEntryLocation(parent, name));
     ASSIGN_OR_RETURN(const EntryLocation to, FindEntryLocation(new_parent, new_name));

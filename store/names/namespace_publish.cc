@@ -30,7 +30,7 @@ std::string PublishingKey(InodeId top) { return keys::Store(kPublishingFact + st
 // A directory and everything below it, each directory before its entries. Used by one thread at a time.
 class Namespace::Tree {
  public:
-  // `freeze`: sets Inode::publishing of each inode, until the tree is destroyed. Otherwise the tree has only what has
+  // `freeze`: freezes each inode (Inode::Freeze) until the tree is destroyed. Otherwise the tree has only what has
   // the flag *published*, except other publications.
   Tree(InodePtr top, const Credentials& who, bool freeze, std::chrono::milliseconds close_wait, std::string* failed)
       : top_(std::move(top)),
@@ -42,7 +42,7 @@ class Namespace::Tree {
     if (!freeze_) return;
     for (const InodePtr& inode : inodes_) {
       MutexLock lock(inode->mutex);
-      inode->publishing = false;
+      inode->Thaw();
     }
   }
   Tree(const Tree&) = delete;
@@ -110,10 +110,7 @@ Result<void> Namespace::Tree::TryAdd(const InodePtr& inode) {
   if (inode->deleted) return ErrorCode::kStale;
   if (who_.uid != inode->attributes.uid && !who_.Can(CAP_FOWNER)) return ErrorCode::kPermission;
   if (freeze_) {
-    if (inode->publishing) return ErrorCode::kAgain;
-    if (inode->IsImmutable()) return ErrorCode::kBusy;
-    if (inode->open_writers > 0) return ErrorCode{ETXTBSY};
-    inode->publishing = true;
+    RETURN_IF_ERROR(inode->Freeze());
   } else if ((inode->attributes.flags & kInodePublished) == 0) {
     return {};
   }
@@ -241,7 +238,7 @@ Namespace::PublishCall::PublishCall(InodeId directory, Credentials who, std::opt
 Namespace::PublishCall::~PublishCall() = default;
 
 Result<PublicationRecord> Namespace::PublishTree(PublishCall* call) {
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
   const auto& version = call->version_;
   if (call->directory_ == kRootInode || version.value_or(0) > kMaximumVersion) return ErrorCode::kInvalid;
   const auto find_existing = [&]() -> Result<PublicationRecord> {
@@ -273,7 +270,7 @@ Result<PublicationRecord> Namespace::TryPublish(Tree& tree, std::optional<uint64
   InodePtr incomplete;
   const auto committed = data_.CommitBeforeNaming(tree.Among(data_.UncommittedFiles()), /*kept=*/true, &incomplete);
   if (!committed) return tree.Fail(incomplete ? tree.PathOf(incomplete->id) : "", committed.error().code);
-  RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
   const auto flagged = SetPublished(tree, /*published=*/true);
   auto publication = flagged ? AddPublication(tree, version) : flagged.error();
   if (publication) return publication;
@@ -330,7 +327,7 @@ Result<void> Namespace::SetPublished(const Tree& tree, bool published) {
 
 Result<void> Namespace::UnpublishTree(InodeId ino, const Credentials& who, std::string* failed) {
   failed->clear();
-  RETURN_IF_ERROR(CheckWritable(KvChange::kUpdate));
+  RETURN_IF_ERROR(data_.CheckWritable(KvChange::kUpdate));
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
   ASSIGN_OR_RETURN(const PublicationRecord before, GetPublication(ino));
   Tree tree(directory, who, /*freeze=*/false, {}, failed);

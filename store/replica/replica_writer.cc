@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/utc_time.h"
 #include "meta/keys.h"
 
 namespace weightfs::replica {
@@ -376,8 +377,7 @@ Result<void> ReplicaWriter::FinishCheckpoint() {
 Result<void> ReplicaWriter::WriteRoot(Root root) {
   root.store_id = options_.store_id;
   root.description = options_.description;
-  root.time_ns =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  root.time_ns = UtcNowNs();
   root.lists.clear();
   const size_t size = EncodeRoot(root).size();
   auto written = size == 0 || size > options_.largest_root ? WriteLists(&root) : Result<void>();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/assert.h"
+#include "common/utc_time.h"
 
 namespace weightfs::replica {
 
@@ -32,15 +33,14 @@ Result<void> StreamWriter::WriteFrame(std::string_view* bytes, size_t first_entr
     position_.block = {};
   }
   const DeviceRun& run = stream_.segments[position_.segment].run;
-  const uint64_t room = std::min(ToBytes(run.run.count - position_.block).value, kLargestFrame) - kFrameHeaderSize;
-  const size_t size = std::min<uint64_t>(bytes->size(), room);
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const uint64_t capacity = std::min(ToBytes(run.run.count - position_.block).value, kLargestFrame) - kFrameHeaderSize;
+  const size_t size = std::min<uint64_t>(bytes->size(), capacity);
   const FrameHeader header{.store_id = store_id_,
                            .stream = stream_.id,
                            .number = position_.frame,
                            .first_entry = first_entry < size ? static_cast<uint32_t>(first_entry) : kNoEntry,
                            .payload_size = static_cast<uint32_t>(size),
-                           .time_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()};
+                           .time_ns = UtcNowNs()};
   const std::span<std::byte> frame(memory_->data(), kLargestFrame);
   std::memcpy(frame.data() + kFrameHeaderSize, bytes->data(), size);
   const size_t sealed = SealFrame(header, frame);

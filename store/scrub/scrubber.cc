@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/printable.h"
 #include "common/start_thread.h"
+#include "common/utc_time.h"
 #include "meta/keys.h"
 #include "store/scrub/find_path.h"
 #include "store/scrub/replica_check.h"
@@ -21,11 +22,6 @@ namespace {
 constexpr std::chrono::seconds kSaveInterval{60};
 constexpr uint64_t kMostLines = 100;  // logged by one scrub
 constexpr uint64_t kMostPaths = 32;   // each is a scan of all names
-
-int64_t NowNs() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
-}
 
 int64_t Nanoseconds(std::chrono::milliseconds duration) { return std::chrono::nanoseconds(duration).count(); }
 
@@ -48,10 +44,10 @@ std::string_view Describe(DamagedRun::Problem problem) {
 
 }  // namespace
 
-Result<std::unique_ptr<Scrubber>> Scrubber::Create(Parts parts, const ScrubOptions& options) {
-  std::unique_ptr<Scrubber> scrubber(new Scrubber(std::move(parts), options));
+Result<std::unique_ptr<Scrubber>> Scrubber::Create(Services services, const ScrubOptions& options) {
+  std::unique_ptr<Scrubber> scrubber(new Scrubber(std::move(services), options));
   // A state that cannot be read is replaced: the scrub begins anew.
-  const auto bytes = scrubber->parts_.catalog.Get(keys::Store(kScrubFact));
+  const auto bytes = scrubber->services_.catalog.Get(keys::Store(kScrubFact));
   if (bytes && *bytes) {
     if (auto state = DecodeScrubState(**bytes)) {
       MutexLock lock(scrubber->mutex_);
@@ -101,7 +97,7 @@ ScrubReport Scrubber::report() const {
 
 // A scrub whose start lies in the future was noted under another clock.
 int64_t Scrubber::NextLocked() const {
-  const int64_t now = NowNs();
+  const int64_t now = UtcNowNs();
   if (state_.last_started_ns == 0 || state_.last_started_ns > now) return now;
   return std::max(now, state_.last_started_ns + Nanoseconds(options_.period));
 }
@@ -125,7 +121,7 @@ void Scrubber::Run() {
 bool Scrubber::WaitUntilDue() {
   MutexLock lock(mutex_);
   while (!stopping_ && !state_.running()) {
-    const int64_t left = NextLocked() - NowNs();
+    const int64_t left = NextLocked() - UtcNowNs();
     if (left <= 0) break;
     // Not longer than an hour, because the clock may be set meanwhile.
     wake_.wait_for(lock.native(),
@@ -138,7 +134,7 @@ bool Scrubber::Pace(ByteCount size) {
   MutexLock lock(mutex_);
   state_.checked_bytes += size.value;
   if (!options_.own_thread) return !stopping_;
-  const auto next = pace_->NextRead(size, parts_.foreground_bytes(), Clock::now());
+  const auto next = pace_->NextRead(size, services_.foreground_bytes(), Clock::now());
   rate_ = pace_->rate();
   while (!stopping_ && Clock::now() < next) wake_.wait_until(lock.native(), next);
   return !stopping_;
@@ -163,11 +159,11 @@ bool Scrubber::Step() {
 
 // Begins a scrub, or continues the one of an earlier mount.
 void Scrubber::Begin() {
-  const SpaceStatistics space = parts_.space.Statistics();
+  const SpaceStatistics space = services_.space.Statistics();
   const uint64_t used = ToBytes(space.total - std::min(space.total, space.free)).value;
   uint64_t catalog = 0;
   for (const char kind : {keys::kInode, keys::kEntry, keys::kExtent, keys::kChecksums, keys::kAttribute}) {
-    catalog += parts_.catalog.EstimateSize(keys::KindPrefix(kind));
+    catalog += services_.catalog.EstimateSize(keys::KindPrefix(kind));
   }
   reported_ = found_paths_ = 0;
   damaged_file_ = {};
@@ -177,7 +173,7 @@ void Scrubber::Begin() {
     resumed = state_.running();
     if (!resumed) {
       state_.phase = ScrubPhase::kCatalog;
-      state_.started_ns = NowNs();
+      state_.started_ns = UtcNowNs();
       state_.position = {};
       state_.found = {};
     } else if (!state_.found.listed.empty() && state_.found.files == state_.found.listed.size()) {
@@ -199,7 +195,7 @@ void Scrubber::EnterPhase(ScrubPhase phase) {
 }
 
 bool Scrubber::CheckCatalog() {
-  const auto verified = parts_.catalog.Verify([this](ByteCount size) { return Pace(size); });
+  const auto verified = services_.catalog.Verify([this](ByteCount size) { return Pace(size); });
   if (stopping()) return false;
   if (!verified) ReportCatalog(ToString(verified.error()));
   EnterPhase(ScrubPhase::kReplica);
@@ -207,8 +203,8 @@ bool Scrubber::CheckCatalog() {
 }
 
 bool Scrubber::CheckReplica() {
-  if (parts_.replica_of) {
-    const auto checked = replica::CheckReplica(parts_.device_list, parts_.replica_of, parts_.replica_expected,
+  if (services_.replica_of) {
+    const auto checked = replica::CheckReplica(services_.device_list, services_.replica_of, services_.replica_expected,
                                                [this](ByteCount size) {
                                                  device_bytes_ += size.value;
                                                  return Pace(size);
@@ -220,8 +216,8 @@ bool Scrubber::CheckReplica() {
           "scrub: the replica of the catalog on the devices is damaged: {}; the catalog and all files are not "
           "affected; {}",
           *checked->damage,
-          parts_.renew_replica ? "a new replica is being written" : "mount the store for writing, with scrub=");
-      if (parts_.renew_replica) parts_.renew_replica();
+          services_.renew_replica ? "a new replica is being written" : "mount the store for writing, with scrub=");
+      if (services_.renew_replica) services_.renew_replica();
       MutexLock lock(mutex_);
       state_.found.replica = true;
     }
@@ -232,7 +228,7 @@ bool Scrubber::CheckReplica() {
 
 bool Scrubber::CheckData() {
   if (data_ == nullptr) {
-    auto created = DataScrub::Create(parts_.catalog, parts_.devices, parts_.space);
+    auto created = DataScrub::Create(services_.catalog, services_.devices, services_.space);
     if (!created) {
       spdlog::warn("scrub: {}; trying again with the next one", ToString(created.error()));
       Finish();
@@ -274,7 +270,7 @@ void Scrubber::Finish() {
     MutexLock lock(mutex_);
     state_.phase = ScrubPhase::kIdle;
     state_.last_started_ns = state_.started_ns;
-    state_.last_completed_ns = NowNs();
+    state_.last_completed_ns = UtcNowNs();
     state_.last_found = std::exchange(state_.found, {});
     done = state_;
   }
@@ -321,7 +317,7 @@ void Scrubber::ReportRun(const DamagedRun& run) {
   damaged_file_ = run.ino;
   std::string path;
   if (first && listed && found_paths_++ < kMostPaths) {
-    path = FindPath(parts_.catalog, run.ino, [this] { return stopping(); });
+    path = FindPath(services_.catalog, run.ino, [this] { return stopping(); });
     MutexLock lock(mutex_);
     state_.found.listed[*listed].path = path;
   } else if (listed) {
@@ -336,14 +332,14 @@ void Scrubber::ReportRun(const DamagedRun& run) {
       "scrub: {}: bytes {} to {} {} (device {}: {}, byte {}); reading them fails with EIO, and all other data "
       "can be read; restore the file from a backup, then check it with 'weightfs verify'",
       name, begin, begin + ToBytes(run.count).value - 1, Describe(run.problem), run.device.value,
-      parts_.devices[run.device].path(), ToBytes(run.start).value);
+      services_.devices[run.device].path(), ToBytes(run.start).value);
   if (++reported_ == kMostLines) spdlog::error("scrub: further damaged blocks are counted and not listed");
 }
 
 // Fills in the paths of files that were found before this mount.
 void Scrubber::FindPaths(std::vector<DamagedFile> files, bool running) {
   for (size_t index = 0; index < files.size() && !stopping(); ++index) {
-    std::string path = FindPath(parts_.catalog, files[index].ino, [this] { return stopping(); });
+    std::string path = FindPath(services_.catalog, files[index].ino, [this] { return stopping(); });
     MutexLock lock(mutex_);
     auto& listed = running ? state_.found.listed : state_.last_found.listed;
     if (index < listed.size() && listed[index].ino == files[index].ino) listed[index].path = std::move(path);
@@ -353,15 +349,15 @@ void Scrubber::FindPaths(std::vector<DamagedFile> files, bool running) {
 // Not synced: after a crash of the machine, the scrub repeats what it has done since the last commit of the store.
 void Scrubber::Save() {
   saved_at_ = Clock::now();
-  if (parts_.read_only || save_failed_ || parts_.catalog.failed()) return;
+  if (services_.read_only || save_failed_ || services_.catalog.failed()) return;
   KvBatch batch;
   {
     MutexLock lock(mutex_);
     batch.Put(keys::Store(kScrubFact), EncodeScrubState(state_));
   }
   // A catalog without space keeps what it has; the next save tries again.
-  if (!parts_.catalog.CheckSpace(KvChange::kUpdate)) return;
-  const auto saved = parts_.catalog.Write(std::move(batch));
+  if (!services_.catalog.CheckSpace(KvChange::kUpdate)) return;
+  const auto saved = services_.catalog.Write(std::move(batch));
   save_failed_ = !saved.has_value();
   if (save_failed_) spdlog::warn("scrub: its state cannot be kept: {}", ToString(saved.error()));
 }

@@ -28,7 +28,7 @@ namespace weightfs {
 // minute.
 class Scrubber {
  public:
-  struct Parts {
+  struct Services {
     KvStore& catalog;
     DeviceSet& devices;
     SpaceManager& space;
@@ -41,7 +41,7 @@ class Scrubber {
   };
 
   // Reads the state. Starts a thread if the options ask for scrubs.
-  static Result<std::unique_ptr<Scrubber>> Create(Parts parts, const ScrubOptions& options);
+  static Result<std::unique_ptr<Scrubber>> Create(Services services, const ScrubOptions& options);
   ~Scrubber();
 
   // Ends the read in progress and the thread, and writes the state. Does not wait for a table of the catalog to end
@@ -58,7 +58,7 @@ class Scrubber {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Scrubber(Parts parts, const ScrubOptions& options) : parts_(std::move(parts)), options_(options) {}
+  Scrubber(Services services, const ScrubOptions& options) : services_(std::move(services)), options_(options) {}
   void Run();
   bool WaitUntilDue() EXCLUDES(mutex_);
   // Accounts for a read, and waits as the pace demands. Returns false when the scrub must stop.
@@ -77,7 +77,7 @@ class Scrubber {
   void Save() EXCLUDES(mutex_);
   int64_t NextLocked() const REQUIRES(mutex_);
 
-  const Parts parts_;
+  const Services services_;
   const ScrubOptions options_;
 
   // Of the thread that steps.

@@ -23,12 +23,6 @@ constexpr size_t kRunsAtOnce = 1000;
 
 constexpr auto kForever = std::chrono::steady_clock::time_point::max();
 
-BlockCount BlocksOf(const std::vector<DeviceRun>& runs) {
-  BlockCount count;
-  for (const DeviceRun& run : runs) count += run.run.count;
-  return count;
-}
-
 }  // namespace
 
 SpaceReservation::~SpaceReservation() {
@@ -82,7 +76,7 @@ bool SpaceManager::FitsLocked(BlockCount count, BlockCount freed, bool privilege
 
 bool SpaceManager::WouldFit(BlockCount count, BlockCount freed, bool privileged) const {
   MutexLock lock(mutex_);
-  return FitsLocked(count, waiting_ + freed, privileged);
+  return FitsLocked(count, retired_.waiting() + freed, privileged);
 }
 
 template <typename Operation>
@@ -120,7 +114,7 @@ Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount cou
 Result<void> SpaceManager::ReserveAhead(SpaceReservation* reservation, BlockCount count, BlockCount freed) {
   MutexLock lock(mutex_);
   if (!FitsLocked(count, freed, false)) {
-    const bool comes = reserved_ > free_ || FitsLocked(count, freed + waiting_, false);
+    const bool comes = reserved_ > free_ || FitsLocked(count, freed + retired_.waiting(), false);
     return comes ? ErrorCode::kAgain : ErrorCode::kNoSpace;
   }
   ReserveLocked(reservation, count);
@@ -141,7 +135,7 @@ Result<void> SpaceManager::WaitUntilBacked(SpaceReservation* reservation) {
   if (ahead) EndAhead(reservation);
   MutexLock lock(mutex_);
   WaitForFreedLocked(lock, kForever, [&]() REQUIRES(mutex_) {
-    return reserved_ <= free_ || (ahead && ahead_ == 0 && waiting_.value == 0);
+    return reserved_ <= free_ || (ahead && ahead_ == 0 && retired_.waiting().value == 0);
   });
   if (reserved_ <= free_) return {};
   return Error{ErrorCode::kIo, "the content of the file could not be dropped, for whose space it is written"};
@@ -161,12 +155,7 @@ Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId de
   ExtentAllocator& allocator = *allocators_[device.value];
   std::optional<DeviceBlock> after;
   if (request.after && request.after->device == device) after = request.after->run.end();
-  Preallocation* preallocation = nullptr;
-  if (const auto found = preallocations_.find(request.ino); found != preallocations_.end()) {
-    for (auto& candidate : found->second) {
-      if (candidate.device == device) preallocation = &candidate;
-    }
-  }
+  auto* preallocation = preallocations_.Find(request.ino, device);
   if (preallocation != nullptr && preallocation->rest.count.value > 0) {
     const BlockCount step = std::min(count, preallocation->rest.count);
     const BlockRun run{preallocation->rest.start, step};
@@ -191,8 +180,7 @@ Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId de
   free_ -= run.count.value;
   const BlockCount step = std::min(count, run.count);
   if (request.stream) {
-    if (preallocation == nullptr)
-      preallocation = &preallocations_[request.ino].emplace_back(Preallocation{device, {}, kFirstPreallocation});
+    if (preallocation == nullptr) preallocation = preallocations_.Add(request.ino, device);
     preallocation->rest = {run.start + step, run.count - step};
     preallocation->next_size = std::min(BlockCount{size.value * 2}, kLargestPreallocation);
   }
@@ -236,22 +224,16 @@ void SpaceManager::ReleasePreallocation(InodeId ino) {
   std::vector<DeviceRun> runs;
   {
     MutexLock lock(mutex_);
-    const auto found = preallocations_.find(ino);
-    if (found == preallocations_.end()) return;
-    for (const Preallocation& preallocation : found->second) runs.push_back({preallocation.device, preallocation.rest});
-    preallocations_.erase(found);
+    runs = preallocations_.Remove(ino);
   }
-  Free(runs);
+  if (!runs.empty()) Free(runs);
 }
 
 void SpaceManager::ReleaseAllPreallocations() {
   std::vector<DeviceRun> runs;
   {
     MutexLock lock(mutex_);
-    for (const auto& [ino, list] : preallocations_) {
-      for (const Preallocation& preallocation : list) runs.push_back({preallocation.device, preallocation.rest});
-    }
-    preallocations_.clear();
+    runs = preallocations_.RemoveAll();
   }
   Free(runs);
 }
@@ -280,16 +262,14 @@ void SpaceManager::Free(const std::vector<DeviceRun>& runs) {
 
 uint64_t SpaceManager::EnterRead() {
   MutexLock lock(mutex_);
-  ++readers_.back();
-  return first_epoch_ + readers_.size() - 1;
+  return retired_.EnterRead();
 }
 
 // Freeing the runs of large files takes long, so it is not left to a thread that reads.
 void SpaceManager::LeaveRead(uint64_t epoch) {
   MutexLock lock(mutex_);
-  WEIGHTFS_ASSERT(epoch >= first_epoch_ && readers_[epoch - first_epoch_] > 0);
-  --readers_[epoch - first_epoch_];
-  if (HasReadyLocked()) freed_.notify_all();
+  retired_.LeaveRead(epoch);
+  if (retired_.HasReady()) freed_.notify_all();
 }
 
 void SpaceManager::Retire(const std::vector<DeviceRun>& runs) {
@@ -299,17 +279,10 @@ void SpaceManager::Retire(const std::vector<DeviceRun>& runs) {
     const BlockCount parked = pins_.parked();
     for (const DeviceRun& run : step) pins_.Park(run, &unpinned);
     used_ += static_cast<int64_t>((pins_.parked() - parked).value);
-    RetireLocked(std::move(unpinned));
+    retired_.Add(std::move(unpinned));
   });
   MutexLock lock(mutex_);
   FreeRetiredLocked(lock);
-}
-
-void SpaceManager::RetireLocked(std::vector<DeviceRun> runs) {
-  if (runs.empty()) return;
-  waiting_ += BlocksOf(runs);
-  retired_.push_back({first_epoch_ + readers_.size() - 1, std::move(runs)});
-  readers_.push_back(0);
 }
 
 void SpaceManager::WaitForRetired(BlockCount count, BlockCount freed, bool privileged,
@@ -317,7 +290,8 @@ void SpaceManager::WaitForRetired(BlockCount count, BlockCount freed, bool privi
   MutexLock lock(mutex_);
   WaitForFreedLocked(lock, deadline, [&]() REQUIRES(mutex_) {
     const bool is_backed = reserved_ <= free_;
-    return FitsLocked(count, freed, privileged) || (is_backed && !FitsLocked(count, freed + waiting_, privileged));
+    return FitsLocked(count, freed, privileged) ||
+           (is_backed && !FitsLocked(count, freed + retired_.waiting(), privileged));
   });
 }
 
@@ -329,23 +303,13 @@ void SpaceManager::WaitForFreedLocked(MutexLock& lock, std::chrono::steady_clock
   } while (!condition() && freed_.wait_until(lock.native(), deadline) == std::cv_status::no_timeout);
 }
 
-bool SpaceManager::HasReadyLocked() {
-  while (readers_.size() > 1 && readers_.front() == 0) {
-    readers_.pop_front();
-    ++first_epoch_;
-  }
-  return !retired_.empty() && retired_.front().after < first_epoch_;
-}
-
 void SpaceManager::FreeRetiredLocked(MutexLock& lock) {
-  while (HasReadyLocked()) {
-    const std::vector<DeviceRun> runs = std::move(retired_.front().runs);
-    retired_.pop_front();
+  while (const auto runs = retired_.TakeReady()) {
     lock.Unlock();
-    const uint64_t freed = ReturnToAllocators(runs);
+    const uint64_t freed = ReturnToAllocators(*runs);
     lock.Lock();
     free_ += freed;
-    waiting_ -= BlocksOf(runs);
+    retired_.Freed(BlocksOf(*runs));
     freed_.notify_all();
   }
 }
@@ -366,7 +330,7 @@ void SpaceManager::Unpin(const std::vector<DeviceRun>& runs) {
     const BlockCount parked = pins_.parked();
     for (const DeviceRun& run : step) pins_.Remove(run, &unpinned);
     used_ -= static_cast<int64_t>((parked - pins_.parked()).value);
-    RetireLocked(std::move(unpinned));
+    retired_.Add(std::move(unpinned));
   });
   MutexLock lock(mutex_);
   FreeRetiredLocked(lock);
@@ -374,7 +338,7 @@ void SpaceManager::Unpin(const std::vector<DeviceRun>& runs) {
 
 BlockCount SpaceManager::waiting() const {
   MutexLock lock(mutex_);
-  return waiting_;
+  return retired_.waiting();
 }
 
 BlockCount SpaceManager::pinned() const {

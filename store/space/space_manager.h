@@ -6,17 +6,17 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "common/mutex.h"
 #include "common/result.h"
 #include "engine/extent_allocator.h"
+#include "store/space/preallocations.h"
+#include "store/space/retired_space.h"
 #include "store/space/space_pins.h"
 #include "store/types.h"
 
@@ -189,15 +189,6 @@ class SpaceManager {
   friend class SpaceReservation;
   friend class SpacePin;
   friend class BlockReservation;
-  struct Preallocation {
-    DeviceId device;
-    BlockRun rest;
-    BlockCount next_size;
-  };
-  struct Retired {
-    uint64_t after;  // the last read epoch that may read them
-    std::vector<DeviceRun> runs;
-  };
 
   explicit SpaceManager(size_t devices) : pins_(devices) {}
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
@@ -205,10 +196,7 @@ class SpaceManager {
   bool FitsLocked(BlockCount count, BlockCount freed, bool privileged) const REQUIRES(mutex_);
   uint64_t ReturnToAllocators(const std::vector<DeviceRun>& runs);
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
-  void RetireLocked(std::vector<DeviceRun> runs) REQUIRES(mutex_);
-  // True if there are retired blocks whose readers have left.
-  bool HasReadyLocked() REQUIRES(mutex_);
-  // Frees them, without the lock.
+  // Frees the retired blocks whose readers have left, without the lock.
   void FreeRetiredLocked(MutexLock& lock) REQUIRES(mutex_);
   // Waits until the condition holds, but not beyond `deadline`, and frees these blocks meanwhile.
   template <typename Condition>
@@ -235,14 +223,10 @@ class SpaceManager {
   mutable Mutex mutex_;
   uint64_t free_ GUARDED_BY(mutex_) = 0;  // blocks in the allocators, excluding blocks that Free has not returned yet
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;
-  std::unordered_map<InodeId, std::vector<Preallocation>> preallocations_ GUARDED_BY(mutex_);
-  // readers_[i] counts the readers of epoch first_epoch_ + i; the last epoch is the current one.
-  std::deque<uint32_t> readers_ GUARDED_BY(mutex_) = {0};
-  uint64_t first_epoch_ GUARDED_BY(mutex_) = 1;
-  std::deque<Retired> retired_ GUARDED_BY(mutex_);
-  size_t ahead_ GUARDED_BY(mutex_) = 0;    // reservations between ReserveAhead and WaitUntilBacked
-  BlockCount waiting_ GUARDED_BY(mutex_);  // retired blocks that are neither free nor parked
-  // waiting_ has decreased, or a reservation without blocks; or readers have left retired blocks
+  Preallocations preallocations_ GUARDED_BY(mutex_);
+  RetiredSpace retired_ GUARDED_BY(mutex_);  // without parked blocks
+  size_t ahead_ GUARDED_BY(mutex_) = 0;      // reservations between ReserveAhead and WaitUntilBacked
+  // Fewer retired blocks wait, or a reservation without blocks has ended, or readers have left retired blocks.
   std::condition_variable freed_;
   SpacePins pins_ GUARDED_BY(mutex_);
   Mutex collecting_;  // locked before mutex_

@@ -335,9 +335,8 @@ Result<void> Formatter::FillDevices() {
 }
 
 Result<void> Formatter::WriteSuperblocks() {
-  const auto now =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
-  description_.created = FormatUtc(now.count());
+  const int64_t now = UtcNowNs();
+  description_.created = FormatUtc(now);
   for (size_t index = 0; index < targets_.size(); ++index) {
     Superblock superblock;
     superblock.store_id = description_.id;
@@ -345,7 +344,7 @@ Result<void> Formatter::WriteSuperblocks() {
     superblock.device_index = description_.devices[index].index;
     superblock.device_count = static_cast<uint16_t>(targets_.size());
     superblock.device_size = targets_[index].size;
-    superblock.created_ns = now.count();
+    superblock.created_ns = now;
     RETURN_IF_ERROR(WriteSuperblock(*targets_[index].device, superblock));
   }
   return {};

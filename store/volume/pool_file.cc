@@ -19,12 +19,12 @@ namespace {
 
 Error DoesNotFit(const std::string& path, int descriptor, ByteCount size) {
   struct statvfs space = {};
-  const std::string room = fstatvfs(descriptor, &space) == 0
+  const std::string free_space = fstatvfs(descriptor, &space) == 0
                                ? FormatSize(ByteCount{uint64_t{space.f_bavail} * space.f_frsize})
                                : std::string("too little");
   return {ErrorCode::kNoSpace, fmt::format("{}: {} does not fit: its filesystem has {} free; choose a smaller "
                                            "--size or another directory",
-                                           path, FormatSize(size), room)};
+                                           path, FormatSize(size), free_space)};
 }
 
 Result<void> Reserve(int descriptor, const std::string& path, ByteCount size, bool preallocate) {

@@ -148,7 +148,7 @@ class Workload {
     std::string data = history_.content(Id(path));
     data.resize(random_() % (data.size() + 3000), '\0');
     const size_t began = Now();
-    ASSERT_TRUE(store_->Truncate(file, data.size()).has_value());
+    ASSERT_TRUE(store_->files().Truncate(file, data.size()).has_value());
     history_.Wrote(Id(path), began, std::move(data));
     Close(file);
   }

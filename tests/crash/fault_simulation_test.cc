@@ -116,7 +116,7 @@ class Client {
     switch (random_() % 5) {
       case 0: {
         data.resize(random_() % (data.size() + 20000), '\0');
-        done = store_->Truncate(inode, data.size());
+        done = store_->files().Truncate(inode, data.size());
         break;
       }
       case 1: return Replace(file);

@@ -241,7 +241,7 @@ MUTANTS = [
            ("tests/remote/test_versions.py -k clock_of_the_service",)),
     Mutant("prune-claim", "A push notices that a prune removes its version.",
            "remote/prune.cc",
-           "          .removing = true};\n", "          .removing = false};\n",
+           ".removing = true};\n", ".removing = false};\n",
            ("tests/remote/test_prune_beside_push.py -k notices",)),
     Mutant("prune-again", "A prune continues one that was killed, whatever it keeps.",
            "remote/prune.cc",

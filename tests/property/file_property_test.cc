@@ -109,7 +109,7 @@ class FileRun {
     const uint64_t size = (1 + random_() % 256) * kBlockSize;
     const std::string text = Pattern(random_(), size);
     std::copy_n(AsBytes(text).data(), size, buffer.data());
-    ASSERT_TRUE(store_->Write(file_, ByteOffset{at}, {buffer.data(), size}, buffer).has_value());
+    ASSERT_TRUE(store_->files().Write(file_, ByteOffset{at}, {buffer.data(), size}, buffer).has_value());
     model_.Write(at, text);
   }
   // Like a large write from an unaligned buffer: its blocks are on pages of a buffer that the store may adopt.
@@ -121,7 +121,7 @@ class FileRun {
       const std::string text = Pattern(random_(), 1 + Near(random_, kMiB));
       std::byte* data = buffer.data() + at % kBlockSize;
       std::copy_n(AsBytes(text).data(), text.size(), data);
-      ASSERT_TRUE(store_->Write(file_, ByteOffset{at}, {data, text.size()}, buffer).has_value());
+      ASSERT_TRUE(store_->files().Write(file_, ByteOffset{at}, {data, text.size()}, buffer).has_value());
       model_.Write(at, text);
       at += text.size();
     }
@@ -155,7 +155,7 @@ class FileRun {
   void HoldLease() {
     CheckHeld();
     if (HasFatalFailure()) return;
-    held_ = store_->LeaseRead(file_, 0, UINT64_MAX).value();
+    held_ = store_->files().LeaseRead(file_, 0, UINT64_MAX).value();
     held_content_ = model_.data;
   }
   void CheckHeld() {
@@ -170,7 +170,7 @@ class FileRun {
   void Append() {
     if (model_.data.size() > 2 * kLargest) return;
     const std::string text = Pattern(random_(), 1 + Near(random_, 300000));
-    ASSERT_EQ(store_->Append(file_, AsBytes(text)).value().value, model_.data.size());
+    ASSERT_EQ(store_->files().Append(file_, AsBytes(text)).value().value, model_.data.size());
     model_.Write(model_.data.size(), text);
   }
   void Read() {
@@ -187,7 +187,7 @@ class FileRun {
     for (int part = 0; part < 8; ++part) {
       std::promise<Result<std::string>> promise;
       auto result = promise.get_future();
-      store_->Read(file_, ByteOffset{at}, ByteCount{200000}, &stream, [&](Result<ReadView> view) {
+      store_->files().Read(file_, ByteOffset{at}, ByteCount{200000}, &stream, [&](Result<ReadView> view) {
         promise.set_value(view ? Result<std::string>(ToText(*view)) : Result<std::string>(view.error()));
       });
       const auto text = result.get();
@@ -198,7 +198,7 @@ class FileRun {
   }
   void Truncate() {
     const uint64_t size = Near(random_, kLargest);
-    ASSERT_TRUE(store_->Truncate(file_, size).has_value());
+    ASSERT_TRUE(store_->files().Truncate(file_, size).has_value());
     model_.data.resize(size, '\0');
   }
   void Fallocate() {
@@ -207,7 +207,7 @@ class FileRun {
                                                FallocateMode::kZeroRangeKeepSize};
     const FallocateMode mode = kModes[random_() % std::size(kModes)];
     const uint64_t at = Near(random_, kLargest), size = 1 + Near(random_, kMiB);
-    ASSERT_TRUE(store_->Fallocate(file_, mode, at, size).has_value());
+    ASSERT_TRUE(store_->files().Fallocate(file_, mode, at, size).has_value());
     const bool grows = mode == FallocateMode::kAllocate || mode == FallocateMode::kZeroRange;
     if (grows && at + size > model_.data.size()) model_.data.resize(at + size, '\0');
     if (mode != FallocateMode::kAllocate && mode != FallocateMode::kAllocateKeepSize) model_.Zero(at, size);
@@ -215,7 +215,7 @@ class FileRun {
   void Copy() {
     const uint64_t from = Near(random_, kLargest / 2), size = 1 + Near(random_, kMiB);
     const uint64_t to = from + size + Near(random_, kMiB);
-    const auto copied = store_->CopyRange(file_, from, file_, to, size);
+    const auto copied = store_->files().CopyRange(file_, from, file_, to, size);
     ASSERT_TRUE(copied.has_value());
     if (from >= model_.data.size()) {
       ASSERT_EQ(*copied, 0U);
@@ -228,7 +228,7 @@ class FileRun {
   void Sync() { ASSERT_TRUE(store_->Sync(file_).has_value()); }
   void Seek() {
     const uint64_t at = Near(random_, kLargest);
-    const auto data = store_->Seek(file_, at, SeekTarget::kData);
+    const auto data = store_->files().Seek(file_, at, SeekTarget::kData);
     const auto first = model_.data.find_first_not_of('\0', at);
     if (first == std::string::npos) return;
     ASSERT_TRUE(data.has_value());

@@ -19,7 +19,7 @@ namespace {
 
 class NoData final : public DataOwner {
  public:
-  Result<void> CheckWritable() const override { return {}; }
+  Result<void> CheckWritable(KvChange) const override { return {}; }
   Result<void> CommitBeforeNaming(std::span<const InodePtr>, bool, InodePtr*) override { return {}; }
   void CommitSettledBeforeNaming(const std::vector<InodePtr>*) override {}
   Result<void> ReportErrors(std::span<const InodePtr>, bool) override { return {}; }

@@ -108,7 +108,7 @@ Result<std::string> TestStore::ReadAt(const InodePtr& inode, uint64_t offset, ui
   std::string text, step;
   do {
     const ByteCount bytes{std::min(size - text.size(), kStep)};
-    ASSIGN_OR_RETURN(const ReadView view, store_->Read(inode, ByteOffset{offset + text.size()}, bytes));
+    ASSIGN_OR_RETURN(const ReadView view, store_->files().Read(inode, ByteOffset{offset + text.size()}, bytes));
     step = ToText(view);
     text += step;
   } while (step.size() == kStep && text.size() < size);
@@ -132,7 +132,7 @@ Result<std::string> TestStore::ReadPath(std::string_view path) {
 }
 
 Result<void> TestStore::WriteAt(const InodePtr& inode, uint64_t offset, std::string_view data) {
-  return store_->Write(inode, ByteOffset{offset}, AsBytes(data));
+  return store_->files().Write(inode, ByteOffset{offset}, AsBytes(data));
 }
 
 Result<void> TestStore::WriteFile(std::string_view path, std::string_view data) {
@@ -155,7 +155,7 @@ uint64_t TestStore::SizeOf(const InodePtr& inode) {
 Result<TestStore::Filled> TestStore::Fill(const InodePtr& inode, FileBlock first, std::string_view data) {
   Filled filled;
   const BlockCount count = BlocksFor(ByteCount{data.size()});
-  ASSIGN_OR_RETURN(filled.grant, store_->Reserve(inode, first, std::max(count, BlockCount{1})));
+  ASSIGN_OR_RETURN(filled.grant, store_->files().Reserve(inode, first, std::max(count, BlockCount{1})));
   if (count.value == 0) return filled;
   const AlignedMemory memory(ToBytes(count).value);
   std::copy_n(AsBytes(data).data(), data.size(), memory.data());
@@ -174,7 +174,7 @@ Result<void> TestStore::WriteDirect(const InodePtr& inode, uint64_t offset, std:
                                     std::optional<uint64_t> new_size) {
   ASSIGN_OR_RETURN(Filled filled, Fill(inode, FileBlock{offset / kBlockSize}, data));
   const DirectWrite write{offset, data.size(), new_size, filled.checksums};
-  return store_->CommitDirect(inode, write, std::move(filled.grant));
+  return store_->files().CommitDirect(inode, write, std::move(filled.grant));
 }
 
 Result<std::string> TestStore::ReadLeased(const ReadLease& lease) {
@@ -194,7 +194,7 @@ Result<std::string> TestStore::ReadLeased(const ReadLease& lease) {
 }
 
 Result<std::string> TestStore::ReadDirect(const InodePtr& inode, uint64_t offset, uint64_t length) {
-  ASSIGN_OR_RETURN(const ReadLease lease, store_->LeaseRead(inode, offset, length));
+  ASSIGN_OR_RETURN(const ReadLease lease, store_->files().LeaseRead(inode, offset, length));
   ASSIGN_OR_RETURN(std::string text, ReadLeased(lease));
   const uint64_t end = std::min(lease.file_size, length > UINT64_MAX - offset ? UINT64_MAX : offset + length);
   if (offset >= end) return std::string();

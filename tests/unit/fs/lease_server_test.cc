@@ -165,7 +165,7 @@ TEST_F(LeaseServerTest, CommittedDataIsRead) {
     program.Ask(lease::Kind::kRelease, {});
     EXPECT_EQ(program.error, 0);
   }
-  EXPECT_EQ(ToText(store().Read(file->inode, ByteOffset{0}, ByteCount{kMiB}).value()),
+  EXPECT_EQ(ToText(store().files().Read(file->inode, ByteOffset{0}, ByteCount{kMiB}).value()),
             std::string(100 * kBlockSize, 'd'));
   store().CloseFile(file->inode);
 }
@@ -386,7 +386,7 @@ TEST(AnswerMemory, IsBoundedForAllTogetherAndComesBack) {
 
 TEST_F(LeaseServerTest, MemoryOfAnswersIsReleased) {
   const auto file = Open("a", O_RDWR);
-  ASSERT_TRUE(store().Truncate(file->inode, uint64_t{300} << 30).has_value());
+  ASSERT_TRUE(store().files().Truncate(file->inode, uint64_t{300} << 30).has_value());
   const lease::ReadRequest request{Ticket(file), 0, lease::kToEnd};
   Program program(server());
   for (int round = 0; round < 3; ++round) {

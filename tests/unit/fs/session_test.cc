@@ -330,7 +330,7 @@ TEST(SessionFiles, ExtentsAreListedInPages) {
   const Opened file = CreatedBy(kernel.Create("a", O_RDWR));
   const InodePtr inode = kernel.store()->inodes().Find(InodeId{file.node});
   for (uint64_t i = 0; i < kExtents; ++i) {
-    ASSERT_OK(kernel.store()->Fallocate(inode, FallocateMode::kAllocate, 2 * i * kBlockSize, kBlockSize));
+    ASSERT_OK(kernel.store()->files().Fallocate(inode, FallocateMode::kAllocate, 2 * i * kBlockSize, kBlockSize));
   }
   const auto count = [&](auto page, unsigned command) {
     std::vector<uint32_t> counts;
@@ -434,7 +434,7 @@ TEST(SessionEnd, ClosesWhatTheKernelLeftOpen) {
   ASSERT_NE(inode, nullptr);
   ASSERT_TRUE(kernel.Disconnect().has_value());
   MutexLock lock(inode->mutex);
-  EXPECT_EQ(inode->open_handles, 0U);
+  EXPECT_FALSE(inode->is_open());
 }
 
 TEST(SessionEnd, StopEndsARunThatWaitsForRequests) {

@@ -23,7 +23,7 @@ TEST(FileFailures, AFlippedByteIsAnErrorNeverData) {
   const std::string data = Pattern(10, kMiB);
   ASSERT_OK(store.WriteAt(file, 0, data));
   ASSERT_OK(store->Sync(file));
-  const auto extents = store->Extents(file, FileBlock{0}, 10).value();
+  const auto extents = store->files().Extents(file, FileBlock{0}, 10).value();
   store.device().Corrupt(ToBytes(extents[0].start) + ByteCount{5 * kBlock + 17});
   ASSERT_OK(store.Remount());
   const InodePtr again = store.OpenPath("a").value();
@@ -257,7 +257,7 @@ TEST(FileFailures, AWriteErrorDuringACopyIsReturned) {
   uint64_t done = 0;
   bool reported = false;
   while (done < data.size() && !reported) {
-    const auto copied = store->CopyRange(source, done, target, done, data.size() - done);
+    const auto copied = store->files().CopyRange(source, done, target, done, data.size() - done);
     reported = !copied.has_value();
     if (copied) done += *copied;
   }
@@ -350,9 +350,9 @@ TEST(FileFailures, AQueryOfARevertedFileFindsItsLastCommit) {
     uint64_t wrong = 0;
     while (!stop) {
       if (seek) {
-        wrong += store->Seek(file, 0, SeekTarget::kData).value_or(1) != 0;
+        wrong += store->files().Seek(file, 0, SeekTarget::kData).value_or(1) != 0;
       } else {
-        const auto extents = store->Extents(file, FileBlock{0}, 10);
+        const auto extents = store->files().Extents(file, FileBlock{0}, 10);
         wrong += !extents || extents->empty();
       }
     }

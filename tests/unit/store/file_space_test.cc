@@ -17,7 +17,7 @@ namespace {
 TEST(FileSpace, FallocatedSpaceIsWrittenInPlaceEvenWhenThePoolIsFull) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
-  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 8 * kMiB));
+  ASSERT_OK(store->files().Fallocate(file, FallocateMode::kAllocate, 0, 8 * kMiB));
   EXPECT_EQ(store.SizeOf(file), 8 * kMiB);
   EXPECT_TRUE(Must(store.ReadAt(file, 4 * kMiB, 10)) == std::string(10, '\0'));
   const InodePtr filler = store.Create("filler").value();
@@ -59,7 +59,7 @@ TEST(FileSpace, ATruncationOfManyExtentsIsAFewChangesOfTheCatalog) {
   };
   write(kExtents, 1);
   ASSERT_OK(store->Sync(file));
-  ASSERT_OK(store->Truncate(file, kKept * kStep));
+  ASSERT_OK(store->files().Truncate(file, kKept * kStep));
   const size_t begin = store.journal().size();
   ASSERT_OK(store.WriteAt(file, (kExtents + 7) * kStep, Pattern(2, kBlockSize)));  // beyond the shortest end
   ASSERT_OK(store->Sync(file));
@@ -76,7 +76,7 @@ TEST(FileSpace, ATruncationOfManyExtentsIsAFewChangesOfTheCatalog) {
   }
   EXPECT_TRUE(Must(store.ReadAt(again, kKept * kStep, kAgain * kStep)) == std::string(kAgain * kStep, '\0'));
   EXPECT_TRUE(Must(store.ReadAt(again, (kExtents + 7) * kStep, kBlockSize)) == Pattern(2, kBlockSize));
-  EXPECT_EQ(store->Extents(again, FileBlock{0}, kExtents).value().size(), kKept + 1);
+  EXPECT_EQ(store->files().Extents(again, FileBlock{0}, kExtents).value().size(), kKept + 1);
 }
 
 TEST(FileSpace, APunchedRangeOfManyExtentsIsAFewChangesOfTheCatalog) {
@@ -89,8 +89,8 @@ TEST(FileSpace, APunchedRangeOfManyExtentsIsAFewChangesOfTheCatalog) {
     ASSERT_OK(store->Sync(file));
     const size_t begin = store.journal().size();
     // One extent in the middle stays, and one is written again.
-    ASSERT_OK(store->Fallocate(file, mode, kStep, (kKept - 1) * kStep));
-    ASSERT_OK(store->Fallocate(file, mode, (kKept + 1) * kStep, (kExtents - kKept - 2) * kStep));
+    ASSERT_OK(store->files().Fallocate(file, mode, kStep, (kKept - 1) * kStep));
+    ASSERT_OK(store->files().Fallocate(file, mode, (kKept + 1) * kStep, (kExtents - kKept - 2) * kStep));
     ASSERT_OK(store.WriteAt(file, 10 * kStep, Pattern(3, kBlockSize)));
     ASSERT_OK(store->Sync(file));
     size_t changes = 0;
@@ -107,7 +107,7 @@ TEST(FileSpace, APunchedRangeOfManyExtentsIsAFewChangesOfTheCatalog) {
     EXPECT_TRUE(Must(store.ReadAt(again, 10 * kStep, kBlockSize)) == Pattern(3, kBlockSize));
     EXPECT_TRUE(Must(store.ReadAt(again, 11 * kStep, 20 * kStep)) == std::string(20 * kStep, '\0'));
     if (mode == FallocateMode::kPunchHole) {
-      EXPECT_EQ(store->Extents(again, FileBlock{0}, kExtents).value().size(), 4U);
+      EXPECT_EQ(store->files().Extents(again, FileBlock{0}, kExtents).value().size(), 4U);
     }
   }
 }
@@ -122,7 +122,7 @@ TEST(FileSpace, ManyScatteredChangesAreCommittedEarly) {
   for (const FallocateMode mode : {FallocateMode::kAllocate, FallocateMode::kPunchHole}) {
     const size_t begin = store.journal().size();
     for (uint64_t change = 1; change <= kChanges; ++change) {
-      ASSERT_OK(store->Fallocate(file, mode, change * kStep, kBlockSize));
+      ASSERT_OK(store->files().Fallocate(file, mode, change * kStep, kBlockSize));
     }
     ASSERT_OK(store->Sync(other));  // the committer serves earlier requests first
     const auto events = store.journal().events();
@@ -148,7 +148,7 @@ TEST(FileSpace, ManyScatteredWritesAreCommittedInSeveralBatches) {
   }
   EXPECT_LT(largest, kWrites);
   ASSERT_OK(store.Remount());
-  EXPECT_EQ(store->Extents(store.OpenPath("a").value(), FileBlock{0}, kWrites + 1).value().size(), kWrites);
+  EXPECT_EQ(store->files().Extents(store.OpenPath("a").value(), FileBlock{0}, kWrites + 1).value().size(), kWrites);
 }
 
 TEST(FileSpace, AnUnlinkedFileCountsAsFreeWhileItIsNotOpen) {
@@ -171,7 +171,7 @@ TEST(FileSpace, AnUnlinkedFileCountsAsFreeWhileItIsNotOpen) {
   EXPECT_EQ(used(), 0U);
   for (const uint64_t size : {kMiB, kMiB / 2, 2 * kMiB}) {  // as /proc/self/fd opens it again
     file = store->OpenFile(ino, false).value();
-    ASSERT_OK(store->Truncate(file, std::min(size, kMiB)));
+    ASSERT_OK(store->files().Truncate(file, std::min(size, kMiB)));
     EXPECT_GE(used(), std::min(size, kMiB / 2) / kBlockSize);
     store->CloseFile(file);
     EXPECT_EQ(used(), 0U);
@@ -227,22 +227,22 @@ TEST(FileSpace, AnAllocationWithoutSpaceWaitsForClosesUnderWay) {
     for (uint64_t size = 0; store.WriteAt(going, size, Pattern(size, kMiB));) size += kMiB;
     ASSERT_OK(store->names().Unlink(kRootInode, "going"));
     int waits = 0;
-    store->WaitForCloses([&] {
+    store->files().WaitForCloses([&] {
       ++waits;
       if (going) store->CloseFile(std::exchange(going, nullptr));
     });
     const auto ask = [&]() -> Result<void> {
       switch (call) {
         case kWrite: return store.WriteAt(target, 0, Pattern(2, 2 * kMiB));
-        case kAllocate: return store->Fallocate(target, FallocateMode::kAllocate, 0, 8 * kMiB);
+        case kAllocate: return store->files().Fallocate(target, FallocateMode::kAllocate, 0, 8 * kMiB);
         case kCopy: {
-          const auto copied = store->CopyRange(source, 0, target, 0, 8 * kMiB);
+          const auto copied = store->files().CopyRange(source, 0, target, 0, 8 * kMiB);
           if (!copied) return copied.error();
           EXPECT_EQ(*copied, 8 * kMiB);
           return {};
         }
         case kReserve: {
-          const auto grant = store->Reserve(target, FileBlock{0}, BlockCount{8 * kMiB / kBlockSize});
+          const auto grant = store->files().Reserve(target, FileBlock{0}, BlockCount{8 * kMiB / kBlockSize});
           if (!grant) return grant.error();
           return {};
         }
@@ -251,7 +251,7 @@ TEST(FileSpace, AnAllocationWithoutSpaceWaitsForClosesUnderWay) {
     };
     ASSERT_OK(ask());
     EXPECT_EQ(waits, 1);
-    store->WaitForCloses(nullptr);
+    store->files().WaitForCloses(nullptr);
   }
 }
 
@@ -260,7 +260,7 @@ TEST(FileSpace, ZeroingARangeReusesWhatItReplaces) {
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, Pattern(3, 40 * kMiB)));
   ASSERT_OK(store->Sync(file));
-  ASSERT_OK(store->Fallocate(file, FallocateMode::kZeroRange, 0, 40 * kMiB));
+  ASSERT_OK(store->files().Fallocate(file, FallocateMode::kZeroRange, 0, 40 * kMiB));
   EXPECT_TRUE(Must(store.ReadAt(file, 7 * kMiB, kMiB)) == std::string(kMiB, '\0'));
 }
 
@@ -271,7 +271,8 @@ TEST(FileSpace, AZeroRangeWithoutSpaceIsCommittedAsItIsRead) {
   ASSERT_OK(store->SyncAll());
   const uint64_t before = store->Space().free.value;
   const InodePtr file = store.OpenPath("a").value();
-  EXPECT_EQ(store->Fallocate(file, FallocateMode::kZeroRange, kMiB, 100 * kMiB).error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(store->files().Fallocate(file, FallocateMode::kZeroRange, kMiB, 100 * kMiB).error().code,
+            ErrorCode::kNoSpace);
   const std::string shown = Must(store.ReadAll(file));
   EXPECT_EQ(shown.size(), old.size());
   EXPECT_TRUE(shown.substr(0, kMiB) == old.substr(0, kMiB));
@@ -298,7 +299,7 @@ struct TwoReplacements {
   // Allocates so much more than is available. Statistics counts the old content of so many bytes as free.
   Result<void> Allocate(const InodePtr& file, uint64_t more, uint64_t replaced = 8 * kMiB) {
     const uint64_t available = ToBytes(store->Space().available).value - replaced;
-    return store->Fallocate(file, FallocateMode::kAllocateKeepSize, kGiB, available + more);
+    return store->files().Fallocate(file, FallocateMode::kAllocateKeepSize, kGiB, available + more);
   }
   std::string AfterCrash(const char* name) {
     TestStore crashed(store.journal().ImageAt(store.journal().size()), {});
@@ -348,12 +349,12 @@ TEST(FileSpace, OldContentThatALeasePinsMakesNoSpace) {
   ASSERT_OK(store.WriteFile("a", old));
   ASSERT_OK(store->SyncAll());
   const InodePtr file = store.OpenPath("a", /*truncate=*/false).value();
-  const auto lease = store->LeaseRead(file, 0, old.size());
+  const auto lease = store->files().LeaseRead(file, 0, old.size());
   ASSERT_OK(lease);
   const InodePtr half = store.OpenPath("a", /*truncate=*/true).value(), other = store.Create("b").value();
   ASSERT_OK(store.WriteAt(half, 0, "half"));
   const uint64_t available = ToBytes(store->Space().available).value;
-  EXPECT_EQ(store->Fallocate(other, FallocateMode::kAllocate, 0, available).error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(store->files().Fallocate(other, FallocateMode::kAllocate, 0, available).error().code, ErrorCode::kNoSpace);
   TestStore crashed(store.journal().ImageAt(store.journal().size()), {});
   EXPECT_TRUE(Must(crashed.ReadPath("a")) == old);
 }
@@ -365,7 +366,8 @@ TEST(FileSpace, AnAllocationThatCanNeverFitCommitsNoHalfReplacedFile) {
   ASSERT_OK(store->SyncAll());
   const InodePtr half = store.OpenPath("a", /*truncate=*/true).value(), other = store.Create("b").value();
   ASSERT_OK(store.WriteAt(half, 0, Pattern(2, 2 * kMiB)));
-  EXPECT_EQ(store->Fallocate(other, FallocateMode::kAllocate, 0, 4096 * kMiB).error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(store->files().Fallocate(other, FallocateMode::kAllocate, 0, 4096 * kMiB).error().code,
+            ErrorCode::kNoSpace);
   TestStore crashed(store.journal().ImageAt(store.journal().size()), {});
   EXPECT_TRUE(Must(crashed.ReadPath("a")) == old);
 }
@@ -385,8 +387,8 @@ TEST(FileSpace, OverwritingAFullPoolReusesWhatCommitsGiveBack) {
 TEST(FileSpace, DirtyBlocksOverAllocatedSpaceNeedNoMore) {
   TestStore store({.store = {.commit_interval = std::chrono::hours(1), .memory = ByteCount{48 * kMiB}}});
   const InodePtr file = store.Create("a").value(), filler = store.Create("filler").value();
-  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 48 * kMiB));
-  for (uint64_t at = 0; store->Fallocate(filler, FallocateMode::kAllocate, at, 100 * kBlockSize);) {
+  ASSERT_OK(store->files().Fallocate(file, FallocateMode::kAllocate, 0, 48 * kMiB));
+  for (uint64_t at = 0; store->files().Fallocate(filler, FallocateMode::kAllocate, at, 100 * kBlockSize);) {
     at += 100 * kBlockSize;
   }
   for (uint64_t at = 0; at < 32; ++at) ASSERT_OK(store.WriteAt(file, at * 128 * kKiB, Pattern(at, 60 * kKiB)));

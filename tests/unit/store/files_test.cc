@@ -54,7 +54,7 @@ TEST(Files, UnalignedWritesInSequenceMakeOneFile) {
   }
   ASSERT_OK(store->Sync(file));
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
-  const auto extents = store->Extents(file, FileBlock{0}, 100).value();
+  const auto extents = store->files().Extents(file, FileBlock{0}, 100).value();
   EXPECT_LE(extents.size(), 3U) << "a file written in one go lies in few extents";
   EXPECT_EQ(extents[0].start.value % 512, 0U) << "a large file begins on 2 MiB";
 }
@@ -84,7 +84,7 @@ TEST(Files, BlocksTruncatedBeforeACommitLeaveNoChecksums) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 5 * kMiB)));
-  ASSERT_OK(store->Truncate(file, 0));
+  ASSERT_OK(store->files().Truncate(file, 0));
   ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 1000)));
   ASSERT_OK(store->Sync(file));
   const auto checksums = [&store] {
@@ -104,7 +104,7 @@ TEST(Files, AWriteWithinTheFileEndsWhereTheFileDoes) {
   ASSERT_OK(store.WriteAt(file, 0, std::string(5000, 'a')));
   const std::string page(kBlock, 'm');
   for (const uint64_t block : {0, 1, 2}) {
-    store->Write(file, ByteOffset{block * kBlock}, AsBytes(page), {}, WriteReach::kWithinFile,
+    store->files().Write(file, ByteOffset{block * kBlock}, AsBytes(page), {}, WriteReach::kWithinFile,
                  [](const Result<void>& accepted) { ASSERT_OK(accepted); });
   }
   EXPECT_TRUE(Must(store.ReadAll(file)) == std::string(5000, 'm'));
@@ -127,12 +127,12 @@ TEST(Files, LargeAndSmallWritesInSequenceLieTogether) {
       std::memcpy(place, bytes.data(), step);
       bytes = {place, step};
     }
-    ASSERT_OK(store->Write(file, ByteOffset{at}, bytes, holder));
+    ASSERT_OK(store->files().Write(file, ByteOffset{at}, bytes, holder));
     at += step;
   }
   ASSERT_OK(store->Sync(file));
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
-  const auto extents = store->Extents(file, FileBlock{0}, 100).value();
+  const auto extents = store->files().Extents(file, FileBlock{0}, 100).value();
   EXPECT_EQ(extents.size(), 1U);
 }
 
@@ -184,7 +184,7 @@ TEST(ReadAhead, AnAdoptedWriteIsSeen) {
   {
     const Buffer buffer = pool->Allocate();
     std::memcpy(buffer.data(), change.data(), change.size());
-    ASSERT_OK(store->Write(file, ByteOffset{0}, {buffer.data(), change.size()}, buffer));
+    ASSERT_OK(store->files().Write(file, ByteOffset{0}, {buffer.data(), change.size()}, buffer));
   }
   data.replace(0, change.size(), change);
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
@@ -198,7 +198,7 @@ TEST(ReadAhead, APunchedHoleIsSeen) {
   ASSERT_OK(store.WriteAt(file, 0, data));
   ASSERT_OK(store->Sync(file));
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
-  ASSERT_OK(store->Fallocate(file, FallocateMode::kPunchHole, 64 * kKiB, 64 * kKiB));
+  ASSERT_OK(store->files().Fallocate(file, FallocateMode::kPunchHole, 64 * kKiB, 64 * kKiB));
   data.replace(64 * kKiB, 64 * kKiB, std::string(64 * kKiB, '\0'));
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
 }
@@ -223,7 +223,7 @@ TEST(ReadAhead, AGrowthBehindTheEndIsSeen) {
   ASSERT_OK(store.WriteAt(file, 0, data));
   ASSERT_OK(store->Sync(file));
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
-  ASSERT_OK(store->Truncate(file, 128 * kKiB));
+  ASSERT_OK(store->files().Truncate(file, 128 * kKiB));
   data.resize(128 * kKiB, '\0');
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
 }
@@ -234,8 +234,8 @@ TEST(Files, TruncationZeroesWhatALaterGrowthUncovers) {
   std::string data = Pattern(6, 20000);
   ASSERT_OK(store.WriteAt(file, 0, data));
   ASSERT_OK(store->Sync(file));
-  ASSERT_OK(store->Truncate(file, 5000));
-  ASSERT_OK(store->Truncate(file, 15000));
+  ASSERT_OK(store->files().Truncate(file, 5000));
+  ASSERT_OK(store->files().Truncate(file, 15000));
   data.resize(5000);
   data.resize(15000, '\0');
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
@@ -249,19 +249,19 @@ TEST(Files, HolesReadAsZerosAndSeekFindsThem) {
   ASSERT_OK(store.WriteAt(file, 10 * kMiB, "end"));
   EXPECT_EQ(store.SizeOf(file), 10 * kMiB + 3);
   EXPECT_TRUE(Must(store.ReadAt(file, 3 * kMiB, 100)) == std::string(100, '\0'));
-  EXPECT_EQ(store->Seek(file, 0, SeekTarget::kData).value(), 10 * kMiB);
-  EXPECT_EQ(store->Seek(file, 10 * kMiB, SeekTarget::kHole).value(), 10 * kMiB + 3);
+  EXPECT_EQ(store->files().Seek(file, 0, SeekTarget::kData).value(), 10 * kMiB);
+  EXPECT_EQ(store->files().Seek(file, 10 * kMiB, SeekTarget::kHole).value(), 10 * kMiB + 3);
   ASSERT_OK(store->Sync(file));
-  EXPECT_EQ(store->Seek(file, 5, SeekTarget::kData).value(), 10 * kMiB);
-  EXPECT_EQ(store->Seek(file, 5, SeekTarget::kHole).value(), 5U);
-  EXPECT_EQ(store->Seek(file, 10 * kMiB + 3, SeekTarget::kData).error().code, ErrorCode::kNoData);
+  EXPECT_EQ(store->files().Seek(file, 5, SeekTarget::kData).value(), 10 * kMiB);
+  EXPECT_EQ(store->files().Seek(file, 5, SeekTarget::kHole).value(), 5U);
+  EXPECT_EQ(store->files().Seek(file, 10 * kMiB + 3, SeekTarget::kData).error().code, ErrorCode::kNoData);
 }
 
 // Returns the next bytes of a stream, or "" if they cannot be read.
 std::string ReadNext(TestStore& store, const InodePtr& file, uint64_t offset, ReadStream* stream) {
   std::promise<std::string> promise;
   auto part = promise.get_future();
-  store->Read(file, ByteOffset{offset}, ByteCount{kMiB}, stream,
+  store->files().Read(file, ByteOffset{offset}, ByteCount{kMiB}, stream,
               [&](Result<ReadView> view) { promise.set_value(view ? ToText(*view) : std::string()); });
   return part.get();
 }
@@ -324,21 +324,21 @@ TEST(Files, CopyRangeCopiesDataAndKeepsHoles) {
   ASSERT_OK(store.WriteAt(from, 0, Pattern(15, 65536)));
   ASSERT_OK(store.WriteAt(from, 20 * kMiB, "tail"));
   const uint64_t size = store.SizeOf(from);
-  EXPECT_EQ(store->CopyRange(from, 0, to, 0, UINT64_MAX >> 1).value(), size);
+  EXPECT_EQ(store->files().CopyRange(from, 0, to, 0, UINT64_MAX >> 1).value(), size);
   EXPECT_TRUE(Must(store.ReadAll(to)) == Must(store.ReadAll(from)));
-  EXPECT_EQ(store->Seek(to, 80000, SeekTarget::kData).value(), 20 * kMiB);
+  EXPECT_EQ(store->files().Seek(to, 80000, SeekTarget::kData).value(), 20 * kMiB);
 }
 
 TEST(Files, ACopyThatFailsInAHoleReturnsTheBytesItCopied) {
   TestStore store;
   const InodePtr from = store.Create("a").value(), to = store.Create("b").value();
   ASSERT_OK(store.WriteAt(from, 0, Pattern(15, kBlock)));
-  ASSERT_OK(store->Truncate(from, kMiB));
+  ASSERT_OK(store->files().Truncate(from, kMiB));
   const uint64_t target = kMaximumFileSize - 2 * kBlock;  // The hole does not fit.
-  const auto copied = store->CopyRange(from, 0, to, target, kMiB);
+  const auto copied = store->files().CopyRange(from, 0, to, target, kMiB);
   ASSERT_OK(copied);
   EXPECT_EQ(*copied, kBlock);
-  EXPECT_EQ(store->CopyRange(from, kBlock, to, target + kBlock, kMiB).error().code, ErrorCode::kFileTooBig);
+  EXPECT_EQ(store->files().CopyRange(from, kBlock, to, target + kBlock, kMiB).error().code, ErrorCode::kFileTooBig);
   EXPECT_TRUE(Must(store.ReadAt(to, target, kBlock)) == Pattern(15, kBlock));
 }
 

@@ -38,7 +38,7 @@ TEST(ReadLeases, WaitForWritesUnderWay) {
   const std::string data = Pattern(2, 2 * kMiB);
   store.device().Hold();
   ASSERT_OK(store.WriteAt(file, 0, data));
-  auto lease = StartUntilBlocked([&] { return store->LeaseRead(file, 0, kEnd); });
+  auto lease = StartUntilBlocked([&] { return store->files().LeaseRead(file, 0, kEnd); });
   EXPECT_FALSE(HasEnded(lease));
   store.device().Release();
   const auto got = lease.get();
@@ -50,8 +50,8 @@ TEST(ReadLeases, LeaveOutHolesAndUnwrittenBlocks) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 8 * kBlockSize, Pattern(3, kBlockSize)));
-  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 16 * kBlockSize, 4 * kBlockSize));
-  const auto lease = store->LeaseRead(file, 0, kEnd);
+  ASSERT_OK(store->files().Fallocate(file, FallocateMode::kAllocate, 16 * kBlockSize, 4 * kBlockSize));
+  const auto lease = store->files().LeaseRead(file, 0, kEnd);
   ASSERT_OK(lease);
   EXPECT_EQ(lease->file_size, 20 * kBlockSize);
   EXPECT_EQ(lease->count.value, 20U);
@@ -66,7 +66,7 @@ TEST(ReadLeases, RangesBehindTheEndAreEmpty) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, kEnd}) {
-    const auto lease = store->LeaseRead(file, offset, kEnd);
+    const auto lease = store->files().LeaseRead(file, offset, kEnd);
     ASSERT_OK(lease);
     EXPECT_EQ(lease->count.value, 0U);
     EXPECT_TRUE(lease->extents.empty());
@@ -76,11 +76,11 @@ TEST(ReadLeases, RangesBehindTheEndAreEmpty) {
 TEST(ReadLeases, BeyondTheLargestRangeAreRefused) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
-  ASSERT_OK(store->Truncate(file, kMaximumFileSize));  // a hole
-  const auto whole = store->LeaseRead(file, 0, kEnd);
+  ASSERT_OK(store->files().Truncate(file, kMaximumFileSize));  // a hole
+  const auto whole = store->files().LeaseRead(file, 0, kEnd);
   ASSERT_FALSE(whole.has_value());
   EXPECT_EQ(whole.error().code, ErrorCode::kFileTooBig);
-  ASSERT_OK(store->LeaseRead(file, kMaximumFileSize - kMiB, kEnd));
+  ASSERT_OK(store->files().LeaseRead(file, kMaximumFileSize - kMiB, kEnd));
 }
 
 TEST(ReadLeases, KeepBlocksThatWereOverwrittenUntilTheyEnd) {
@@ -91,7 +91,7 @@ TEST(ReadLeases, KeepBlocksThatWereOverwrittenUntilTheyEnd) {
   ASSERT_OK(store->Sync(file));
   const uint64_t before = Available(store);
   {
-    const auto lease = store->LeaseRead(file, 0, kEnd);
+    const auto lease = store->files().LeaseRead(file, 0, kEnd);
     ASSERT_OK(lease);
     EXPECT_EQ(store->statistics().pinned_bytes, old.size());
     for (uint64_t round = 0; round < 4; ++round) {  // Freed blocks would be reused.
@@ -111,9 +111,9 @@ TEST(ReadLeases, KeepADeletedFilesBlocks) {
   const InodePtr file = store.Create("a").value();
   const std::string old = Pattern(5, 4 * kMiB);
   ASSERT_OK(store.WriteAt(file, 0, old));
-  auto lease = store->LeaseRead(file, 0, kEnd);
+  auto lease = store->files().LeaseRead(file, 0, kEnd);
   ASSERT_OK(lease);
-  auto second = store->LeaseRead(file, kMiB, kMiB);
+  auto second = store->files().LeaseRead(file, kMiB, kMiB);
   ASSERT_OK(second);
   ASSERT_OK(store->names().Unlink(kRootInode, "a"));
   store->CloseFile(file);
@@ -143,7 +143,7 @@ TEST(ReadLeases, HaveTheChecksumsOfTheirBlocksAlthoughTheFileChangesMeanwhile) {
     ASSERT_OK(store.WriteAt(file, 0, fresh));
     ASSERT_OK(store->Sync(file));
   });
-  const auto lease = store->LeaseRead(file, 0, kEnd);
+  const auto lease = store->files().LeaseRead(file, 0, kEnd);
   ASSERT_OK(lease);
   EXPECT_TRUE(changed);
   EXPECT_TRUE(Must(store.ReadLeased(*lease)) == fresh);
@@ -157,9 +157,9 @@ TEST(ReadLeases, OfAFileWithAFailedWriteAreRefused) {
   ASSERT_OK(store.WriteAt(file, 0, Pattern(7, 4 * kMiB)));
   store.device().WaitForHeld(2);
   store.device().CompleteOne();
-  EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value());
+  EXPECT_FALSE(store->files().LeaseRead(file, 0, kEnd).has_value());
   EXPECT_FALSE(store.WriteAt(file, 0, "x").has_value());
-  EXPECT_FALSE(store->LeaseRead(file, 0, kEnd).has_value()) << "also after a caller received the error";
+  EXPECT_FALSE(store->files().LeaseRead(file, 0, kEnd).has_value()) << "also after a caller received the error";
   store.device().Release();
   static_cast<void>(store->Sync(file).has_value());  // returns an error if it joins the cycle that reverts the file
   EXPECT_EQ(Must(store.ReadDirect(file, 0, kEnd)), "") << "back at its last commit";
@@ -208,7 +208,7 @@ TEST(WriteLeases, TruncateTheFileInsideTheirLastBlock) {
   data.replace(0, head.size(), head);
   data.resize(5 * kBlockSize + 100);
   EXPECT_TRUE(Must(store.ReadAll(file)) == data);
-  ASSERT_OK(store->Truncate(file, 6 * kBlockSize));
+  ASSERT_OK(store->files().Truncate(file, 6 * kBlockSize));
   data.resize(6 * kBlockSize, '\0');
   EXPECT_TRUE(Must(store.ReadAll(file)) == data) << "what was cut off reads as zeros";
 }
@@ -234,7 +234,7 @@ TEST(WriteLeases, WinOverOlderWritesThatAreStillUnderWay) {
 TEST(WriteLeases, ReplaceAllocatedBlocks) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
-  ASSERT_OK(store->Fallocate(file, FallocateMode::kAllocate, 0, 2 * kMiB));
+  ASSERT_OK(store->files().Fallocate(file, FallocateMode::kAllocate, 0, 2 * kMiB));
   SyncTwice(store);
   const uint64_t before = Available(store);
   const std::string data = Pattern(10, kMiB);
@@ -253,9 +253,9 @@ TEST(WriteLeases, ImpossibleOnesAreRefusedAndChangeNothing) {
   const uint64_t before = Available(store);
   const std::vector<uint32_t> one(1), two(2);
   const auto refused = [&](const DirectWrite& write) {
-    auto grant = store->Reserve(file, FileBlock{0}, BlockCount{1});
+    auto grant = store->files().Reserve(file, FileBlock{0}, BlockCount{1});
     EXPECT_TRUE(grant.has_value());
-    const auto result = store->CommitDirect(file, write, std::move(*grant));
+    const auto result = store->files().CommitDirect(file, write, std::move(*grant));
     return result.has_value() ? std::string("taken") : std::string(ErrorCodeName(result.error().code));
   };
   EXPECT_EQ(refused({.offset = 1, .length = kBlockSize, .checksums = one}), "invalid argument");
@@ -277,7 +277,7 @@ TEST(WriteLeases, AReservationCountsAsUsedUntilItEnds) {
   const InodePtr file = store.Create("a").value();
   const uint64_t before = Available(store);
   {
-    const auto grant = store->Reserve(file, FileBlock{0}, BlockCount{1000});
+    const auto grant = store->files().Reserve(file, FileBlock{0}, BlockCount{1000});
     ASSERT_OK(grant);
     EXPECT_EQ(grant->count().value, 1000U);
     EXPECT_EQ(Available(store), before - 1000 * kBlockSize);
@@ -292,12 +292,12 @@ TEST(WriteLeases, AReservationThatDoesNotFitIsRefused) {
   const InodePtr file = store.Create("a").value();
   const uint64_t before = Available(store);
   for (const uint64_t blocks : {before / kBlockSize + 1, uint64_t{1} << 62, UINT64_MAX}) {
-    const auto grant = store->Reserve(file, FileBlock{0}, BlockCount{blocks});
+    const auto grant = store->files().Reserve(file, FileBlock{0}, BlockCount{blocks});
     ASSERT_FALSE(grant.has_value());
     EXPECT_EQ(grant.error().code, ErrorCode::kNoSpace);
   }
   EXPECT_EQ(Available(store), before);
-  ASSERT_OK(store->Reserve(file, FileBlock{0}, BlockCount{before / kBlockSize}));
+  ASSERT_OK(store->files().Reserve(file, FileBlock{0}, BlockCount{before / kBlockSize}));
 }
 
 TEST(WriteLeases, AReservationFindsTheSpaceThatWaitsForACommit) {
@@ -305,8 +305,8 @@ TEST(WriteLeases, AReservationFindsTheSpaceThatWaitsForACommit) {
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 40 * kMiB)));
   ASSERT_OK(store->Sync(file));
-  ASSERT_OK(store->Truncate(file, 0));
-  ASSERT_OK(store->Reserve(file, FileBlock{0}, BlockCount{40 * kMiB / kBlockSize}));
+  ASSERT_OK(store->files().Truncate(file, 0));
+  ASSERT_OK(store->files().Reserve(file, FileBlock{0}, BlockCount{40 * kMiB / kBlockSize}));
 }
 
 TEST(WriteLeases, AReservationInPlaceDropsTheOldContent) {
@@ -320,13 +320,13 @@ TEST(WriteLeases, AReservationInPlaceDropsTheOldContent) {
     return Must(crashed.ReadPath("a"));
   };
   const BlockCount count{44 * kMiB / kBlockSize};
-  EXPECT_FALSE(store->Reserve(file, FileBlock{0}, count).has_value());
+  EXPECT_FALSE(store->files().Reserve(file, FileBlock{0}, count).has_value());
   SpaceReservation space;
-  ASSERT_OK(store->DropContent(file, count, &space));
+  ASSERT_OK(store->files().DropContent(file, count, &space));
   EXPECT_EQ(store.SizeOf(file), 40 * kMiB) << "mappings of the old content stay inside the file";
   EXPECT_TRUE(Must(store.ReadAll(file)) == dropped);
   EXPECT_TRUE(after_crash() == old) << "no commit, and nobody may write the blocks yet";
-  const auto grant = store->ReserveDropped(file, count, &space);
+  const auto grant = store->files().ReserveDropped(file, count, &space);
   ASSERT_OK(grant);
   EXPECT_TRUE(after_crash() == dropped) << "its old blocks are the holder's";
   EXPECT_EQ(grant->count(), count);
@@ -338,8 +338,8 @@ TEST(WriteLeases, AReservationInPlaceKeepsTheOldContentBesideWhichThereIsSpace) 
   const std::string old = Pattern(13, 8 * kMiB);
   ASSERT_OK(store.WriteAt(file, 0, old));
   SpaceReservation space;
-  ASSERT_OK(store->DropContent(file, BlockCount{8 * kMiB / kBlockSize}, &space));
-  ASSERT_OK(store->ReserveDropped(file, BlockCount{8 * kMiB / kBlockSize}, &space));
+  ASSERT_OK(store->files().DropContent(file, BlockCount{8 * kMiB / kBlockSize}, &space));
+  ASSERT_OK(store->files().ReserveDropped(file, BlockCount{8 * kMiB / kBlockSize}, &space));
   EXPECT_TRUE(Must(store.ReadAll(file)) == old);
 }
 
@@ -352,13 +352,13 @@ TEST(WriteLeases, AReservationInPlaceDoesNotCountBlocksThatReadersPin) {
   SpaceReservation space;
   const uint64_t before = Available(store);
   {
-    const auto lease = store->LeaseRead(file, 0, kEnd);
+    const auto lease = store->files().LeaseRead(file, 0, kEnd);
     ASSERT_OK(lease);
-    EXPECT_EQ(store->DropContent(file, count, &space).error().code, ErrorCode::kNoSpace);
+    EXPECT_EQ(store->files().DropContent(file, count, &space).error().code, ErrorCode::kNoSpace);
     EXPECT_TRUE(Must(store.ReadAll(file)) == old);
   }
   EXPECT_EQ(Available(store), before);
-  ASSERT_OK(store->DropContent(file, count, &space));
+  ASSERT_OK(store->files().DropContent(file, count, &space));
 }
 
 TEST(WriteLeases, TwoReservationsInPlaceDoNotShareTheSameFreeBlocks) {
@@ -370,13 +370,13 @@ TEST(WriteLeases, TwoReservationsInPlaceDoNotShareTheSameFreeBlocks) {
   ASSERT_OK(store->SyncAll());
   const BlockCount count{32 * kMiB / kBlockSize};  // each fits alone
   SpaceReservation space;
-  ASSERT_OK(store->DropContent(winner, count, &space));
+  ASSERT_OK(store->files().DropContent(winner, count, &space));
   auto second = StartUntilBlocked([&] {
     SpaceReservation own;
-    return store->DropContent(loser, count, &own);
+    return store->files().DropContent(loser, count, &own);
   });
   EXPECT_FALSE(HasEnded(second)) << "the first one's blocks are not free yet";
-  const auto grant = store->ReserveDropped(winner, count, &space);
+  const auto grant = store->files().ReserveDropped(winner, count, &space);
   ASSERT_OK(grant);
   EXPECT_EQ(second.get().error().code, ErrorCode::kNoSpace);
   EXPECT_TRUE(Must(store.ReadAll(loser)) == old);
@@ -445,7 +445,7 @@ TEST(CreateMany, ATotalSizeThatOverflowsIsRefused) {
   constexpr size_t kCount = (uint64_t{1} << 63) / (kMaximumFileSize / kBlockSize) * 2;
   const std::vector<DirectFile> files(kCount, DirectFile{"a", kMaximumFileSize});
   size_t failed = 0;
-  auto grant = store->Reserve(root, FileBlock{0}, BlockCount{1});
+  auto grant = store->files().Reserve(root, FileBlock{0}, BlockCount{1});
   ASSERT_OK(grant);
   const auto result = store->CreateMany(root, {}, {0644}, files, {}, std::move(*grant), &failed);
   ASSERT_FALSE(result.has_value());
@@ -456,7 +456,7 @@ TEST(CreateMany, ChecksTheSamePermissionsAsTheKernel) {
   TestStore store;
   const InodePtr root = store->inodes().Get(kRootInode).value();
   const auto publish = [&](const Credentials& who, const char* name) {
-    auto grant = store->Reserve(root, FileBlock{0}, BlockCount{1});
+    auto grant = store->files().Reserve(root, FileBlock{0}, BlockCount{1});
     EXPECT_TRUE(grant.has_value());
     const DirectFile file{name, 0};
     size_t failed = 0;
@@ -507,7 +507,7 @@ TEST(CreateMany, SpaceOfABatchThatFailedInTheCatalogIsNotReused) {
     EXPECT_FALSE(store.CreateMany("", {{"a", Pattern(2, 20 * kMiB)}}).has_value());
     EXPECT_TRUE(store->read_only());
     EXPECT_EQ(store.WriteAt(file, 0, "x").error().code, ErrorCode::kReadOnly);
-    EXPECT_EQ(store->Reserve(file, FileBlock{0}, BlockCount{1}).error().code, ErrorCode::kReadOnly);
+    EXPECT_EQ(store->files().Reserve(file, FileBlock{0}, BlockCount{1}).error().code, ErrorCode::kReadOnly);
     EXPECT_EQ(store->statistics().granted_bytes, 20 * kMiB);
     EXPECT_FALSE(store->SyncAll().has_value());
     const CrashImage image = store.journal().ImageAt(

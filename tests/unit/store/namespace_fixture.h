@@ -23,8 +23,8 @@ namespace weightfs {
 // Thread-safe.
 class FakeDataOwner final : public DataOwner {
  public:
-  Result<void> CheckWritable() const override {
-    if (failed) return ErrorCode::kReadOnly;
+  Result<void> CheckWritable(KvChange) const override {
+    if (failed || read_only) return ErrorCode::kReadOnly;
     return {};
   }
   Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* /*failed*/) override {
@@ -82,6 +82,7 @@ class FakeDataOwner final : public DataOwner {
   std::function<void()> on_look;  // called by the UncommittedFiles with this number
   int looks_before_call = 0;
   std::optional<ErrorCode> commit_error;
+  bool read_only = false;
   bool failed = false;                // all later commits fail
   bool kept_errors = false;           // argument of the last CommitBeforeNaming
   std::vector<InodePtr> uncommitted;  // set before use

@@ -211,6 +211,7 @@ TEST_F(NamespaceBasics, AReadOnlyNamespaceRefusesChangesAndKeepsOrphans) {
   names_.reset();
   inodes_ = std::make_unique<InodeTable>(*kv_, file_services_.services(), 64);
   names_ = std::make_unique<Namespace>(*kv_, *inodes_, data_);
+  data_.read_only = true;
   ASSERT_TRUE(names_->Recover(/*read_only=*/true));
   EXPECT_EQ(Code(names_->Create(kRootInode, "g", File())), ErrorCode::kReadOnly);
   EXPECT_EQ(Code(names_->Unlink(kRootInode, "f")), ErrorCode::kReadOnly);

@@ -126,11 +126,11 @@ TEST_F(Publishing, EveryChangeIsRefused) {
   EXPECT_REFUSED(store_.CreateMany("d", {{"f", "data"}}));
   const InodePtr open = store_.OpenPath("d/sub/g").value();
   EXPECT_REFUSED(store_.WriteAt(open, 0, "x"));
-  EXPECT_REFUSED(store_->Append(open, AsBytes("x")));
-  EXPECT_REFUSED(store_->Truncate(open, 1));
-  EXPECT_REFUSED(store_->Fallocate(open, FallocateMode::kPunchHole, 0, 4096));
-  EXPECT_REFUSED(store_->Fallocate(open, FallocateMode::kAllocate, 0, 1 << 20));
-  EXPECT_REFUSED(store_->CopyRange(store_.OpenPath("o").value(), 0, open, 0, 4));
+  EXPECT_REFUSED(store_->files().Append(open, AsBytes("x")));
+  EXPECT_REFUSED(store_->files().Truncate(open, 1));
+  EXPECT_REFUSED(store_->files().Fallocate(open, FallocateMode::kPunchHole, 0, 4096));
+  EXPECT_REFUSED(store_->files().Fallocate(open, FallocateMode::kAllocate, 0, 1 << 20));
+  EXPECT_REFUSED(store_->files().CopyRange(store_.OpenPath("o").value(), 0, open, 0, 4));
   EXPECT_REFUSED(store_.WriteDirect(open, 0, Pattern(1, 4096), std::nullopt));
   EXPECT_EQ(store_.ReadPath("d/sub/g").value(), Pattern(7, 8192));
   EXPECT_TRUE(names().Create(kRootInode, "elsewhere", {.mode = S_IFREG | 0644}));

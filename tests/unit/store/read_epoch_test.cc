@@ -36,10 +36,10 @@ void ExpectOldContent(TestStore& store, const InodePtr& file, uint64_t offset, u
   const std::string old = Pattern(1, kOldSize);
   ASSERT_OK(store.WriteAt(file, 0, old));
   ASSERT_OK(store->Sync(file));
-  store->DropCached(file);
+  store->files().DropCached(file);
   store.device().HoldReads();
   std::promise<Result<std::string>> promise;
-  store->Read(file, ByteOffset{offset}, ByteCount{size}, nullptr, [&](const Result<ReadView>& view) {
+  store->files().Read(file, ByteOffset{offset}, ByteCount{size}, nullptr, [&](const Result<ReadView>& view) {
     promise.set_value(view ? Result<std::string>(ToText(*view)) : view.error());
   });
   store.device().WaitForHeld(1);
@@ -62,17 +62,17 @@ TEST(ReadEpoch, AWriteToAFullPoolWaitsForTheReadsThatHoldFreedBlocks) {
   ASSERT_OK(store.WriteAt(file, 0, Pattern(1, kOldSize)));
   ASSERT_OK(store->Sync(file));
   FillPool(store);
-  store->DropCached(file);
+  store->files().DropCached(file);
   store.device().HoldReads();
   std::promise<Result<std::string>> promise;
-  store->Read(file, ByteOffset{0}, ByteCount{kMiB}, nullptr, [&](const Result<ReadView>& view) {
+  store->files().Read(file, ByteOffset{0}, ByteCount{kMiB}, nullptr, [&](const Result<ReadView>& view) {
     promise.set_value(view ? Result<std::string>(ToText(*view)) : view.error());
   });
   store.device().WaitForHeld(1);
-  ASSERT_OK(store->Truncate(file, 0));
-  EXPECT_EQ(store->Reserve(file, FileBlock{0}, BlockCount{kTooMuch}).error().code, ErrorCode::kNoSpace)
+  ASSERT_OK(store->files().Truncate(file, 0));
+  EXPECT_EQ(store->files().Reserve(file, FileBlock{0}, BlockCount{kTooMuch}).error().code, ErrorCode::kNoSpace)
       << "without a wait, because it would not fit afterwards either";
-  auto reserved = StartUntilBlocked([&] { return store->Reserve(file, FileBlock{0}, BlockCount{kWanted}); });
+  auto reserved = StartUntilBlocked([&] { return store->files().Reserve(file, FileBlock{0}, BlockCount{kWanted}); });
   WaitUntilBlocked(OtherThreads());  // the committer has nothing to do
   EXPECT_FALSE(HasEnded(reserved));
   store.device().Release();
@@ -96,7 +96,7 @@ TEST_P(ReadsInProgress, KeepTheBlocksThatATruncationFrees) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ExpectOldContent(store, file, GetParam(), 256 * kKiB, [&] {
-    ASSERT_OK(store->Truncate(file, 0));
+    ASSERT_OK(store->files().Truncate(file, 0));
     ASSERT_OK(store->Sync(file));
   });
 }

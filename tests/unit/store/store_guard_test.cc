@@ -170,7 +170,7 @@ TEST_F(TakenStoreTest, NothingOfItChangesAfterwards) {
   const auto before = Snapshot("store");
   const std::vector<std::byte> data(8 * kMiB, std::byte{1});
   // The last check may be so recent that a write is still accepted into memory.
-  static_cast<void>(store.Write(file, ByteOffset{0}, data).has_value());
+  static_cast<void>(store.files().Write(file, ByteOffset{0}, data).has_value());
   EXPECT_FALSE(store.Sync(file));
   EXPECT_TRUE(store.read_only());
   EXPECT_FALSE(store.names().Create(kRootInode, "b", {.mode = S_IFREG | 0644}));

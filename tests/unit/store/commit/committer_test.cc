@@ -65,8 +65,8 @@ TEST_F(CommitterTest, ACommitWritesOneFileAndLeavesOthers) {
   EXPECT_FALSE(IsUncommitted(file));
   EXPECT_THAT(committer_->Uncommitted(), ::testing::Contains(other));
   MutexLock lock(file->mutex);
-  EXPECT_EQ(file->committed_size, 2 * kBlockSize);
-  EXPECT_EQ(file->committed_version, 1U);
+  EXPECT_EQ(file->committed.size, 2 * kBlockSize);
+  EXPECT_EQ(file->committed.version, 1U);
 }
 
 TEST_F(CommitterTest, ACycleReportsOfHowManyExtentsItHasFreedMemory) {

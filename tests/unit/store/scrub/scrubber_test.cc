@@ -34,7 +34,7 @@ ScrubFindings Last(TestStore& store) { return store->Scrub().state.last_found; }
 
 // The device address of a byte of a file whose data is on the device.
 ByteOffset PlaceOf(TestStore& store, const InodePtr& inode, uint64_t offset) {
-  const auto extents = store->Extents(inode, FileBlock{offset / kBlockSize}, 1);
+  const auto extents = store->files().Extents(inode, FileBlock{offset / kBlockSize}, 1);
   EXPECT_TRUE(extents.has_value() && !extents->empty());
   const FileExtent& extent = extents->front();
   return ToBytes(extent.start) + ByteCount{offset - ToBytes(extent.first).value};
@@ -132,8 +132,8 @@ TEST(Scrub, ReportsDamageOfTheCatalog) {
 TEST(Scrub, SkipsHolesUnwrittenSpaceAndMemory) {
   TestStore store(Options());
   const InodePtr sparse = Written(store, "a", "x");
-  ASSERT_OK(store->Truncate(sparse, kTiB));
-  ASSERT_OK(store->Fallocate(sparse, FallocateMode::kAllocate, kMiB, kMiB));
+  ASSERT_OK(store->files().Truncate(sparse, kTiB));
+  ASSERT_OK(store->files().Fallocate(sparse, FallocateMode::kAllocate, kMiB, kMiB));
   const InodePtr dirty = store.Create("b").value();
   ASSERT_OK(store.WriteAt(dirty, 0, Pattern(1, 100)));
   ASSERT_OK(store->Sync(sparse));
@@ -193,7 +193,7 @@ TEST(Scrub, SeesNoDamageBesideRandomChanges) {
     const uint64_t offset = random() % (2 * kMiB);
     switch (random() % 4) {
       case 0: ASSERT_OK(store.WriteAt(file, offset, Pattern(round, random() % 300'000))); break;
-      case 1: ASSERT_OK(store->Truncate(file, offset)); break;
+      case 1: ASSERT_OK(store->files().Truncate(file, offset)); break;
       case 2: ASSERT_OK(store->Sync(file)); break;
       default: break;
     }

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from distributed.gluster import TIMEOUT_S, Cluster  # noqa: E402
 from harness import process  # noqa: E402
 from harness.filesystems import wait_until  # noqa: E402
+from harness.namespaces import detach_mounts_of_others  # noqa: E402
 from harness.syscalls import errno_of  # noqa: E402
 
 MIB = 1 << 20
@@ -150,4 +151,5 @@ def short_cut(root):
 SCENARIOS = (killed_daemon, stopped_daemon, stopped_machine, cut_network, cut_network_and_writing, short_cut)
 
 if __name__ == "__main__":
+    detach_mounts_of_others(sys.argv[2])
     {scenario.__name__: scenario for scenario in SCENARIOS}[sys.argv[1]](Path(sys.argv[2]))

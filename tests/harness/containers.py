@@ -27,7 +27,7 @@ def is_cgroup2(path):
 def mounts_for_containers(shared):
     """Mounts of our own in which podman starts: with version 2 of the cgroups, because crun starts nothing where both
     versions are mounted. Mounts below the directory `shared` reach containers that have it with rslave."""
-    with own_mounts():
+    with own_mounts(own=Path(shared).parent):
         if not is_cgroup2("/sys/fs/cgroup"):
             mount("cgroup2", "/sys/fs/cgroup", "cgroup2")
         mount(shared, shared, "", MS_BIND)

@@ -5,8 +5,9 @@ import contextlib
 import ctypes
 import os
 import stat
+from pathlib import Path
 
-from harness.syscalls import checked
+from harness.syscalls import checked, unmount_lazily
 
 CLONE_NEWNS = 0x00020000
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
@@ -18,16 +19,29 @@ def mount(source, target, kind, flags=0, options=""):
             os.fsencode(options))
 
 
+def detach_mounts_of_others(own):
+    """Unmounts the weightfs mounts outside of the directory `own`, for this mount namespace: those of tests that run at
+    the same time. Their unmounts would wait for the end of the namespace."""
+    for line in Path("/proc/thread-self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        path = before.split()[4].encode("latin-1").decode("unicode_escape")
+        if after.split()[0].startswith("fuse.weightfs") and Path(own) not in Path(path).parents:
+            unmount_lazily(path)
+
+
 @contextlib.contextmanager
-def own_mounts():
+def own_mounts(own=None):
     """This thread, and the processes that it starts, get mounts of their own. Processes that were started before do not
-    see them. The mounts end with the block and those processes."""
+    see them. The mounts end with the block and those processes. If they may last longer than a few seconds, `own` is the
+    directory of the tests that need the mounts of before."""
     before = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     folder = os.getcwd()
     try:
         checked("unshare", CLONE_NEWNS)
         try:
             mount("none", "/", "", MS_REC | MS_PRIVATE)
+            if own is not None:
+                detach_mounts_of_others(own)
             yield
         finally:
             checked("setns", before, CLONE_NEWNS)

@@ -21,7 +21,8 @@ enum class ValueKind : unsigned char { kNone, kText, kFile, kDirectory, kMountOp
 // Returns the problem of a value, or an empty string.
 using ValueCheck = std::function<std::string(const std::string& value)>;
 
-// The variable that an option sets. An option of a vector may be repeated, and adds one value each time.
+// The variable that an option sets. An option of a vector may be repeated, and adds one value each time. A positional
+// argument of a vector is the only one of its command.
 using Target = std::variant<bool*, std::string*, std::optional<std::string>*, std::vector<std::string>*, uint64_t*,
                             std::optional<uint64_t>*, double*>;
 

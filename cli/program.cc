@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/program.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <span>
 
 #include "cli/commands.h"
-#include "cli/help/usage.h"
 #include "cli/names.h"
 #include "cli/output.h"
+#include "cli/parser.h"
 
 namespace weightfs::cli {
 namespace {
@@ -30,44 +27,6 @@ std::vector<std::string> AskedForHelp(std::vector<std::string> arguments) {
   return arguments;
 }
 
-int RunCommand(const Command& command, std::span<const std::string> words) {
-  if (command.run_words) return command.run_words({words.begin(), words.end()});
-  const ScannedWords scanned = ScanWords(command, words);
-  if (scanned.given.contains(command.Find("--help"))) {
-    Print(stdout, HelpOf(command));
-    return kSuccess;
-  }
-  const std::string wrong = SetTargets(command, scanned);
-  if (!wrong.empty()) return FailUsage(command.name, wrong);
-  const auto code = command.run();
-  return code ? *code : Fail(code.error(), command.name == "verify" ? kFsckOperationalError : kFailure);
-}
-
-int Run(std::span<const Command> commands, std::span<const std::string> words) {
-  const Command& program = commands.front();
-  const auto subcommands = commands.subspan(1);
-  const std::string first = words.empty() ? "--help" : words.front();
-  const auto named = std::ranges::find(subcommands, first, &Command::name);
-  if (named != subcommands.end()) return RunCommand(*named, words.subspan(1));
-  if (first.size() > 1 && first[0] == '-') {
-    const ScannedWords scanned = ScanWords(program, {&first, 1});
-    if (scanned.given.contains(program.Find("--help"))) {
-      Print(words.empty() ? stderr : stdout, HelpOf(program, subcommands));
-      return words.empty() ? kUsage : kSuccess;
-    }
-    if (scanned.given.contains(program.Find("--version"))) {
-      Print(stdout, "weightfs " WEIGHTFS_VERSION "\n");
-      return kSuccess;
-    }
-    return FailUsage("", scanned.wrong.empty() ? "a command must come first" : scanned.wrong);
-  }
-  std::vector<std::string> names;
-  for (const Command& one : subcommands) {
-    if (!one.hidden) names.push_back(one.name);
-  }
-  return FailUsage("", fmt::format("no command '{}'{}", first, Guess(first, names)));
-}
-
 }  // namespace
 
 std::vector<Command> MakeCommands() {
@@ -81,7 +40,7 @@ std::vector<Command> MakeCommands() {
 
 int RunProgram(const std::vector<std::string>& arguments) {
   const std::vector<std::string> words = TranslateOldName(AskedForHelp(arguments));
-  const int exit_code = Run(MakeCommands(), words);
+  const int exit_code = ParseAndRun(MakeCommands(), words);
   const auto flushed = FlushOutput();
   if (flushed.has_value()) return exit_code;
   const bool adds_codes = !words.empty() && words[0] == "verify";

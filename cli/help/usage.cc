@@ -2,11 +2,8 @@
 #include "cli/help/usage.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -25,12 +22,16 @@ std::vector<std::string> OptionNames(const Command& command) {
   return names;
 }
 
+std::string Guess(std::string_view word, const std::vector<std::string>& known) {
+  const std::string_view meant = NearestName(word, known);
+  return meant.empty() ? std::string() : fmt::format(" (did you mean '{}'?)", meant);
+}
+
 // The first example in the footer of a command's help.
 std::string ExampleOf(const Command& command) {
-  const std::string& footer = command.footer;
-  const size_t begin = footer.find("  weightfs ");
+  const size_t begin = command.footer.find("  weightfs ");
   if (begin == std::string::npos) return {};
-  return footer.substr(begin + 2, footer.find('\n', begin) - begin - 2);
+  return command.footer.substr(begin + 2, command.footer.find('\n', begin) - begin - 2);
 }
 
 // Takes an option, or the first of several flags ("-rf"). Returns whether the first of the next words is its value.
@@ -43,28 +44,18 @@ bool TakeOption(const Command& command, const std::string& word, Words next, Sca
   const std::string name = word.substr(0, is_long ? word.find('=') : 2);
   const Option* option = command.Find(name);
   if (option == nullptr) return fail(fmt::format("unknown option '{}'{}", name, Guess(name, OptionNames(command))));
-  std::vector<std::string>& values = scanned->given[option];
+  scanned->given.insert(option);
   const bool has_rest = word.size() > name.size();
   if (option->value.empty()) {
-    values.emplace_back();
     if (has_rest && is_long) return fail(fmt::format("{} takes no value: '{}'", name, word));
     return has_rest && TakeOption(command, "-" + word.substr(2), next, scanned);
   }
-  std::optional<std::string> value;
-  if (has_rest) {
-    value = word.substr(name.size() + (is_long ? 1 : 0));
-  } else if (!next.empty()) {
-    value = next.front();
-  } else {
-    scanned->unfinished = option;
-  }
-  // The name of an option is no value.
-  if (value && command.Find(*value) == nullptr) {
-    values.push_back(*std::move(value));
-    return !has_rest;
-  }
-  if (option->optional_value) return false;
-  return fail(fmt::format("{0} needs a value, e.g. {0} {1}", name, option->example));
+  if (!has_rest && next.empty()) scanned->unfinished = option;
+  const std::string rest = has_rest ? word.substr(name.size() + (is_long ? 1 : 0)) : "";
+  // The name of an option is no value, and CLI11 takes no empty one behind '='.
+  if (!rest.empty() && command.Find(rest) == nullptr) return false;
+  if (!has_rest && !next.empty() && command.Find(next.front()) == nullptr) return true;
+  return !option->optional_value && fail(fmt::format("{0} needs a value, e.g. {0} {1}", name, option->example));
 }
 
 }  // namespace
@@ -90,69 +81,40 @@ int FailUsage(std::string_view command, std::string_view what) {
   return command == "verify" ? kFsckUsage : kUsage;
 }
 
-std::string SetTargets(const Command& command, const ScannedWords& scanned) {
+std::string FindError(const Command& command, Words words) {
+  const ScannedWords scanned = ScanWords(command, words);
   if (!scanned.wrong.empty()) return scanned.wrong;
-  std::map<const Option*, std::vector<std::string>> set = scanned.given;
   std::string names, missing;
-  auto argument = scanned.arguments.begin();
+  size_t left = scanned.arguments.size();
   for (const Option& option : command.options) {
+    size_t times = scanned.given.count(&option);
     if (option.positional()) {
       names += (names.empty() ? "" : " ") + option.value;
-      const auto left = scanned.arguments.end() - argument;
-      const auto end = argument + (option.repeated() ? left : std::min<std::ptrdiff_t>(left, 1));
-      if (argument != end) set[&option] = {argument, end};
-      argument = end;
+      times = option.repeated() ? left : std::min<size_t>(left, 1);
+      left -= times;
     }
-    const auto given = set.find(&option);
-    if (given == set.end()) {
-      if (option.required && missing.empty()) missing = option.name();
-    } else if (given->second.size() > 1 && !option.value.empty() && !option.repeated()) {
-      return fmt::format("{} is given {} times; give it once", option.name(), given->second.size());
+    if (times == 0 && option.required && missing.empty()) missing = option.name();
+    if (times > 1 && !option.value.empty() && !option.repeated()) {
+      return fmt::format("{} is given {} times; give it once", option.name(), times);
     }
   }
-  if (argument != scanned.arguments.end()) {
-    return fmt::format("too many arguments: '{}'; it takes {}", *argument, names.empty() ? "none" : names);
+  if (left > 0) {
+    const std::string& extra = scanned.arguments[scanned.arguments.size() - left];
+    return fmt::format("too many arguments: '{}'; it takes {}", extra, names.empty() ? "none" : names);
   }
-  if (!missing.empty()) return fmt::format("{} is missing; write e.g. '{}'", missing, ExampleOf(command));
-  for (const auto& [option, values] : set) {
-    for (const std::string& value : values) {
-      const std::string wrong = option->check ? option->check(value) : std::string();
-      if (!wrong.empty()) return fmt::format("{}: {}", option->name(), wrong);
-    }
-  }
-  for (const auto& [option, values] : set) option->Set(values);
-  return {};
+  return missing.empty() ? "" : fmt::format("{} is missing; write e.g. '{}'", missing, ExampleOf(command));
 }
 
-std::string Guess(std::string_view word, const std::vector<std::string>& known) {
-  const std::string_view meant = NearestName(word, known);
-  return meant.empty() ? std::string() : fmt::format(" (did you mean '{}'?)", meant);
-}
-
-std::string HelpOf(const Command& command, std::span<const Command> subcommands) {
-  std::string usage = command.name.empty() ? "weightfs COMMAND" : "weightfs " + command.name;
-  std::vector<std::pair<std::string, std::string>> sections = {{"Positionals", ""}, {"Options", ""}};
-  for (const Option& option : command.options) {
-    if (option.hidden) continue;
-    const std::string shown = option.value + (option.repeated() ? "..." : "");
-    if (option.positional()) usage += option.required ? " " + shown : fmt::format(" [{}]", shown);
-    const std::string group = option.positional() ? "Positionals" : option.group.empty() ? "Options" : option.group;
-    if (sections.back().first != group && group == option.group) sections.emplace_back(group, "");
-    const std::string head = fmt::format("{}{}{}", fmt::join(option.names, ","),
-                                         option.positional() || option.value.empty() ? "" : " ", option.value);
-    const std::string fallback = option.fallback.empty() ? "" : fmt::format(" (default: {})", option.fallback);
-    std::ranges::find(sections, group, &std::pair<std::string, std::string>::first)->second +=
-        HelpEntry(head, option.meaning + fallback);
+std::string FindError(std::span<const Command> commands, const std::string& first) {
+  if (first.size() > 1 && first[0] == '-') {
+    const std::string wrong = ScanWords(commands.front(), {&first, 1}).wrong;
+    return wrong.empty() ? "a command must come first" : wrong;
   }
-  if (!subcommands.empty()) sections.emplace_back("Subcommands", "");
-  for (const Command& one : subcommands) {
-    if (!one.hidden) sections.back().second += HelpEntry(one.name, one.summary);
+  std::vector<std::string> names;
+  for (const Command& one : commands.subspan(1)) {
+    if (!one.hidden) names.push_back(one.name);
   }
-  std::string text = fmt::format("{}\nUsage: {} [OPTIONS]\n", command.summary, usage);
-  for (const auto& [title, entries] : sections) {
-    if (!entries.empty()) text += fmt::format("\n{}:\n{}", title, entries);
-  }
-  return text + (command.footer.empty() ? "" : "\n" + command.footer + "\n");
+  return fmt::format("no command '{}'{}", first, Guess(first, names));
 }
 
 std::string HelpEntry(std::string_view name, const std::string& meaning) {

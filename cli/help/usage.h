@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words behind a command: their meaning, their errors, and --help.
+// The words of a command line, their errors, and the lines of --help.
 #pragma once
 
-#include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,24 +16,21 @@ namespace weightfs::cli {
 // itself. Returns the exit code for wrong usage: 16 for verify, like fsck(8), otherwise 2.
 int FailUsage(std::string_view command, std::string_view what);
 
+// The words behind a command, read as CLI11 reads them.
 struct ScannedWords {
   std::vector<std::string> arguments;  // the positional ones
-  std::map<const Option*, std::vector<std::string>> given;  // with their values; a flag has empty ones
+  std::multiset<const Option*> given;
   const Option* unfinished = nullptr;  // the last word; the next one is or may be its value
   bool options_ended = false;          // by "--"
   std::string wrong;                   // the first error of an option, if there is one
 };
 ScannedWords ScanWords(const Command& command, std::span<const std::string> words);
 
-// Sets the targets of the options and arguments. Returns the first error, after which no target was set, or an empty
-// string.
-std::string SetTargets(const Command& command, const ScannedWords& scanned);
+// Returns the first error of the words behind a command, or an empty string. Values are not checked.
+std::string FindError(const Command& command, std::span<const std::string> words);
 
-// " (did you mean 'format'?)", or an empty string.
-std::string Guess(std::string_view word, const std::vector<std::string>& known);
-
-// The text of --help. `subcommands` are those of the program itself.
-std::string HelpOf(const Command& command, std::span<const Command> subcommands = {});
+// Returns the error of a first word that names none of the commands, which begin with the program itself.
+std::string FindError(std::span<const Command> commands, const std::string& first);
 
 // Lines of --help: a name, and its meaning behind it, in at most 100 columns.
 std::string HelpEntry(std::string_view name, const std::string& meaning);

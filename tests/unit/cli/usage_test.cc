@@ -9,6 +9,7 @@
 #include <cctype>
 #include <optional>
 
+#include "cli/parser.h"
 #include "cli/program.h"
 
 namespace weightfs::cli {
@@ -17,6 +18,7 @@ namespace {
 using testing::AllOf;
 using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 struct Refused {
@@ -54,6 +56,11 @@ TEST_P(UsageTest, IsOneLineOfOursWithTheNextStep) {
   } else {
     EXPECT_THAT(line, AllOf(StartsWith("weightfs: "), EndsWith("; see 'weightfs --help'\n")));
   }
+  // Words that CLI11 uses in its messages.
+  for (const char* raw : {"required", "not expected", "Could not convert", "TEXT", "Required", "missing SIZE",
+                          "The following argument", "Subcommand", "subcommand", "INVALID", "ArgumentMismatch"}) {
+    EXPECT_THAT(line, Not(HasSubstr(raw)));
+  }
 }
 
 std::string NameOf(const testing::TestParamInfo<Refused>& info) {
@@ -69,7 +76,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Refused{{"xyzzy"}, "no command 'xyzzy';"},
                     Refused{{"unmout"}, "no command 'unmout' (did you mean 'umount'?)"},
                     Refused{{"--verison"}, "unknown option '--verison' (did you mean '--version'?)"},
-                    Refused{{"-x", "format"}, "unknown option '-x'"}, Refused{{"--"}, "a command must come first"}),
+                    Refused{{"-x", "format"}, "unknown option '-x'"}, Refused{{"xyzzy", "--help"}, "no command 'xyzzy';"},
+                    Refused{{"-x", "--help"}, "unknown option '-x'"}, Refused{{"--"}, "a command must come first"}),
     NameOf);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -81,6 +89,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{{"format", "/proc/s", "--size", "--force"}, "--size needs a value, e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size", "much"}, "--size: 'much' is not a size"},
         Refused{{"format", "/proc/s", "--size", ""}, "--size: '' is not a size"},
+        Refused{{"format", "/proc/s", "--size=", "8G"}, "--size needs a value, e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size=8Q"}, "--size: '8Q' is not a size (unknown unit)"},
         Refused{{"format", "/proc/s", "--size", "1G", "--size", "2G"}, "--size is given 2 times; give it once"},
         Refused{{"format", "/proc/s", "--device"}, "--device needs a value, e.g. --device /dev/disk/by-id/nvme-A"},
@@ -92,6 +101,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{{"format", "/proc/s", "--sise", "8G"}, "unknown option '--sise' (did you mean '--size'?)"},
         Refused{{"format", "/proc/s", "--dev=/x"}, "unknown option '--dev' (did you mean '--device'?)"},
         Refused{{"format", "/proc/s", "--force=much", "--size", "8G"}, "--force takes no value: '--force=much'"},
+        Refused{{"format", "/proc/s", "--force=true", "--size", "8G"}, "--force takes no value: '--force=true'"},
+        Refused{{"format", "---force", "--size", "8G"}, "unknown option '---force' (did you mean '--force'?)"},
         Refused{{"format", "/proc/s", "/t", "--size", "8G"}, "too many arguments: '/t'; it takes STORE"}),
     NameOf);
 
@@ -210,54 +221,68 @@ TEST(OptionTest, SetsVariablesOfEveryType) {
 struct StoreWords {
   bool lazy = false, read_only = false;
   std::vector<std::string> options, files;
-  std::string size, store;
+  std::string size;
+  bool ran = false;
 
-  // Returns the first error.
-  std::string Read(const std::vector<std::string>& words) {
+  // Returns the exit code.
+  int Read(std::vector<std::string> words) {
     Command command("store", "Keeps things");
     command.Add("-l,--lazy", &lazy, "");
     command.Add("-r,--read-only", &read_only, "");
     command.Add("-o OPTIONS", &options, "", "ro");
     command.AddSize("--size SIZE", &size, "", "8G");
-    command.Add("STORE", &store, "");
-    command.Add("[FILE]", &files, "");
-    return SetTargets(command, ScanWords(command, words));
+    command.Add("FILE", &files, "");
+    command.run = [this] { return (ran = true) ? 7 : 0; };
+    words.insert(words.begin(), "store");
+    return ParseAndRun({Command("", ""), command}, words);
   }
 };
 
-TEST(SetTargetsTest, ReadsValuesInEveryForm) {
+TEST(ParseAndRunTest, ReadsValuesInEveryForm) {
   StoreWords read;
-  EXPECT_EQ(read.Read({"-rloro", "/s", "--size=8G", "-o", "a,b=c", "-o=x", "--", "-f", "--size"}), "");
+  EXPECT_EQ(read.Read({"-rloro", "/s", "--size=8G", "-o", "a,b=c", "-o=x", "[a,b]", "--", "-f", "--size"}), 7);
   EXPECT_TRUE(read.lazy && read.read_only);
   EXPECT_THAT(read.options, testing::ElementsAre("ro", "a,b=c", "=x"));
   EXPECT_EQ(read.size, "8G");
-  EXPECT_EQ(read.store, "/s");
-  EXPECT_THAT(read.files, testing::ElementsAre("-f", "--size"));
+  EXPECT_THAT(read.files, testing::ElementsAre("/s", "[a,b]", "-f", "--size"));
 }
 
-TEST(SetTargetsTest, SetsNothingAfterAnError) {
+TEST(ParseAndRunTest, RunsNothingAfterAnError) {
   StoreWords read;
-  EXPECT_THAT(read.Read({"-l", "/s", "f", "--size", "much"}), StartsWith("--size: 'much' is not a size"));
-  EXPECT_TRUE(!read.lazy && read.store.empty() && read.files.empty() && read.size.empty());
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(read.Read({"-l", "f", "--size", "much"}), 2);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), StartsWith("weightfs: store: --size: 'much' is not a size"));
+  EXPECT_FALSE(read.ran);
 }
 
 TEST(HelpTest, ListsEachOptionInItsSectionWithinTheColumnsOfATerminal) {
   Command command("store", "Keeps things");
   std::string text;
   std::vector<std::string> files;
-  command.Add("STORE", &text, "Directory");
-  command.Add("[FILE]", &files, "Files");
+  command.Add("FILE", &files, "Files");
   command.Add("--rate SIZE", &text, std::string(40, 'a') + " " + std::string(40, 'b'), "1G").fallback = "200M";
-  command.Add("--secret", {}, "").hidden = true;
   command.group = "Service";
   command.Add("--an-option-with-a-long-name NAME", &text, "Named", "x");
-  EXPECT_EQ(HelpOf(command), fmt::format("Keeps things\nUsage: weightfs store STORE [FILE...] [OPTIONS]\n"
-                                         "\nPositionals:\n  {0:<32}Directory\n  {1:<32}Files\n"
-                                         "\nOptions:\n  {2:<32}Print this help message and exit\n"
-                                         "  {3:<32}{4}\n{7:34}{5} (default: 200M)\n"
-                                         "\nService:\n  {6}\n{7:34}Named\n",
-                                         "STORE", "FILE", "-h,--help", "--rate SIZE", std::string(40, 'a'),
-                                         std::string(40, 'b'), "--an-option-with-a-long-name NAME", ""));
+  command.Add("--secret", {}, "").hidden = true;
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(ParseAndRun({Command("", ""), command}, {"store", "--help"}), 0);
+  const std::string help = testing::internal::GetCapturedStdout();
+  EXPECT_THAT(help, StartsWith("Keeps things\nUsage: weightfs store [OPTIONS] FILE...\n"));
+  EXPECT_THAT(help, HasSubstr(fmt::format("\nPositionals:\n  {:<32}Files\n", "FILE ... REQUIRED")));
+  EXPECT_THAT(help, HasSubstr(fmt::format("\nOptions:\n  {0:<32}Print this help message and exit\n"
+                                          "  {1:<32}{2}\n{4:34}{3}\n",
+                                          "-h,--help", "--rate SIZE=200M", std::string(40, 'a'),
+                                          std::string(40, 'b'), "")));
+  EXPECT_THAT(help, HasSubstr(fmt::format("\nService:\n  --an-option-with-a-long-name NAME\n{:34}Named\n", "")));
+  EXPECT_THAT(help, Not(HasSubstr("secret")));
+}
+
+TEST(HelpTest, IsPrintedAlsoBesideAnError) {
+  for (const char* wrong : {"--size=much", "--bogus", "--help=no"}) {
+    testing::internal::CaptureStdout();
+    EXPECT_EQ(RunProgram({"format", wrong, "--help"}), 0);
+    EXPECT_THAT(testing::internal::GetCapturedStdout(), StartsWith("Create a store")) << wrong;
+  }
 }
 
 TEST(HelpTest, OfMountNamesEachOptionOfTheListAndThoseForExpertsLast) {

@@ -89,7 +89,9 @@ Words TranslateUmount(const Words& arguments) {
 Words TranslateFsck(const Words& arguments) {
   Words words = {"verify", "--catalog"};
   for (const Part& part : TakeApart(arguments, "apyrnfvVTMlC::t:")) {
-    if (IsOneOf(part.letter, "apyr")) {
+    if (part.value == "--data") {  // of `weightfs fsck`
+      std::erase(words, "--catalog");
+    } else if (IsOneOf(part.letter, "apyr")) {
       words.emplace_back("--repair");
     } else if (!IsOneOf(part.letter, "nfvVTMlCt")) {
       PassOn(part, &words);

@@ -139,8 +139,8 @@ void ApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite& write) {
       reply.Fail(written.error());
     }
   };
-  filesystem.store().files().Write(write.file->inode, ByteOffset{write.offset}, write.data, std::move(write.holder),
-                           WriteReach::kAnywhere, answer);
+  filesystem.store().files().Write(write.file->inode, ByteOffset{write.offset}, write.data, write.holder,
+                                   WriteReach::kAnywhere, answer);
 }
 
 // Makes the kernel drop the pages of the range first. Uses another thread, because the kernel may send dirty pages to
@@ -184,8 +184,7 @@ void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_
       reply.Fail(written.error());
     }
   };
-  filesystem.store().files().Write(file->inode, ByteOffset{offset}, data, std::move(holder), WriteReach::kWithinFile,
-                                   answer);
+  filesystem.store().files().Write(file->inode, ByteOffset{offset}, data, holder, WriteReach::kWithinFile, answer);
 }
 
 // `offset` is also right for O_APPEND: the kernel takes the end of the file under the inode's lock, and only the kernel

@@ -59,6 +59,7 @@ void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   info.features = WEIGHTFS_FEATURE_EXTENTS | WEIGHTFS_FEATURE_STATS | WEIGHTFS_FEATURE_SCRUB;
   if (filesystem.leases() != nullptr) info.features |= WEIGHTFS_FEATURE_LEASES;
   if (filesystem.read_only()) info.features |= WEIGHTFS_FEATURE_READ_ONLY;
+  if (!filesystem.store().verifies()) info.features |= WEIGHTFS_FEATURE_UNVERIFIED;
   info.inode = request.ino.value;
   reply.Ioctl(&info, sizeof(info));
 }

@@ -26,6 +26,7 @@ struct weightfs_info {
 #define WEIGHTFS_FEATURE_READ_ONLY 4
 #define WEIGHTFS_FEATURE_LEASES 8 /* WEIGHTFS_IOC_LEASE answers trusted callers */
 #define WEIGHTFS_FEATURE_SCRUB 16 /* WEIGHTFS_IOC_SCRUB answers */
+#define WEIGHTFS_FEATURE_UNVERIFIED 32 /* reads are not compared with checksums (noverify) */
 
 /* One extent of a file. */
 struct weightfs_extent {

@@ -410,7 +410,8 @@ Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const
     }
   }
   const auto ignore = [](const DownloadedPart&) -> Result<void> { return {}; };
-  DownloadOptions wanted{.interrupted = options.interrupted};
+  DownloadOptions wanted{.connections = series.bucket().client().settings().connections,
+                         .interrupted = options.interrupted};
   if (options.progress) wanted.progress = options.progress;
   RETURN_IF_ERROR(Download(series, manifest, jobs, ignore, wanted));
   return {};

@@ -227,6 +227,7 @@ InodeTable& Store::inodes() { return *p_->inodes; }
 std::vector<std::unique_ptr<BlockDevice>>& Store::devices() { return p_->devices; }
 
 bool Store::read_only() const { return p_->read_only || p_->committer->failed(); }
+bool Store::verifies() const { return p_->options.verify; }
 
 Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& change) {
   RETURN_IF_ERROR(p_->files->CheckWritable(change.size ? KvChange::kRemove : KvChange::kUpdate));

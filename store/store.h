@@ -138,6 +138,7 @@ class Store {
   // For tests that take the steps of scrubs themselves (ScrubOptions::own_thread).
   Scrubber& scrubber();
   bool read_only() const;
+  bool verifies() const;  // StoreOptions::verify
 
   // For the owner's last steps after Close, such as marking the superblocks clean.
   std::vector<std::unique_ptr<BlockDevice>>& devices();

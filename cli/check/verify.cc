@@ -4,9 +4,10 @@
 #include "cli/check/verify.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -31,13 +32,17 @@ bool IsUrl(const std::string& target) { return target.starts_with("s3://"); }
 // store that nobody serves.
 Result<std::optional<std::string>> PathOnMount(const VerifyArguments& arguments, const std::string& target) {
   if (arguments.catalog || arguments.repair) return std::optional<std::string>();
-  if (HoldsStore(target)) {
-    const auto mount = FindServedMount(ReadStoreHolder(target));
-    return mount ? std::optional(mount->directory) : std::nullopt;
+  const bool store = HoldsStore(target);
+  if (store) {
+    // A bind mount of a part does not stand for the store, nor does a mount whose process is gone.
+    const auto mount = FindMountOfStore(target, ReadStoreHolder(target));
+    struct statvfs space = {};
+    if (mount && mount->root == "/" && statvfs(mount->directory.c_str(), &space) == 0) return mount->directory;
+    if (ReadStoreDescription(target).has_value()) return std::optional<std::string>();
   }
   const auto opened = OpenOnMount(target);
   if (opened.has_value()) return std::optional(target);
-  if (FindDamage(target)) return std::optional<std::string>();
+  if (store || FindDamage(target)) return std::optional<std::string>();
   if (opened.error().code != ErrorCode::kInvalid) return opened.error();
   return Error{ErrorCode::kInvalid, fmt::format("{}: neither a store nor in a mount of weightfs; 'findmnt -t "
                                                 "fuse.weightfs' lists the mounts",
@@ -98,20 +103,29 @@ int Run(const VerifyArguments& arguments) {
     return FailUsage("verify", "--repair cannot repair a version in a bucket: 'weightfs push --verify' sends it again");
   }
   int code = kSuccess;
-  std::vector<std::string> on_mounts;
+  std::vector<std::string> on_mounts, others;
   for (const std::string& target : arguments.targets) {
-    if (IsUrl(target)) {
-      code |= VerifyVersion(arguments, target);
-      continue;
-    }
-    const auto path = PathOnMount(arguments, target);
+    const auto path =
+        IsUrl(target) ? Result<std::optional<std::string>>(std::nullopt) : PathOnMount(arguments, target);
     if (!path.has_value()) {
       code |= Fail(path.error(), kFsckOperationalError);
     } else if (path->has_value()) {
       on_mounts.push_back(**path);
     } else {
-      code |= VerifyStore(arguments, target);
+      others.push_back(target);
     }
+  }
+  std::error_code error;
+  const bool one_directory = on_mounts.size() == 1 && std::filesystem::is_directory(on_mounts[0], error);
+  if (!arguments.state.empty() && (arguments.targets.size() > 1 || (code == kSuccess && !one_directory))) {
+    return FailUsage("verify", "--state takes one mount or directory, and no other target");
+  }
+  if (!arguments.rate.empty() && on_mounts.empty() && code == kSuccess) {
+    return FailUsage("verify", "--rate is for reads through a mount, and no target is on one");
+  }
+  for (const std::string& target : others) {
+    code |= IsUrl(target) ? VerifyVersion(arguments, target) : VerifyStore(arguments, target);
+    if ((code & kFsckCancelled) != 0) return code;
   }
   return on_mounts.empty() ? code : code | VerifyOnMounts(arguments, on_mounts);
 }
@@ -138,8 +152,9 @@ Command VerifyCommand() {
   command.Add("--json", &arguments->json, "Print reports as JSON: one for each store and version, one for all else");
   AddS3Options(&command, &arguments->s3);
   command.footer =
-      "A store that is not mounted is checked completely: its catalog, and all its data. A mount goes on working\n"
-      "while it is checked; its option scrub= does the same regularly.\n\n"
+      "A store that is not mounted is checked completely: its catalog, and all its data. Of a mounted store all\n"
+      "files are read; it goes on working meanwhile, and its option scrub= does the same regularly. A version in a\n"
+      "bucket is read up to its first damaged object.\n\n"
       "Exit codes are those of fsck(8), added together: 0 no problems, 1 problems repaired, 4 problems or damaged\n"
       "files remain, 8 something could not be checked (for example, because --repair needs a store that is not\n"
       "mounted), 16 wrong usage, 32 interrupted.\n\n"

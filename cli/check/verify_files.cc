@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads files of mounts, which verify every block that they read, and reports those whose checksums differ.
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include "common/json.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "lease/ioctl.h"
 
 namespace weightfs::cli {
 namespace {
@@ -119,8 +121,16 @@ class Verifier {
     struct stat status = {};
     if (lstat(root.c_str(), &status) != 0) return SystemError(root.string(), "cannot be accessed");
     ASSIGN_OR_RETURN(const bool whole, ReadTree(root, status.st_dev, {}, fs::path(last_), position));
-    if (whole) RETURN_IF_ERROR(position.Remove());
-    return whole;
+    if (!whole) return false;
+    // Without its mount, the rest of the tree looks empty.
+    struct stat now = {};
+    const auto opened = OpenOnMount(root.string());
+    if (!opened.has_value() || fstat(opened->get(), &now) != 0 || now.st_dev != status.st_dev) {
+      RETURN_IF_ERROR(position.Write(last_));
+      return Error{ErrorCode::kIo, fmt::format("{}: the mount ended during the check", root.string())};
+    }
+    RETURN_IF_ERROR(position.Remove());
+    return true;
   }
 
   Report& report() { return report_; }
@@ -143,7 +153,12 @@ class Verifier {
       if (name < first) continue;
       const fs::path path = below / name;
       struct stat status = {};
-      if (lstat((root / path).c_str(), &status) != 0 || status.st_dev != device) continue;
+      if (lstat((root / path).c_str(), &status) != 0) {
+        const Error failed = SystemError((root / path).string(), "cannot be accessed");
+        if (failed.code != ErrorCode::kNotFound) report_.failures.push_back(ToString(failed));
+        continue;
+      }
+      if (status.st_dev != device) continue;
       if (S_ISDIR(status.st_mode)) {
         const fs::path rest = name == first ? after.lexically_relative(name) : fs::path();
         ASSIGN_OR_RETURN(const bool more, ReadTree(root, device, path, rest == "." ? fs::path() : rest, position));
@@ -193,51 +208,76 @@ int Show(bool as_json, const Report& report) {
                       "\n");
   }
   for (const std::string& failure : report.failures) Print(stdout, Printable(failure) + "\n");
+  std::string result = "no damage";
+  if (!report.damaged.empty()) {
+    result = fmt::format("{} files are damaged: restore them from a backup", report.damaged.size());
+  }
+  if (!report.failures.empty()) result += fmt::format("; {} could not be checked", report.failures.size());
   Print(stdout, fmt::format("{} files, {} read: {}{}\n", report.files, FormatSize(ByteCount{report.bytes}),
-                            report.damaged.empty() ? Paint(Tone::kGood, "no damage")
-                                                   : fmt::format("{} files are damaged: restore them from a backup",
-                                                                 report.damaged.size()),
+                            report.ExitCode() == kSuccess ? Paint(Tone::kGood, result) : result,
                             report.interrupted ? "; interrupted" : ""));
   return report.ExitCode();
 }
 
-Result<Report> Read(const VerifyArguments& arguments, const std::vector<std::string>& paths) {
+struct Target {
+  std::string path;
+  bool directory;
+  uint64_t bytes;  // an upper bound
+};
+
+// Returns kInvalid if reads there are not compared with checksums.
+Result<Target> Examine(const std::string& path) {
+  Target target{.path = ResolvePath(path), .directory = false, .bytes = 0};
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenOnMount(target.path));
+  struct stat status = {};
+  struct statvfs space = {};
+  weightfs_info info = {};
+  if (fstat(file.get(), &status) != 0 || fstatvfs(file.get(), &space) != 0 ||
+      ioctl(file.get(), WEIGHTFS_IOC_INFO, &info) != 0) {
+    return SystemError(path, "cannot be accessed");
+  }
+  if ((info.features & WEIGHTFS_FEATURE_UNVERIFIED) != 0) {
+    return Error{ErrorCode::kInvalid, fmt::format("{}: its mount has the option noverify; mount it without", path)};
+  }
+  target.directory = S_ISDIR(status.st_mode);
+  target.bytes = target.directory ? uint64_t{space.f_blocks - space.f_bfree} * space.f_frsize
+                                  : static_cast<uint64_t>(status.st_size);
+  return target;
+}
+
+// Reads what it can; the report has the rest.
+Report Read(const VerifyArguments& arguments, const std::vector<std::string>& paths) {
   uint64_t total = 0;
   bool has_directory = false;
-  std::vector<std::string> resolved;
+  std::vector<Target> targets;
+  std::vector<std::string> failures;
   for (const std::string& path : paths) {
-    resolved.push_back(ResolvePath(path));
-    RETURN_IF_ERROR(OpenOnMount(resolved.back()));
-    struct stat status = {};
-    struct statvfs space = {};
-    if (stat(path.c_str(), &status) != 0 || statvfs(path.c_str(), &space) != 0) {
-      return SystemError(path, "cannot be accessed");
+    auto target = Examine(path);
+    if (!target.has_value()) {
+      failures.push_back(ToString(target.error()));
+      continue;
     }
-    has_directory |= S_ISDIR(status.st_mode);
-    total += S_ISDIR(status.st_mode) ? uint64_t{space.f_blocks - space.f_bfree} * space.f_frsize
-                                     : static_cast<uint64_t>(status.st_size);
-  }
-  if (!arguments.state.empty() && (paths.size() > 1 || !has_directory)) {
-    return Error{ErrorCode::kInvalid, "--state takes one mount or directory, and no other target"};
+    has_directory |= target->directory;
+    total += target->bytes;
+    targets.push_back(std::move(*target));
   }
   const std::string rate = !arguments.rate.empty() ? arguments.rate : has_directory ? kDirectoryRate : "0";
   Verifier verifier(total, *ParseSize(rate));
-  for (const std::string& path : resolved) {
-    if (!fs::is_directory(path)) {
-      if (!verifier.Read(path)) break;
-      continue;
-    }
-    ASSIGN_OR_RETURN(const bool whole, verifier.ReadDirectory(path, arguments.state));
-    if (!whole) break;
+  for (const Target& target : targets) {
+    const auto more = target.directory ? verifier.ReadDirectory(target.path, arguments.state)
+                                       : Result<bool>(verifier.Read(target.path));
+    if (!more.has_value()) failures.push_back(ToString(more.error()));
+    if (more.has_value() && !*more) break;
   }
-  return std::move(verifier.report());
+  Report report = std::move(verifier.report());
+  report.failures.insert(report.failures.end(), failures.begin(), failures.end());
+  return report;
 }
 
 }  // namespace
 
 int VerifyOnMounts(const VerifyArguments& arguments, const std::vector<std::string>& paths) {
-  const auto report = Read(arguments, paths);
-  return report.has_value() ? Show(arguments.json, *report) : Fail(report.error(), kFsckOperationalError);
+  return Show(arguments.json, Read(arguments, paths));
 }
 
 }  // namespace weightfs::cli

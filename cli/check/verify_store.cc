@@ -157,16 +157,16 @@ Result<StoreParts> OpenAndRestore(const std::string& store, const OpenOptions& o
   return OpenStoreParts(store, open);
 }
 
-Result<Checked> Check(const VerifyArguments& arguments, const std::string& store) {
+// After an error, `checked` has what was restored before.
+Result<void> Check(const VerifyArguments& arguments, const std::string& store, Checked* checked) {
   OpenOptions open;
   open.read_only = !arguments.repair;
   open.repair = arguments.repair;
   RETURN_IF_ERROR(CheckIsNoMount(store));
   RETURN_IF_ERROR(WaitUntilReleased(store));
   ProgressBar bar("verify");
-  Checked checked;
-  ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, open, bar, &checked));
-  checked.was_clean = parts.was_clean;
+  ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, open, bar, checked));
+  checked->was_clean = parts.was_clean;
   // Repairs get version numbers of their own, so that the replica is renewed.
   if (arguments.repair) {
     ASSIGN_OR_RETURN(const replica::Version version, replica::ReadVersion(*parts.catalog));
@@ -180,24 +180,27 @@ Result<Checked> Check(const VerifyArguments& arguments, const std::string& store
   options.progress = [&bar](const Progress& progress) { bar.Update(progress); };
   auto report = CheckStore(*parts.catalog, Borrow(parts.devices), options);
   // A store with remaining problems stays marked, so that it is not taken for cleanly closed. An interrupted check has
-  // changed nothing.
+  // repaired nothing.
   const bool interrupted = !report.has_value() && report.error().code == ErrorCode::kShutdown;
   const bool clean = report.has_value() ? report->sound() : interrupted && parts.was_clean;
   if (arguments.repair && clean) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
   if (!report.has_value()) return report.error();
-  checked.report = std::move(*report);
-  return checked;
+  checked->report = std::move(*report);
+  return {};
 }
 
 }  // namespace
 
 int VerifyStore(const VerifyArguments& arguments, const std::string& store) {
-  const auto checked = Check(arguments, store);
-  if (!checked.has_value()) {
-    return Fail(checked.error(), checked.error().code == ErrorCode::kShutdown ? kFsckCancelled : kFsckOperationalError);
+  Checked checked;
+  if (const auto done = Check(arguments, store, &checked); !done.has_value()) {
+    if (!checked.replica.empty()) Print(stderr, "weightfs: " + checked.replica + "\n");
+    const int restored = (checked.restored ? kFsckCorrected : 0) | (checked.lost ? kFsckUncorrected : 0);
+    const bool interrupted = done.error().code == ErrorCode::kShutdown;
+    return restored | Fail(done.error(), interrupted ? kFsckCancelled : kFsckOperationalError);
   }
-  arguments.json ? PrintJson(store, *checked) : PrintText(arguments, store, *checked);
-  return ExitCode(*checked);
+  arguments.json ? PrintJson(store, checked) : PrintText(arguments, store, checked);
+  return ExitCode(checked);
 }
 
 }  // namespace weightfs::cli

@@ -81,7 +81,7 @@ void Checker::ShowProgress(std::string_view step) const {
 
 Result<void> Checker::CheckCancelled() const {
   if (options_.cancel == nullptr || !options_.cancel->load()) return {};
-  return Error{ErrorCode::kShutdown, "the check was interrupted; nothing was changed"};
+  return Error{ErrorCode::kShutdown, "the check was interrupted before any repair"};
 }
 
 void Checker::Report(FindingKind kind, uint64_t ino, std::string what) {

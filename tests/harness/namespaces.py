@@ -4,6 +4,7 @@
 import contextlib
 import ctypes
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -22,10 +23,13 @@ def mount(source, target, kind, flags=0, options=""):
 def detach_mounts_of_others(own):
     """Unmounts the weightfs mounts outside of the directory `own`, for this mount namespace: those of tests that run at
     the same time. Their unmounts would wait for the end of the namespace."""
-    for line in Path("/proc/thread-self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        path = before.split()[4].encode("latin-1").decode("unicode_escape")
-        if after.split()[0].startswith("fuse.weightfs") and Path(own) not in Path(path).parents:
+    for line in Path("/proc/thread-self/mountinfo").read_bytes().split(b"\n"):
+        before, _, after = line.partition(b" - ")
+        if not after.startswith(b"fuse.weightfs "):
+            continue
+        escaped = before.split(b" ")[4]   # a space is \040
+        path = re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), escaped)
+        if Path(own) not in Path(os.fsdecode(path)).parents:
             unmount_lazily(path)
 
 

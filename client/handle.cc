@@ -251,6 +251,8 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   }
   const Opener::Request again = std::move(request);
   const bool waits = ranges().Wait(registration, [this, operation, again] {
+    // It opens nothing then, and so it does not wait for those that are slow to open.
+    if (stopping_ || operation->stopped()) return TakeTurn(operation, again);
     workers_.Run([this, operation, again] { TakeTurn(operation, again); });
   });
   if (!waits) TakeTurn(operation, again);

@@ -174,6 +174,7 @@ void RunEach(Handle::Impl& handle, std::span<const size_t> indices, Interruption
       request.ordered = false;
       return handle.Begin(std::move(request), nullptr);
     }());
+    if (!under_way.back().second.has_value()) settle(0);
   }
   settle(0);
 }

@@ -31,7 +31,7 @@ namespace {
 // Transfers of at most this size: small enough that the pipeline handles small rows in groups.
 constexpr uint64_t kTransfer = 128 * kKiB;
 
-// The most rows of one operation by leases. Each row takes about 100 bytes while it is read.
+// The most rows of one operation by leases. Each row takes about 120 bytes while it is read.
 constexpr size_t kMostRows = 65'536;
 
 // A thread that reads many parts behind the caller.
@@ -61,10 +61,13 @@ class SharedFile final : public Access {
   int any() const override { return opened_->file->any(); }
   int Buffered(int* error_number) const override { return opened_->file->Buffered(error_number); }
   Result<uint64_t> Size() const override { return opened_->file->Size(); }
-  Result<void> Finish(bool /*success*/) override { return {}; }
+  Result<void> Finish(bool /*success*/) override {
+    opened_.reset();  // a kept operation keeps no lease
+    return {};
+  }
 
  private:
-  const ReadFilePtr opened_;
+  ReadFilePtr opened_;
 };
 
 OpenedFile::Options WhereIs(const FileName& file) {
@@ -200,6 +203,7 @@ Result<std::optional<Handle::Impl::Request>> MakeOnlyRequest(const Rows& rows) {
   std::optional<Handle::Impl::Request> request;
   if (memory.size() == 0 || opened->leases == nullptr) {
     std::vector<GatheredLayout::Part> parts;
+    parts.reserve(offsets.size());
     for (size_t i = 0; i < offsets.size() && length > 0; ++i) parts.push_back({i * length, offsets[i], length});
     request = MakeRequest(std::make_unique<SharedFile>(opened), std::move(parts), memory);
   } else if (offsets.size() <= kMostRows) {

@@ -2,11 +2,11 @@
 // Opens the files of a handle's operations: from a name to a target whose bytes can be transferred.
 //
 //   open the file ──→ list its range ──→ prepare it ──→ take a lease ──→ open
-//         ↑                 └──→ an earlier operation has the range: waiting
-//         └────────────────────────────────────── its turn ──┘
+//                           └──→ an earlier operation has the range: waiting
+//   its turn: open the file again ──→ prepare it ──→ take a lease ──→ open
 //
-// Every operation passes through these steps on the caller's thread, so that an error of open(2) is reported at once.
-// A waiting one passes through them again at its turn, because its path may name another file by then.
+// Every operation begins on the caller's thread, so that an error of open(2) is reported at once. A waiting one opens
+// its file again at its turn, on a thread of the handle, because its path may name another file by then.
 #pragma once
 
 #include <memory>

@@ -24,7 +24,7 @@ Result<std::string> FinalPath(const std::string& path);
 // if the mode cannot be set. Thread-safe.
 bool TakeOver(int descriptor, const struct stat& old);
 
-// Temporary files are renamed when complete or removed. Their names are documented for users in README, "Limits".
+// Temporary files are renamed when complete or removed. Their names are documented for users in docs/GUARANTEES.md.
 // Returns a template for mkdtemp(3), which replaces the last six characters.
 std::string TemporaryName(const std::string& start);
 

@@ -18,13 +18,14 @@ import logging
 import os
 import pickle
 import re
+import threading
 import types
 import uuid
 from pathlib import Path
 
 from weightfs._core.torch import torch  # first, because it explains a missing one
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.filesystem import _StorageInfo   # a part of the format
+from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix   # parts of the format
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -36,6 +37,7 @@ from weightfs._core.streams import DirectReader, errors_of
 from weightfs.torch import without_crc32
 from weightfs.torch._archive import fill, outline
 
+__all__ = ["StorageReader", "StorageWriter"]
 log = logging.getLogger("weightfs")
 _VERSION = "1.0.0"   # of torch's format
 _DIRECT = 1 << 20    # smaller tensors are loaded as torch does
@@ -55,7 +57,7 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
     `.metadata` replaces the old one; then the files that the old one named are removed. Both need space until then.
     Several saves to one directory may overlap: the checkpoint is that of the last one to finish.
 
-    Each rank holds the locks of its files until the next save of this writer, or until the writer is deleted, so that
+    Each rank holds the locks of its files until the save has ended, and at most until the writer is deleted, so that
     other saves do not take them for those of a killed program."""
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = True,
@@ -65,17 +67,21 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
             overwrite: False: RuntimeError if there is a checkpoint already.
             cache_staged_state_dict: reuse the memory of the copy that async_save makes, if the writer is used again."""
         super().__init__(cache_staged_state_dict=cache_staged_state_dict)
-        self.path, self.overwrite, self._save_id = Path(path), overwrite, uuid.uuid4()
-        self.rank, self.use_collectives = None, True
-        self._locks = []      # of the files that were written
+        self.overwrite, self._path, self.save_id = overwrite, Path(path), str(uuid.uuid4())
+        self._save = _Save()
         self._searched = {}   # the names in each `.metadata` that was read, by its identity
 
     def __getstate__(self):
         """For a process of async_save, which takes locks of its own."""
-        return {**vars(self), "_locks": []}
+        return {name: value for name, value in vars(self).items() if name != "_save"}
 
-    def __del__(self):
-        self._unlock()
+    def __setstate__(self, state):
+        vars(self).update(state, _save=_Save())
+
+    @property
+    def path(self) -> Path:
+        """The directory of the checkpoint."""
+        return self._save.path or self._path
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -87,16 +93,17 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
         return checkpoint.FileSystemWriter.validate_checkpoint_id(checkpoint_id)
 
     def storage_meta(self):
-        return StorageMeta(checkpoint_id=self.path, save_id=str(self._save_id))
+        return StorageMeta(checkpoint_id=self.path, save_id=self.save_id)
 
     def reset(self, checkpoint_id=None):
-        self.path = Path(checkpoint_id or self.path)
+        self.save_id = str(uuid.uuid4())
+        if checkpoint_id:
+            self._path = self._save.path = Path(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
-        # Here, because torch calls reset() only for a new path.
-        self._save_id = uuid.uuid4()
-        self._unlock()
-        self.rank, self.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
+        # A new ID, because torch calls reset() only for a new path.
+        self._save.id, self._save.locks = uuid.uuid4().hex[:8], _Locks()
+        self._save.rank, self._save.use_collectives = kwargs.get("rank"), kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan):
         make_folder(os.path.abspath(self.path))
@@ -105,12 +112,14 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
         return plan
 
     def prepare_global_plan(self, plans):
-        return [dataclasses.replace(plan, storage_data=index if self.use_collectives else self.rank)
-                for index, plan in enumerate(plans)]
+        # The prefix is that of torch's writer, which may get the plan from torch's cache.
+        ranks = range(len(plans)) if self._save.use_collectives else [self._save.rank]
+        return [dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{rank}_"))
+                for rank, plan in zip(ranks, plans)]
 
     def write_data(self, plan, planner):
-        # Not a part of the plan, because torch may use a cached one.
-        name, results = f"__{plan.storage_data}_{self._save_id.hex[:8]}_0.distcp", []
+        # The ID is no part of the plan, because torch may use a cached one.
+        name, results = f"{plan.storage_data.prefix}{self._save.id}_0.distcp", []
         # Computing the CRC-32 takes longer than the transfer, and no torch.load compares it.
         with without_crc32(), self._replacing(os.path.join(self.path, name)) as stream:
             # torch.save flushes after each tensor. Small tensors stay gathered all the same.
@@ -126,7 +135,7 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
         return _done(results)
 
     def finish(self, metadata, results):
-        path = self._metadata_path(self.rank)
+        path = self._metadata_path(self._save.rank)
         replaced, used = self._named_in(path), {one.storage_data.relative_path for part in results for one in part}
         for name in used:
             os.stat(os.path.join(self.path, name))   # a checkpoint without its files must not replace a whole one
@@ -138,16 +147,13 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
             self._remove_others(replaced, used)
         except OSError as error:
             log.warning("the checkpoint %s is saved, but older files were not removed: %s", self.path, error)
-        self._unlock()
+        self._save.locks = _Locks()
 
     # --- Internals ---
 
     def _metadata_path(self, rank):
-        return os.path.join(self.path, ".metadata" if self.use_collectives or rank is None else f"__{rank}.metadata")
-
-    def _unlock(self):
-        while self._locks:
-            os.close(self._locks.pop())
+        alone = not self._save.use_collectives and rank is not None
+        return os.path.join(self.path, f"__{rank}.metadata" if alone else ".metadata")
 
     @contextlib.contextmanager
     def _replacing(self, path):
@@ -164,7 +170,7 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-        self._locks += locks
+        self._save.locks.held += locks
 
     @staticmethod
     def _new_file(path):
@@ -196,7 +202,7 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
 
     def _may_be_left(self, name):
         found = _UNFINISHED.fullmatch(name)
-        return found and (self.use_collectives or str(self.rank) in found.groups())
+        return found and (self._save.use_collectives or str(self._save.rank) in found.groups())
 
     def _remove_unnamed(self, names):
         for name in set(names) - self._named() if names else ():
@@ -206,7 +212,7 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
     def _named(self):
         """The files of the checkpoint that is there now, and of those of single ranks."""
         others = (name for name in os.listdir(self.path) if re.fullmatch(r"__[0-9]+\.metadata", name))
-        ranks = others if self.use_collectives else [f"__{self.rank}.metadata"]
+        ranks = others if self._save.use_collectives else [f"__{self._save.rank}.metadata"]
         return set().union(*(self._named_in(os.path.join(self.path, name)) for name in (".metadata", *ranks)))
 
     def _named_in(self, path):
@@ -219,6 +225,26 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
                 self._searched[version] = {name.decode() for name in _NAMED.findall(file.read())}
             return self._searched[version]
         return set()
+
+
+class _Locks:
+    """The locks of the files that a save has written, until it is deleted."""
+
+    def __init__(self):
+        self.held = []
+
+    def __del__(self):
+        while self.held:
+            os.close(self.held.pop())
+
+
+class _Save(threading.local):
+    """The state of the save that this thread makes. Saves with one writer may overlap, and each runs on one thread."""
+
+    path, id, rank, use_collectives = None, None, None, True
+
+    def __init__(self):
+        self.locks = _Locks()
 
 
 class StorageReader(checkpoint.StorageReader):

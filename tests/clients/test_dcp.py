@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -303,3 +304,52 @@ def test_conjugated_and_negated_tensors(tmp_path, saver):
     target = {"conj": torch.zeros(400, 500, dtype=torch.complex64), "neg": torch.zeros(400, 500)}
     dcp.load(target, storage_reader=ours.StorageReader(tmp_path / "step"), no_dist=True)
     assert all(torch.equal(target[name], saved[name]) for name in saved)
+
+
+def test_saves_with_one_writer_may_overlap(work, monkeypatch):
+    """The first save stops before it replaces `.metadata`, until the second has ended."""
+    reached, goes_on = threading.Event(), threading.Event()
+    replacing = ours.StorageWriter._replacing
+
+    def held(writer, path):
+        if path.endswith(".metadata") and threading.current_thread() is first and not reached.is_set():
+            reached.set()
+            assert goes_on.wait(60)
+        return replacing(writer, path)
+
+    monkeypatch.setattr(ours.StorageWriter, "_replacing", held)
+    writer, failures = ours.StorageWriter(work / "step"), []
+
+    def save(value):
+        try:
+            dcp.save({"w": torch.full((1 << 19,), value), "n": value}, storage_writer=writer, no_dist=True)
+        except BaseException as error:
+            failures.append(error)
+
+    first, second = (threading.Thread(target=save, args=(value,)) for value in (1, 2))
+    first.start()
+    assert reached.wait(60)
+    second.start()
+    second.join(60)
+    goes_on.set()
+    first.join(60)
+    assert not failures
+    state = {"w": torch.zeros(1 << 19, dtype=torch.int64), "n": 0}
+    dcp.load(state, storage_reader=ours.StorageReader(work / "step"), no_dist=True)
+    assert state["n"] == 1 and bool((state["w"] == 1).all()), "the checkpoint is that of the last save to finish"
+    assert len(data_files(work / "step")) == 1
+
+
+def test_torch_writes_a_plan_that_was_cached_for_this_writer_and_the_other_way(work):
+    def save(writer, value):
+        dcp.save({"w": torch.full((1 << 19,), value)}, storage_writer=writer, no_dist=True,
+                 planner=DefaultSavePlanner(enable_plan_caching=True))
+
+    save(ours.StorageWriter(work / "ours"), 1)
+    save(dcp.FileSystemWriter(work / "torch"), 2)
+    for value in (3, 4):
+        save(ours.StorageWriter(work / "torch"), value)
+        state = {"w": torch.zeros(1 << 19, dtype=torch.int64)}
+        dcp.load(state, storage_reader=ours.StorageReader(work / "torch"), no_dist=True)
+        assert bool((state["w"] == value).all())
+        assert len(data_files(work / "torch")) == 1, "the files of older saves are removed"

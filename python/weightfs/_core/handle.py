@@ -11,7 +11,7 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from weightfs import _native
 from weightfs._core import process
@@ -312,7 +312,13 @@ _of_process = {}   # the handle of each mode and `direct`
 def chosen(handle, direct):
     """What the_handle() and check_mounted() take: the caller's handle, or `direct` of that of the process."""
     if handle is None:
+        if not isinstance(direct, str):
+            raise TypeError(f"direct must be a string, not {type(direct).__name__}")
+        if direct not in get_args(Direct):
+            raise ValueError(f"direct must be one of {', '.join(get_args(Direct))}, not {direct!r}")
         return direct
+    if not isinstance(handle, Handle):
+        raise TypeError(f"handle must be a Handle, not {type(handle).__name__}")
     if direct != "auto":
         raise TypeError("give direct= to the handle, or omit handle=")
     return handle

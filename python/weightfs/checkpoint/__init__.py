@@ -39,6 +39,7 @@ from weightfs.checkpoint._steps import Steps
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["Manager"]
 log = logging.getLogger("weightfs")
 _MOST_STEP = (1 << 63) - 1
 

@@ -28,6 +28,8 @@ from weightfs._core.streams import DirectReader
 from weightfs._core.types import Direct, Path
 from weightfs.torch._checksums import ZipChecksums
 
+__all__ = ["load", "save", "without_crc32"]
+
 
 def save(obj: object, f: Path | IO[bytes], *arguments: Any, handle: Handle | None = None, direct: Direct = "auto",
          durable: bool = False, atomic: bool = True, storage_alignment: int | None = None, crc32: bool = True,

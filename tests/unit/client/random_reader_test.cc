@@ -410,16 +410,18 @@ TEST_F(RandomReaderTest, ManyThreadsReadAndRefreshTogether) {
 
 TEST_F(RandomReaderTest, TheEndOfAReaderEndsItsLeasesAndOperations) {
   WriteFile(mount_ / "file", RandomBytes(1'000'000));
-  Bytes bytes(1'000'000);
-  std::vector<uint64_t> offsets(100);
-  std::iota(offsets.begin(), offsets.end(), 0);
-  std::shared_ptr<Operation> operation;
-  {
-    const auto reader = Open(mount_ / "file");
-    operation = reader->StartRows(offsets, 10'000, View(bytes)).value();
+  for (const auto& [rows, length] : {std::pair(100, 10'000), std::pair(200'000, 8), std::pair(0, 8)}) {
+    Bytes bytes(static_cast<size_t>(rows) * length);
+    std::vector<uint64_t> offsets(rows);
+    std::iota(offsets.begin(), offsets.end(), 0);
+    std::shared_ptr<Operation> operation;
+    {
+      const auto reader = Open(mount_ / "file");
+      operation = reader->StartRows(offsets, length, View(bytes)).value();
+    }
+    EXPECT_TRUE(operation->done());
+    mount_.WaitForNoLease();  // although the operation is kept
   }
-  EXPECT_TRUE(operation->done());
-  mount_.WaitForNoLease();  // although the operation is kept
 }
 
 TEST_F(RandomReaderTest, TheEndOfAReaderEndsItsReadsOfManyParts) {

@@ -123,7 +123,7 @@ def test_refusals(tree, tmp_path):
                                  ((tree.path, "--repair"), "name the store, and unmount it first", 8),
                                  ((tree.store.directory, "--repair"), "unmount it first", 8),
                                  ((tree.store.directory, "--catalog"), "unmount it first", 8),
-                                 ((tree.path / "sparse", "--state", tmp_path / "state"), "one mount or directory", 8)):
+                                 ((tree.path / "sparse", "--state", tmp_path / "state"), "one mount or directory", 16)):
         assert message in weightfs("verify", *words, codes=(code,)).err
     (tmp_path / "state").write_text("{}")
     with pytest.raises(Failure, match="not the state of a check"):

@@ -315,7 +315,7 @@ def chosen(handle, direct):
         if not isinstance(direct, str):
             raise TypeError(f"direct must be a string, not {type(direct).__name__}")
         if direct not in get_args(Direct):
-            raise ValueError(f"direct must be one of {', '.join(get_args(Direct))}, not {direct!r}")
+            raise ValueError(f"direct must be 'auto', 'never' or 'require', not {direct!r}")
         return direct
     if not isinstance(handle, Handle):
         raise TypeError(f"handle must be a Handle, not {type(handle).__name__}")

@@ -80,8 +80,8 @@ size_t FakeLeaseMount::requests(lease::Kind kind) const {
   return at == requests_.end() ? 0 : at->second;
 }
 size_t FakeLeaseMount::leases() const { return leases_; }
-void FakeLeaseMount::WaitForNoLease() const {
-  while (const size_t held = leases_.load()) leases_.wait(held);
+void FakeLeaseMount::WaitForLeases(size_t most) const {
+  for (size_t held = leases_.load(); held > most; held = leases_.load()) leases_.wait(held);
 }
 void FakeLeaseMount::CountLease(bool begins) {
   begins ? ++leases_ : --leases_;

@@ -48,7 +48,9 @@ class FakeLeaseMount {
 
   size_t requests(lease::Kind kind) const;
   size_t leases() const;                  // number of connections that hold a lease now
-  void WaitForNoLease() const;            // a release is sent without waiting for its answer
+  // Waits until no more hold one: a release is sent without waiting for its answer.
+  void WaitForLeases(size_t most) const;
+  void WaitForNoLease() const { WaitForLeases(0); }
   size_t connections() const;             // number of connections made so far
   size_t asked() const { return asks_; }  // number of requests that came by ioctl
   // True for a descriptor of a file in this folder.

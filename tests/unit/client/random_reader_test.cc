@@ -259,6 +259,7 @@ TEST_F(RandomReaderTest, ChangesOfOthersAreSeenAfterARefresh) {
   EXPECT_EQ(ReadAt(*reader, 0, 10), Bytes(old.begin(), old.begin() + 10));
   EXPECT_EQ(reader->Refresh().error().error_number(), ENOENT);
   EXPECT_EQ(ReadAt(*reader, 0, 10), Bytes(old.begin(), old.begin() + 10));
+  mount_.WaitForLeases(1);
   EXPECT_EQ(mount_.leases(), 1U);
 }
 
@@ -277,6 +278,7 @@ TEST_F(RandomReaderTest, AReaderCanOpenAnotherFile) {
   WriteFile(mount_ / "second", first);
   ASSERT_TRUE(reader->Refresh().has_value());  // of the second file
   EXPECT_EQ(ReadAt(*reader, 0, first.size()), first);
+  mount_.WaitForLeases(1);
   EXPECT_EQ(mount_.leases(), 1U);
 }
 
@@ -382,6 +384,7 @@ TEST_F(RandomReaderTest, AForkedChildIsRefused) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
+  mount_.WaitForLeases(1);
   EXPECT_EQ(mount_.leases(), 1U);
   EXPECT_EQ(ReadAt(*reader, 0, 100'000), content);
 }

@@ -5,6 +5,7 @@
 test, and `factory` creates more stores and mounts. After each module the store is unmounted and must pass fsck."""
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -82,8 +83,42 @@ def start_limit(item):
     item.config.watchdog.arm(limit.args[0] if limit else DEFAULT_LIMIT_S, item.nodeid)
 
 
+@contextlib.contextmanager
+def locked(name, operation):
+    """A lock that the test processes of this user share."""
+    file = os.open(f"{tempfile.gettempdir()}/weightfs-tests-{os.geteuid()}.{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, operation)
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)   # a forked child may have the descriptor
+        os.close(file)
+
+
+@contextlib.contextmanager
+def machine_of(item):
+    """No test runs beside one that changes settings of the machine (the marker `alone`)."""
+    if os.environ.get("WEIGHTFS_TEST_RUNS"):   # this is a part of a test
+        yield
+        return
+    alone = item.get_closest_marker("alone") is not None
+    with contextlib.ExitStack() as running:
+        with locked("next", fcntl.LOCK_EX):   # so that the others do not overtake it
+            running.enter_context(locked("running", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+        os.environ["WEIGHTFS_TEST_RUNS"] = "1"
+        try:
+            yield
+        finally:
+            del os.environ["WEIGHTFS_TEST_RUNS"]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
+    with machine_of(item):
+        return (yield from run_within_limit(item))
+
+
+def run_within_limit(item):
     start_limit(item)
     try:
         return (yield)

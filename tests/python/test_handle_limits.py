@@ -30,6 +30,7 @@ print(handle.is_pinned(small))
 
 
 @needs.root
+@pytest.mark.alone
 def test_without_contexts_the_error_names_the_limit_and_nothing_hangs(child):
     """Runs in a child that uses up a lowered limit. The limit and the usage are restored when it ends."""
     limit = "/proc/sys/fs/aio-max-nr"

@@ -12,7 +12,7 @@ import torch
 
 import weightfs.offload
 from offload_models import TOKENS, WORDS, differing, made, offloading   # noqa: F401
-from weightfs.offload import _training
+from weightfs.offload import _recomputation, _training
 
 pytestmark = pytest.mark.usefixtures("offloading")
 WIDE = 300
@@ -390,11 +390,11 @@ def test_every_checksum_tells_the_order(memory_folder):
     numbers = torch.randperm(3_000_000, dtype=torch.int32)
     for size in (2, 64, 4096, 3_000_000):
         some = numbers[:size]
-        for checksum in (_training._checksum, _training._mixed):
+        for checksum in (_recomputation._checksum, _recomputation._mixed):
             assert checksum(some) == checksum(some.clone())
             assert checksum(some) != checksum(some.flip(0))
     eye = torch.eye(64)
-    assert len({_training._mixed(eye[torch.randperm(64)].view(torch.int32).flatten()) for _ in range(100)}) == 100
+    assert len({_recomputation._mixed(eye[torch.randperm(64)].view(torch.int32).flatten()) for _ in range(100)}) == 100
 
 
 def chain(folder, block=Block):
@@ -536,7 +536,7 @@ def test_a_forward_without_a_backward_keeps_no_memory(memory_folder):
         x = torch.randn(8, WIDE, requires_grad=True)
         loss = model(x * 1)
         calls += [weakref.ref(one) for one in gc.get_objects()
-                  if type(one) is _training._Call and one._store is model._weightfs_offload]
+                  if type(one) is _recomputation._Call and one._store is model._weightfs_offload]
         if backward:
             loss.backward()
             optimizer.step()

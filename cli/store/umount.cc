@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/keepers.h"
@@ -26,6 +27,10 @@ using std::chrono::milliseconds;
 // An additional exit code: unmounted here, but the daemon keeps running for other users.
 constexpr int kStillServed = 3;
 constexpr double kDefaultTimeout = 10, kLongestTimeout = 86400;
+
+// A mount that nobody holds open may still be in use for the duration of another process's system call.
+constexpr int kTries = 20;
+constexpr milliseconds kBetweenTries{100};
 
 struct Arguments {
   std::string directory, space;
@@ -73,6 +78,15 @@ bool IsThere(const MountEntry& mount) {
   return std::any_of(mounts.begin(), mounts.end(), [&](const MountEntry& one) { return one.id == mount.id; });
 }
 
+// Returns 0 or an errno. EBUSY: a process uses the mount, or something that cannot be listed does for seconds.
+int UnmountWhenFree(const Arguments& arguments, const MountEntry& mount) {
+  for (int tries = 1;; ++tries) {
+    const int error = IsThere(mount) ? UnmountDirectory(mount.directory, arguments.mode(), mount.device) : 0;
+    if (error != EBUSY || arguments.read_only || tries == kTries || !UsersOf(mount.device).users.empty()) return error;
+    std::this_thread::sleep_for(kBetweenTries);
+  }
+}
+
 // Reports that the daemon keeps running. This is an error unless the user asked for it, because the command promises
 // that everything is on the device.
 int ReportKept(const Arguments& arguments, const MountEntry& mount, const ServerWatch::End& end) {
@@ -96,7 +110,7 @@ Result<int> Run(const Arguments& arguments) {
     const auto ended = server.EndMount(arguments.limit(), [&] { return IsThere(mount); });
     if (!ended.has_value()) return Error{ended.error().code, mount.directory + ": " + Line(ended.error())};
   }
-  const int error = IsThere(mount) ? UnmountDirectory(mount.directory, mode, mount.device) : 0;
+  const int error = UnmountWhenFree(arguments, mount);
   // The daemon may have ended the mount meanwhile.
   if (error != 0 && (mode != UnmountMode::kForce || IsThere(mount))) return ReportFailure(arguments, mount, error);
   if (was_gone) {

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -66,6 +68,22 @@ def test_foreground_mount_ends_with_exit_code_0(mount):
     finally:
         started.kill()
         started.wait(timeout=20)
+    mount.store.fsck()
+
+
+def test_umount_waits_for_a_system_call_of_another_process(mount):
+    """It is in use for a moment, by nothing that a table of processes shows."""
+    pid = mount.pid
+    process.kill(pid, signal.SIGSTOP)
+    call = threading.Thread(target=os.statvfs, args=(mount.path,))
+    call.start()
+    try:
+        unmounting = subprocess.Popen([program(), "umount", mount.path], stderr=subprocess.PIPE, text=True)
+        time.sleep(0.3)
+    finally:
+        process.kill(pid, signal.SIGCONT)
+        call.join()
+    assert process.finish(unmounting).err == "" and not is_mounted(mount.path)
     mount.store.fsck()
 
 

@@ -259,11 +259,12 @@ TEST(HelpTest, ListsEachOptionInItsSectionWithinTheColumnsOfATerminal) {
   Command command("store", "Keeps things");
   std::string text;
   std::vector<std::string> files;
+  bool secret = false;
   command.Add("FILE", &files, "Files");
   command.Add("--rate SIZE", &text, std::string(40, 'a') + " " + std::string(40, 'b'), "1G").fallback = "200M";
   command.group = "Service";
   command.Add("--an-option-with-a-long-name NAME", &text, "Named", "x");
-  command.Add("--secret", {}, "").hidden = true;
+  command.Add("--secret", &secret, "").hidden = true;
   testing::internal::CaptureStdout();
   EXPECT_EQ(ParseAndRun({Command("", ""), command}, {"store", "--help"}), 0);
   const std::string help = testing::internal::GetCapturedStdout();

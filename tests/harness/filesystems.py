@@ -16,6 +16,9 @@ from harness.syscalls import unmount_lazily
 
 MOUNT_LIMIT_S = 60
 UMOUNT_LIMIT_S = 120
+# Mount namespaces of other tests keep every mount of the machine until they end.
+KEPT_LIMIT_S = 60
+LONGEST_PAUSE_S = 0.02
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -106,6 +109,18 @@ def weightfs(*words, **options):
     return process.run([program(), *words], **options)
 
 
+def errors_of(finished):
+    """The lines on standard error, except the reports of `umount` that it waits, which depend on the machine's load."""
+    waits = ("waiting until ", "waiting at most ")
+    return [line for line in finished.err.splitlines() if not any(wait in line for wait in waits)]
+
+
+def umount_by_system(path):
+    """umount(8), which fails while a system call of another process uses the mount."""
+    in_use = 32
+    assert wait_until(lambda: process.run(["umount", path], codes=(0, in_use)).code == 0), f"{path} remains in use"
+
+
 class WeightfsMount(Mount):
     def command(self, options):
         words = [program(), "mount", self.store.directory, self.path]
@@ -125,14 +140,15 @@ class WeightfsMount(Mount):
         return next(iter(self.store.daemons()), 0)
 
     def remount_command(self):
-        umount = [program(), "umount", self.path]
+        umount = [program(), "umount", "--timeout", KEPT_LIMIT_S, self.path]
         return " && ".join(shlex.join(map(str, words)) for words in (umount, self.command(self.options)))
 
     def umount(self):
         if not is_mounted(self.path):
             return
         pid = self.pid
-        process.run([program(), "umount", self.path], limit=UMOUNT_LIMIT_S, on_hang=self.kill)
+        command = [program(), "umount", "--timeout", KEPT_LIMIT_S, self.path]
+        process.run(command, limit=UMOUNT_LIMIT_S, on_hang=self.kill)
         assert not is_mounted(self.path), f"umount of {self.path} reported success, and it is still mounted"
         self.watchdog.forget(self.path)
         # umount returns when all data is on the device; the process may take a moment longer to exit.
@@ -308,12 +324,13 @@ class Factory:
                 made.remove()
 
 
-def wait_until(condition, limit=30):
+def wait_until(condition, limit=60):
     """Polls for a condition of another process or the kernel that sends no notification. Returns whether it became true
     in time."""
-    end = time.monotonic() + limit
+    end, pause = time.monotonic() + limit, 0.0001
     while not condition():
         if time.monotonic() > end:
             return False
-        os.sched_yield()
+        time.sleep(pause)   # what it waits for needs the processor
+        pause = min(2 * pause, LONGEST_PAUSE_S)
     return True

@@ -44,6 +44,7 @@ def test_a_small_pool_is_not_probed(factory):
     assert device["fill"] == "zeros" and "first_write_slowdown" not in device
 
 
+@pytest.mark.limit(360)
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "probed"])
 def test_the_report_says_what_a_large_pool_was_filled_with(factory, sparse):
     directory = factory.directory()

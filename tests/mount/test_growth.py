@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from harness.filesystems import program
 
 GROWTH = Path(__file__).resolve().parents[2] / "bench/growth.py"
 
 
+@pytest.mark.limit(360)
 def test_every_table_has_a_row_for_each_size(tmp_path, request):
     """All tables with --full, otherwise two."""
     full = request.config.getoption("full")

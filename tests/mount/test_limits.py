@@ -197,6 +197,7 @@ def test_ten_thousand_hard_links(mount, work):
     assert (work / "links/1").stat().st_nlink == 5000
 
 
+@pytest.mark.limit(600)
 def test_links_end_at_the_limit(work, weightfs_only):
     file = work / "file"
     file.touch()

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 import store_files
-from harness import needs, process
-from harness.filesystems import is_mounted, program, wait_until, weightfs
-from harness.syscalls import errno_of
+from harness import namespaces, needs, process
+from harness.filesystems import is_mounted, program, umount_by_system, wait_until, weightfs
+from harness.syscalls import errno_of, sync_filesystem
 from store_files import data_of, devices_of, unchanged
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -204,7 +204,7 @@ def test_the_systems_umount_works_too(mount):
     data = data_of(1, 3 * MIB)
     (mount.path / "file").write_bytes(data)
     pid = mount.pid
-    process.run(["umount", mount.path])
+    umount_by_system(mount.path)
     # Possible at once: mount waits for the previous daemon, which may still be writing.
     mount.mount()
     assert process.wait_gone(pid)
@@ -330,7 +330,8 @@ def test_a_read_only_mount_changes_nothing(mount, options):
         assert set(write_errnos(mount.path).values()) == {errno.EROFS}, write_errnos(mount.path)
         assert (mount.path / "file").read_bytes() == data_of(1, 3 * MIB)
         assert os.statvfs(mount.path).f_flag & os.ST_RDONLY
-        os.sync()
+        with open(mount.path / "file", "rb") as stream:
+            sync_filesystem(stream.fileno())
         mount.umount()
     mount.mount("")
     assert sorted(os.listdir(mount.path)) == ["file", "folder"]
@@ -384,14 +385,10 @@ def test_called_as_the_helper_of_mount(factory, helpers, name):
 
 
 @needs.root
-@needs.program("unshare", "mount")
+@needs.program("mount")
 @pytest.mark.parametrize("kind", ["fuse.weightfs", "weightfs"])
-def test_mounted_by_mount_and_fstab(factory, helpers, local, kind):
+def test_mounted_by_mount_and_fstab(factory, helpers, local, scratch, kind):
     """Runs in a separate mount namespace, with the helpers mounted over /usr/sbin, so the machine is unchanged."""
-    overlaid = ["unshare", "-m", "sh", "-ec",
-                "sbin=$(readlink -f /sbin); mount -t overlay overlay -o lowerdir=\"$0\":$sbin $sbin; exec \"$@\"", helpers]
-    if process.run([*overlaid, "true"], codes=None).code != 0:
-        pytest.skip("needs a mount namespace of its own and overlayfs, which this machine does not allow")
     store, path, fstab = factory.store("64M"), factory.directory("point"), local / "fstab"
     fstab.write_text(f"{store.directory} {path} {kind} defaults,noatime,commit=3,nofail 0 0\n")
     script = (f"mount -t {kind} -o commit=2 {store.directory} {path}\n"
@@ -401,7 +398,13 @@ def test_mounted_by_mount_and_fstab(factory, helpers, local, kind):
               f"mount -T {fstab} {path}\n"
               f"cat {path}/file\n"
               f"umount {path}\n")
-    finished = process.run([*overlaid, "sh", "-ec", script])
+    sbin = os.path.realpath("/sbin")
+    with namespaces.own_mounts(own=scratch):
+        try:
+            namespaces.mount("overlay", sbin, "overlay", options=f"lowerdir={helpers}:{sbin}")
+        except OSError as error:
+            pytest.skip(f"needs overlayfs, which this machine does not allow: {error}")
+        finished = process.run(["sh", "-ec", script])
     assert finished.out.split() == ["fuse.weightfs", "content"], finished
     mount = factory.mount(store)
     assert (mount.path / "file").read_text() == "content\n"

@@ -36,11 +36,19 @@ def descriptors(mount):
     return Counter({target: count for target, count in files.items() if "/meta/" not in target})
 
 
-def descriptors_at_rest(mount):
+def descriptors_at_rest(mount, most=None):
     """Like descriptors(), after the daemon has closed all connections of earlier tests, so only its listening sockets
-    remain."""
-    assert wait_until(lambda: descriptors(mount)["socket"] == LISTENERS)
-    return descriptors(mount)
+    remain, and, if `most` is given, no descriptors but those. A mount that starts connects to the sockets of all others,
+    to find dead ones."""
+    found = Counter()
+
+    def are_at_rest():
+        nonlocal found
+        found = descriptors(mount)
+        return found["socket"] == LISTENERS and (most is None or found <= most)
+
+    assert wait_until(are_at_rest), f"descriptors leaked: {found - (most or Counter())}"
+    return found
 
 
 def comes_to(mount, **expected):
@@ -52,7 +60,9 @@ def comes_to(mount, **expected):
 def free_at_rest(mount, path):
     """The free space after the daemon has finished the work left by earlier tests."""
     descriptors_at_rest(mount)
-    assert comes_to(mount, leases=0, pinned_bytes=0, granted_bytes=0)
+    assert comes_to(mount, leases=0, pinned_bytes=0, granted_bytes=0, dirty_bytes=0)
+    # The kernel may still be sending the closes of their files.
+    assert wait_until(lambda: free(path) == free(path))
     return free(path)
 
 
@@ -81,7 +91,11 @@ class Holder:
                f"from lease_client import *\n{code}\nprint('held', flush=True)\nsignal.pause()\n"
         self.process = subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE,
                                         **options)
-        assert self.process.stdout.readline() == b"held\n"
+        try:
+            assert self.process.stdout.readline() == b"held\n"
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self):
         self.process.kill()

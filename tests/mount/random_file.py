@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.syscalls import (FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,  # noqa: E402
-                              fallocate)
+                              fallocate, sync_filesystem)
 
 LIMIT = 6 << 20       # maximum size of the file
 BLOCK = 4096
@@ -253,7 +253,7 @@ class File:
         elif how == "append":
             os.fsync(self.append_descriptor)
         else:
-            os.sync()
+            sync_filesystem(self.descriptor)   # sync(2) would also wait for the disks and mounts of other tests
 
     def drop(self):
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

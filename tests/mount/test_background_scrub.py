@@ -8,7 +8,7 @@ import time
 import pytest
 
 import store_files
-from harness.filesystems import weightfs
+from harness.filesystems import wait_until, weightfs
 from harness.process import Failure
 from store_files import data_of, extents_of
 
@@ -22,16 +22,22 @@ def scrubs(path):
     return json.loads(weightfs("info", path, "--json").out)["scrub"]
 
 
-def wait_for_scrub(path, begun_after=None):
-    """Returns the report of a complete scrub that began after the given one has ended."""
-    deadline = time.monotonic() + 120
-    while True:
+def wait_for_scrub(path, begun_after=""):
+    """Returns the report of a complete scrub that began after that time."""
+    report = None
+
+    def is_complete():
+        nonlocal report
         report = scrubs(path)
-        started = report["last_started"]
-        if started is not None and (begun_after is None or started > begun_after["last_completed"]):
-            return report
-        assert time.monotonic() < deadline, report
-        time.sleep(0.1)
+        return report["last_started"] is not None and report["last_started"] > begun_after
+
+    assert wait_until(is_complete), report
+    return report
+
+
+def now():
+    """The time as in reports, in full seconds."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @pytest.fixture
@@ -87,10 +93,9 @@ def test_a_damaged_block_is_found(mount):
     line = next(line for line in log.splitlines() if "scrub: /folder/f2" in line)
     assert "bytes 2097152 to 2101247 differ from their checksums (device 0:" in line and "restore the file" in line
     (mount.path / "folder/f2").write_bytes(data_of(9, 3 * MIB))
-    os.sync()
     with open(mount.path / "folder/f2", "rb+") as stream:
         os.fsync(stream.fileno())
-    assert wait_for_scrub(mount.path, report)["last"]["damaged_blocks"] == 0
+    assert wait_for_scrub(mount.path, now())["last"]["damaged_blocks"] == 0
 
 
 def test_a_read_only_mount_scrubs_and_keeps_nothing(mount):
@@ -103,12 +108,16 @@ def test_a_read_only_mount_scrubs_and_keeps_nothing(mount):
 
 def test_an_interrupted_scrub_continues(mount):
     remount(mount, "scrub=1,scrub_rate=1M")
-    while not (running := scrubs(mount.path)["running"]) or running["checked_bytes"] < 3 * MIB:
-        time.sleep(0.05)
-    begun = time.monotonic()
+    running = None
+
+    def is_under_way():
+        nonlocal running
+        running = scrubs(mount.path)["running"]
+        return running and running["checked_bytes"] >= 3 * MIB
+
+    assert wait_until(is_under_way)
     mount.umount()
-    assert time.monotonic() - begun < 5, "an unmount does not wait for a scrub"
-    assert "interrupted after" in weightfs("info", mount.store.directory).out
+    assert "interrupted after" in weightfs("info", mount.store.directory).out, "an unmount does not wait for a scrub"
     mount.mount(options="scrub=1,scrub_rate=1G")
     report = wait_for_scrub(mount.path)
     assert report["last_started"] == running["started"]
@@ -123,7 +132,7 @@ def test_damage_of_the_catalog_is_found(mount):
     assert not report["last"]["catalog_damaged"]
     table = max((mount.store.directory / "meta").glob("*.sst"), key=lambda path: path.stat().st_size)
     store_files.flip(table, 300)
-    assert wait_for_scrub(mount.path, report)["last"]["catalog_damaged"], "the cache of RocksDB does not hide it"
+    assert wait_for_scrub(mount.path, now())["last"]["catalog_damaged"], "the cache of RocksDB does not hide it"
     assert "the catalog is damaged: unmount, and run weightfs verify --repair" in weightfs("info", mount.path).out
 
 

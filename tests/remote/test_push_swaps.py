@@ -208,7 +208,7 @@ def test_links_of_proc_lead_where_the_kernel_leads(server, processes, local):
     step = local / "step"
     step.mkdir()
     (step / "file").write_bytes(b"of this namespace")
-    with own_mounts():
+    with own_mounts(own=local):
         mount("weightfs-tests", step, "tmpfs")
         (step / "file").write_bytes(b"of the other namespace")
         other = processes.start(["cat"], stdin=subprocess.PIPE, cwd=step)

@@ -3,12 +3,14 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import stat
 from pathlib import Path
 
-from harness.syscalls import checked, unmount_lazily
+from harness.filesystems import wait_until
+from harness.syscalls import checked, errno_of, unmount_lazily
 
 CLONE_NEWNS = 0x00020000
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
@@ -18,6 +20,16 @@ FUSE_DEVICE = os.makedev(10, 229)
 def mount(source, target, kind, flags=0, options=""):
     checked("mount", *(os.fsencode(word) for word in (source, target, kind)), ctypes.c_ulong(flags),
             os.fsencode(options))
+
+
+def unmount(target):
+    """Unlike umount(8), waits for the end of other processes' system calls that use the mount."""
+    def is_unmounted():
+        number = errno_of(checked, "umount2", os.fsencode(target), 0)
+        assert number in (0, errno.EBUSY), f"umount of {target}: {os.strerror(number)}"
+        return number == 0
+
+    assert wait_until(is_unmounted), f"{target} stays busy"
 
 
 def detach_mounts_of_others(own):

@@ -13,6 +13,7 @@ import pytest
 
 from harness import needs, process
 from harness.filesystems import weightfs
+from harness.namespaces import unmount
 from harness.syscalls import errno_of
 from harness.users import NOBODY, OTHER, call_as
 
@@ -143,7 +144,7 @@ def bound(directory, local):
     place.mkdir()
     process.run(["mount", "--bind", directory.parent, place])
     yield place
-    process.run(["umount", place])
+    unmount(place)
 
 
 @needs.root

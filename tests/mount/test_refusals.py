@@ -15,6 +15,7 @@ import pytest
 import store_files
 from harness import needs, process
 from harness.filesystems import weightfs
+from harness.namespaces import unmount
 from store_files import check_usable, devices_of, filled_store, refused, unchanged
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -143,7 +144,7 @@ def test_another_filesystem_below_a_mount_is_no_part_of_it(factory, store):
     try:
         refused("verify", "--catalog", mount.path / "folder", saying="not a weightfs store", codes=(8,))
     finally:
-        process.run(["umount", mount.path / "folder"])
+        unmount(mount.path / "folder")
 
 
 def test_advice_quotes_paths(factory, local):
@@ -512,12 +513,12 @@ def test_format_over_a_mounted_block_device(local, force):
             (directory / "file").write_text("years of work")
             refused("format", local / "store", "--device", loop, *force, saying=loop)
             assert not (local / "store").exists()
-            process.run(["umount", directory])
+            unmount(directory)
             process.run(["fsck.ext4", "-fn", loop])
             process.run(["mount", loop, directory])
             assert (directory / "file").read_text() == "years of work"
         finally:
-            process.run(["umount", directory], codes=None)
+            process.run(["umount", "-l", directory], codes=None)
     finally:
         process.run(["losetup", "-d", loop])
 

@@ -10,6 +10,7 @@ import torch
 
 import weightfs
 from harness import needs
+from harness.namespaces import unmount
 from tensors import content, misaligned, random_tensor
 
 STORE_SIZE = "320M"
@@ -45,7 +46,7 @@ def small_memory(local):
     """A filesystem of 8 MiB."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", local], check=True)
     yield local
-    subprocess.run(["umount", local], check=True)
+    unmount(local)
 
 
 @needs.root

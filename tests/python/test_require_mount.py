@@ -16,6 +16,7 @@ import weightfs.torch
 from checkpoint_run import same, state
 from harness import needs, process
 from harness.filesystems import weightfs as command
+from harness.namespaces import unmount
 from weightfs import checkpoint
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -147,7 +148,7 @@ def test_a_filesystem_is_named_with_its_mount_point(local):
         assert f"on tmpfs (of a test, mounted on {point})" in text
         assert os.listdir(point) == []
     finally:
-        process.run(["umount", point])
+        unmount(point)
 
 
 @pytest.mark.parametrize("save", SAVES.values(), ids=SAVES)

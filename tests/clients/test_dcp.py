@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from harness import needs, process
+from harness.ports import free_port
 
 weightfs = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
 pytest.importorskip("weightfs._native", reason="another weightfs is imported: pip install . in the root")
@@ -60,13 +61,6 @@ def test_async_save(work, tmp_path, kind, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     ranks(tmp_path, 2, work / "step", f"{kind}:ours:1:0", "load:torch:1:0", f"{kind}:ours:2:1", "load:ours:2:0")
     assert len(data_files(work / "step")) == 2
-
-
-def free_port():
-    import socket
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
 
 
 def state(seed, rows=3000):

@@ -9,10 +9,8 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,8 @@ import time
 import urllib.request
 import uuid
 from pathlib import Path
+
+from harness.ports import free_port
 
 ACCESS_KEY, SECRET_KEY = "test", "testsecret"
 PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
@@ -76,14 +76,9 @@ def missing_programs():
 
 
 def free_ports(count):
-    """Ports that no program has now. The kernel gives them to none that does not choose: the daemons start later."""
-    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = set()
     while len(ports) < count:
-        port = random.SystemRandom().randrange(end // 2, end)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            ports.add(port)
+        ports.add(free_port())
     return list(ports)
 
 

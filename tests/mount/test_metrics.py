@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from harness import needs
-from harness.filesystems import program, weightfs
+from harness.filesystems import program, wait_until, weightfs
+from harness.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -28,17 +29,11 @@ def samples(text):
 
 
 def scrape(port, accept="text/plain"):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/metrics", headers={"Accept": accept})
     answer = connection.getresponse()
     assert answer.status == 200
     return answer.read().decode(), answer.getheader("Content-Type")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_metrics_are_served_and_linted(factory):
@@ -47,6 +42,8 @@ def test_metrics_are_served_and_linted(factory):
     before = samples(scrape(port)[0])
     (mount.path / "file").write_bytes(bytes(5 * MIB))
     (mount.path / "file").read_bytes()
+    # A request is counted after its answer, perhaps after those that follow it.
+    assert wait_until(lambda: samples(scrape(port)[0])['weightfs_request_duration_seconds_count{kind="create"}'] > 0)
     text, kind = scrape(port)
     after = samples(text)
     assert kind.startswith("text/plain; version=0.0.4")
@@ -115,20 +112,20 @@ def test_metrics_show_the_requests_in_the_kernel_where_fusectl_is_mounted(factor
     try:
         while True:
             try:
-                text = scrape(port)[0]
+                scrape(port)
                 break
             except OSError:
                 assert mount.poll() is None, mount.stderr.read()
                 time.sleep(0.1)
+        assert wait_until(lambda: samples(scrape(port)[0])["weightfs_kernel_requests"] == 0)
     finally:
         mount.terminate()
         mount.communicate(timeout=60)
-    assert samples(text)["weightfs_kernel_requests"] == 0
 
 
 def exchange(port, request, half_closed=False):
     """The whole answer, until the server closes its side."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         for at in range(0, len(request), 4096):
             client.sendall(request[at:at + 4096])
         if half_closed:

@@ -5,13 +5,13 @@ them, whatever ends the mount or commits beside them. The rules are also in test
 import os
 import re
 import signal
-import socket
 import urllib.request
 
 import pytest
 
 from harness import process
 from harness.filesystems import wait_until, weightfs
+from harness.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 MIB = 1 << 20
@@ -121,8 +121,7 @@ def commits(port):
 
 def with_metrics(mount, options=""):
     """Mounts again, and returns the port of the metrics."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     mount.remount(f"metrics=127.0.0.1:{port}{options}")
     return port
 
@@ -133,7 +132,7 @@ def test_a_reader_does_not_hold_back_a_replacement(mount):
     with open(mount.path / "ckpt", "rb") as reader:
         before = commits(port)
         os.close(half(mount))
-        assert wait_until(lambda: commits(port) > before, 20)
+        assert wait_until(lambda: commits(port) > before, 60)
         mount.kill9()
         assert not reader.closed
     assert again(mount) == b"new" * (MIB // 3)

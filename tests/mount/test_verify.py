@@ -98,6 +98,7 @@ def test_old_names_answer_and_say_the_new_ones(tree):
 
 def test_an_interrupted_check_continues(tree, tmp_path):
     state = tmp_path / "state"
+    (tree.path / "d3/inner/file").write_bytes(data_of(3, 24 * MIB))   # open for 6 seconds
     running = subprocess.Popen([program(), "verify", tree.path, "--rate", "4M", "--state", state, "--json"],
                                stdout=subprocess.PIPE, text=True)
     while not any("/d3/" in path for path in open_files(running.pid)):

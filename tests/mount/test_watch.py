@@ -55,7 +55,7 @@ class Watch:
     def __init__(self, command, path):
         self.process = subprocess.Popen([program(), *command.split(), path, "--json", "--interval", "0.3"],
                                         stdout=subprocess.PIPE, text=True)
-        self.process.stdout.readline()      # it looks from now on
+        self.first = json.loads(self.process.stdout.readline())      # it looks from now on
 
     def end(self):
         lines = [json.loads(self.process.stdout.readline())]
@@ -92,15 +92,11 @@ def looks(command, path, count, interval):
 def test_stats_counts_every_byte_of_a_load(work, direction):
     path = work / "file"
     path.write_bytes(os.urandom(32 * MIB))
-    watch = subprocess.Popen([program(), "stats", work, "--json", "--interval", "0.5"], stdout=subprocess.PIPE,
-                             text=True)
-    first = json.loads(watch.stdout.readline())          # it looks from now on
+    watch = Watch("stats", work)
     load = Load(path, direction)
-    lines = [json.loads(watch.stdout.readline()) for _ in range(4)]
+    lines = [json.loads(watch.process.stdout.readline()) for _ in range(4)]
     done = load.end()
-    lines += [json.loads(watch.stdout.readline()) for _ in range(2)]
-    watch.terminate()
-    watch.communicate()
+    lines += watch.end()
     name = {"read": "read_bytes_per_s", "write": "written_bytes_per_s"}[direction]
     counted = sum(line[name] * line["interval_s"] for line in lines)
     assert counted == pytest.approx(done, rel=0.001)
@@ -108,7 +104,7 @@ def test_stats_counts_every_byte_of_a_load(work, direction):
     assert requests == pytest.approx(done / MIB, rel=0.001)
     busy = max(lines, key=lambda line: line[name])["requests"][direction]
     assert 0 < busy["p50_s"] <= busy["p99_s"] < 30 and busy["mean_s"] > 0
-    assert first["requests"]["lease"]["per_s"] == 0
+    assert watch.first["requests"]["lease"]["per_s"] == 0
 
 
 FIO_LOADS = {
@@ -222,7 +218,7 @@ def test_watching_does_not_keep_a_mount_and_its_end_is_told(factory):
         watch.stdout.readline()
     mount.umount()
     for watch in watches:
-        _, error = watch.communicate(timeout=30)
+        _, error = watch.communicate(timeout=60)
         assert (watch.returncode, error) == (1, f"weightfs: {mount.path}: the mount has ended\n")
 
 
@@ -231,7 +227,7 @@ def test_a_reader_that_ends_is_no_error_and_a_full_disk_is_one(work):
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     watch.stdout.readline()
     watch.stdout.close()
-    assert (watch.wait(timeout=30), watch.stderr.read()) == (0, "")
+    assert (watch.wait(timeout=60), watch.stderr.read()) == (0, "")
     watch.stderr.close()
     with open("/dev/full", "w", encoding="utf-8") as full:
         failed = subprocess.run([program(), "stats", work, "--interval", "0.1"], stdout=full, stderr=subprocess.PIPE,
@@ -289,7 +285,7 @@ class Terminal:
                     break
             except OSError:                  # the terminal has no user any more
                 break
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=60)
 
 
 @pytest.mark.parametrize("command", ["stats", BY])
@@ -343,7 +339,7 @@ def test_top_shows_names_on_a_small_terminal_and_not_itself(work):
     process = next(line for line in lines if str(load.process.pid) in line)
     file = next(line for line in lines if "shard-00012" in line)
     assert process.startswith("python") and re.match(r"\S*-/shard-00012\.safetensors ", file)
-    assert process.index("MB/s" if "MB/s" in process else "GB/s") == file.index("MB/s" if "MB/s" in file else "GB/s")
+    assert re.search("[kMG]B/s", process).start() == re.search("[kMG]B/s", file).start()
 
 
 def test_top_finds_nothing_on_an_idle_mount(factory):
@@ -364,8 +360,10 @@ def test_top_names_the_process_and_the_file_of_a_load(work):
     path = work / "the file"
     path.write_bytes(os.urandom(32 * MIB))
     load = Load(path, "read")
-    found = looks(BY, work, 2, 0.5)[-1]
-    text = weightfs(*BY.split(), work, "--count", "1").out
+    while not (found := looks(BY, work, 2, 0.5)[-1])["processes"]:   # the load was not at work
+        pass
+    while "the file" not in (text := weightfs(*BY.split(), work, "--count", "1").out):
+        pass
     load.end()
     busiest = found["processes"][0]
     assert busiest["pid"] == load.process.pid
@@ -373,7 +371,7 @@ def test_top_names_the_process_and_the_file_of_a_load(work):
     assert busiest["read_bytes_per_s"] > 0 and busiest["written_bytes_per_s"] == 0
     assert found["files"][0]["name"] == str(path)
     assert found["files"][0]["inode"] == path.stat().st_ino
-    assert "the file" in text and str(load.process.pid) in text
+    assert str(load.process.pid) in text
     for kind, table in (("process", "processes"), ("file", "files")):
         assert looks(f"stats --by {kind}", work, 1, 0.1)[0].keys() == {"time", "interval_s", table}
         assert weightfs("stats", "--by", kind, work, "--count", "1").out.splitlines()[2].startswith(kind)

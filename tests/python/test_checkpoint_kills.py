@@ -21,6 +21,7 @@ PROGRAM = Path(__file__).with_name("checkpoint_run.py")
 NEVER = 1 << 30
 SAVES = 4
 MOST_DELAY_S = 0.15
+LIMIT_S = 300   # of one program
 pytestmark = pytest.mark.limit(3000)
 
 
@@ -56,16 +57,24 @@ def check(folder, kind, output):
 
 @pytest.mark.parametrize("kind", ["new", "replace"])
 def test_a_kill_between_any_two_calls_leaves_whole_steps(folder, kind, rounds):
-    whole = process.finish(start(folder, kind))
+    whole = process.finish(start(folder, kind), limit=LIMIT_S)
     calls, newest = numbers(whole.out, "calls")[0], check(folder, kind, whole.out)
     assert newest == SAVES and calls > 30
     outcomes, kills = set(), rounds // 2
+
+    def kill(kill_at, before):
+        # A save that waits makes more calls, so one that waits less may end before its call of that number.
+        killed = process.finish(start(folder, kind, before + 1, 2, kill_at), limit=LIMIT_S, codes=(-9, 0))
+        found = check(folder, kind, killed.out)
+        outcomes.add(found - before)
+        return found
+
     for index in range(kills):
         kill_at = 1 + index * (calls - 1) // (kills - 1)
-        # A save that waits makes more calls, so one that waits less may end before its call of that number.
-        killed = process.finish(start(folder, kind, newest + 1, 2, kill_at), codes=(-9, 0))
-        before, newest = newest, check(folder, kind, killed.out)
-        outcomes.add(newest - before)
+        newest = kill(kill_at, newest)
+    while 2 not in outcomes:   # these saves had to wait more than the first
+        calls += calls // 4
+        newest = kill(calls, newest)
     assert outcomes == {1, 2}, "some kills came before the last rename, and some after it"
 
 
@@ -76,7 +85,7 @@ def kill_after(program, kill, random_delay):
         output += program.stdout.readline()
     select.select([], [], [], random_delay)   # any moment is right
     kill()
-    finished = process.finish(program, codes=None)
+    finished = process.finish(program, limit=LIMIT_S, codes=None)
     assert finished.code != 0
     return output + finished.out
 

@@ -104,6 +104,10 @@ def test_keys_that_are_too_long(server, small):
     assert max(map(len, keys(server))) == 1024
 
 
+def has_arrived(record):
+    return bool(record.arrivals) and record.arrivals[-1][1] == record.size
+
+
 def test_a_limited_push_that_is_killed_again_and_again_makes_progress(server, start, local, target):
     """Its parts share the rate, so that few of them are in flight. It is killed soon after the first one."""
     tree = local / "source"
@@ -120,6 +124,9 @@ def test_a_limited_push_that_is_killed_again_and_again_makes_progress(server, st
         server.wait_for(lambda: arrived() >= 18 * MIB or pushing.poll() is not None)
         pushing.kill()
         pushing.wait()
+        # The service stores a part whose last byte has arrived, a moment later.
+        server.wait_for(lambda: all(record.status for record in server.requests
+                                    if "partNumber" in record.query and has_arrived(record)))
     stored = [record.query["partNumber"] for record in server.requests
               if "partNumber" in record.query and record.status == 200]
     assert len(stored) >= 2 and len(stored) == len(set(stored))

@@ -69,7 +69,8 @@ def write(server, root, version, series=SERIES, **options):
 
 
 def keys(server, prefix=""):
-    return sorted(key for key in server.objects.buckets["tests"] if key.startswith(prefix))
+    with server.objects.mutex:
+        return sorted(key for key in server.objects.buckets["tests"] if key.startswith(prefix))
 
 
 def claim_of(server, version):

@@ -128,12 +128,12 @@ def ask(worker, line):
 def test_one_writer_and_a_reader_beside_it(driver, mount, work):
     path = work / "swmr.h5"
     writer = start(driver, "write", path)
-    assert writer.stdout.readline().strip() == "ready", writer.communicate(timeout=10)
+    assert writer.stdout.readline().strip() == "ready", writer.communicate(timeout=60)
     reader = start(driver, "read", path)
     try:
         for index in range(BATCHES):
             assert ask(writer, "go on") == str(index)
-            assert ask(reader, index) == "right", reader.communicate(timeout=10)
+            assert ask(reader, index) == "right", reader.communicate(timeout=60)
         for worker in (reader, writer):
             worker.stdin.close()
             worker.stdin = None
@@ -141,7 +141,7 @@ def test_one_writer_and_a_reader_beside_it(driver, mount, work):
     finally:
         for worker in (reader, writer):
             worker.kill()
-            worker.wait(timeout=10)
+            worker.wait(timeout=60)
     mount.remount()
     with driver.File(path, "r") as file:
         assert np.array_equal(file["data"], np.concatenate([batch(index) for index in range(BATCHES)]))

@@ -94,8 +94,8 @@ def test_lock_of_another_process_is_seen_and_ends_with_it(work):
                 except BlockingIOError:
                     pass
             holder.kill()
-            holder.wait(timeout=20)
+            holder.wait(timeout=60)
             fcntl.flock(stream, fcntl.LOCK_EX)
     finally:
         holder.kill()
-        holder.communicate(timeout=20)
+        holder.communicate(timeout=60)

@@ -88,7 +88,7 @@ def test_two_processes_share_a_mapping(work):
                 assert ask("read", offset, text) == ask("see", offset, text) == text[::-1]
     finally:
         other.stdin.close()
-        other.wait(timeout=20)
+        other.wait(timeout=60)
 
 
 def test_private_mapping_sees_the_file_until_it_is_written(work):
@@ -178,12 +178,14 @@ def test_splice_and_sendfile_between_the_mount_and_a_pipe(mount, work):
     assert (work / "target").read_bytes() == expected
 
 
+@pytest.mark.limit(500)
 @pytest.mark.parametrize("how", page_race.CHANGES)
 def test_changes_of_one_page_by_a_mapping_and_by_direct_writes_are_both_kept(work, how):
     for _ in range(3):
         assert not any(page_race.lost(how, os.fspath(work / "file"), 8192))
 
 
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("seen", page_race.SEEN)
 def test_a_mapping_and_direct_writes_change_one_word_in_turn(work, seen):
     """A hang means that an answer through the mapping was lost: each side waits for the other."""

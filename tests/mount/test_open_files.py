@@ -108,14 +108,14 @@ def test_busy_program_may_not_be_written(work):
         os.unlink(work / "moved")
     finally:
         running.kill()
-        running.wait(timeout=20)
+        running.wait(timeout=60)
 
 
 def test_open_for_writing_may_not_be_run(work):
     process.run(["cp", "/bin/true", work / "program"])
     with open(work / "program", "r+b"):
         with pytest.raises(OSError) as caught:
-            subprocess.run([work / "program"], check=False, timeout=20)
+            subprocess.run([work / "program"], check=False, timeout=60)
         assert caught.value.errno == errno.ETXTBSY
     process.run([work / "program"])
 

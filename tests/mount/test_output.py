@@ -59,5 +59,5 @@ def test_a_terminal_that_goes_away_does_not_end_the_command(factory):
     os.close(slave)
     os.read(master, 1)   # wait until the bar is drawn
     os.close(master)
-    process.finish(running)
+    process.finish(running, limit=110)
     process.run([program(), "verify", "--catalog", store])

@@ -69,7 +69,7 @@ def test_a_service_reports_when_it_works_and_when_it_ends(factory, tmp_path, kin
             process.finish(daemon)
         finally:
             process.kill(daemon.pid)
-            daemon.wait(timeout=20)
+            daemon.wait(timeout=60)
             weightfs("umount", path, codes=None)
         assert not any("READY" in text or "STOPPING" in text for text in manager.rest()), "each is reported once"
     store.fsck()
@@ -86,7 +86,7 @@ def test_an_unmount_by_hand_is_reported_too(factory, tmp_path):
             process.finish(daemon)
         finally:
             process.kill(daemon.pid)
-            daemon.wait(timeout=20)
+            daemon.wait(timeout=60)
 
 
 def test_a_mount_that_fails_is_never_ready(factory, tmp_path):
@@ -155,7 +155,7 @@ def test_the_privileges_of_the_unit_are_enough(factory, tmp_path):
             process.finish(daemon)
         finally:
             process.kill(daemon.pid)
-            daemon.wait(timeout=20)
+            daemon.wait(timeout=60)
     store.fsck()
 
 

@@ -59,14 +59,16 @@ def programs(path, *roles):
             each.communicate(timeout=60)
 
 
+@pytest.mark.limit(300)
 def test_truncations_end_while_others_drop_pages_of_a_mapping(factory):
     """The kernel writes no pages of a file while it truncates it, so a request to drop them blocks."""
     mount = factory.mount(factory.store("128M"))
     with programs(mount.path / "file", "map", *["drop"] * 8, "truncate") as running:
-        process.finish(running[-1], limit=120)
+        process.finish(running[-1], limit=240)
     mount.fsck()
 
 
+@pytest.mark.limit(300)
 def test_a_mount_ends_while_programs_change_a_mapping_and_seek_in_it(factory):
     """A seek needs the changes of the mapping, which must come through the mount that is ending."""
     mount = factory.mount(factory.store("128M"))

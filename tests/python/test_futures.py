@@ -108,7 +108,7 @@ def test_a_signal_handler_that_raises_when_a_wait_begins_leaves_no_future_withou
         finally:
             sys.settrace(None)
         standing.go()
-        assert concurrent.futures.wait([standing.future], 10).not_done == set()
+        assert concurrent.futures.wait([standing.future], 60).not_done == set()
 
 
 def test_a_copy_that_fails_fails_for_everybody():

@@ -104,7 +104,7 @@ def test_futures(table):
         called = threading.Event()
         future = reader.read_async([0], bytearray(10))
         future.add_done_callback(lambda _: called.set())
-        assert called.wait(10)
+        assert called.wait(60)
 
 
 def test_holes_read_as_zeros(folder):
@@ -416,7 +416,7 @@ def test_a_read_of_many_windows_starts_at_once(leased):
         def stand(_):
             if threading.current_thread() is not threading.main_thread():
                 there.set()
-                seen.append(started.wait(20))
+                seen.append(started.wait(100))
 
         while not there.wait(0.1):   # until the callback stands on the I/O thread
             reader.read_async([0] * 64, bytearray(64 * 4096)).add_done_callback(stand)
@@ -424,7 +424,7 @@ def test_a_read_of_many_windows_starts_at_once(leased):
         assert not any(future.done() for future in futures)
         started.set()
         for future, out in zip(futures, outs):
-            assert future.result(20) == out.nbytes
+            assert future.result(60) == out.nbytes
             assert all(content(row) == data[at:at + 4096] for at, row in zip(offsets, out))
         assert set(seen) == {True}   # more than one, if the first callback came late
 
@@ -441,7 +441,7 @@ def test_a_read_of_many_windows_can_be_canceled_and_closed(leased):
             reader.close()
         else:
             del reader
-        assert future.wait(20) and future.cancelled()
+        assert future.wait(60) and future.cancelled()
 
 
 def test_a_forked_child_opens_its_own_reader(leased):
@@ -517,7 +517,7 @@ def test_a_forked_child_keeps_a_lease_until_its_parent_ends_it_or_both_have_ende
             assert wait_until(lambda: leases() == 0)
         else:
             parent.kill()
-            parent.wait(timeout=30)
+            parent.wait(timeout=60)
             assert leases() == 1
         parent.stdin.close()   # ends the child
         assert wait_until(lambda: leases() == 0)

@@ -237,7 +237,7 @@ def use():
 with once_waiting(use):
     handle.{call}({{"a": small.clone(), "b": small.clone()}}, ".")
 print({{outcome(use) for use in uses}})
-""", limit=30)
+""")
     assert out == "{'would deadlock'} {'done'}\n{'done'}\n"
 
 
@@ -254,7 +254,7 @@ with once_waiting(use):
     handle.save_many({{"a": small}}, ".")
 waiting.join()
 print(outcome(lambda: handle.write_from(small, "c")))
-""", limit=30)
+""")
     assert out == "done\n"
 
 
@@ -271,7 +271,7 @@ def use():
 with once_waiting(use):
     handle.save_many({{"a": small}}, ".")
 print(futures[0].result(), outcome(handle.wait))
-""", limit=30)
+""")
     assert out == "would deadlock would deadlock False\n5000 done\n"
 
 
@@ -285,5 +285,5 @@ def report(done, total):
     started.append(handle.write_async(small, "a"))   # begins when the call is done
 handle.{call}({{"a": small.clone(), "b": small.clone()}}, ".", progress=report)
 print(found, {{future.result() for future in started}})
-""", limit=30)
+""")
     assert out == "{'would deadlock'} {5000}\n"

@@ -104,6 +104,7 @@ def test_objects_that_arrive_during_a_removal_are_removed(server, start, other, 
     assert not left(server, 1) and not server.objects.open_uploads("tests", "")
 
 
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize("words", [(), ("--all-versions",)], ids=["plain", "versioned"])
 def test_a_killed_prune_is_continued_at_once(server, start, tree, words, first):

@@ -158,6 +158,7 @@ def test_a_step_that_is_saved_again_replaces_its_version(server, start, run, tar
     assert not differences(expected, comparable(target))
 
 
+@pytest.mark.limit(400)
 def test_a_replacement_that_is_interrupted_is_continued(server, start, run, target):
     """At each of its requests. No kill leaves a mixture: the version is that of one of the saves, or there is none."""
     saves, states, at = {}, [], 0

@@ -132,7 +132,7 @@ def test_transfers_of_several_threads(service, tree, target):
     called = threading.Event()
     transfers[0].add_done_callback(lambda transfer: called.set())
     done, _ = concurrent.futures.wait(transfers, timeout=100)
-    assert len(done) == 3 and called.wait(10) and not any(one.running() or one.cancelled() for one in transfers)
+    assert len(done) == 3 and called.wait(60) and not any(one.running() or one.cancelled() for one in transfers)
     assert [one.result().url for one in transfers] == [f"{URL}-{number}/1" for number in range(3)]
     assert s3.pull_async(f"{URL}-2", target).result(100).version == 1
     assert not transfers[0].cancel()
@@ -210,7 +210,7 @@ def test_the_program_ends_with_the_interpreter(service, child, how):
         parent.stdin.flush()
     else:
         parent.kill()
-    assert wait_gone(pid, 30)
+    assert wait_gone(pid, 60)
     service.heal()
     assert not s3.versions(URL)
 

@@ -91,10 +91,10 @@ def test_a_service_that_never_answers_is_given_up(server, probe):
     """The time of all attempts together is bounded, and repetitions are reported. The time is over in the middle of the
     second attempt, so that the count does not depend on when exactly an attempt stalls."""
     server.fail(1, "silence", every=True)
-    error = probe.refused("get", key="k", file=os.devnull, stall=2, give_up=3, quiet=1)
+    error = probe.refused("get", key="k", file=os.devnull, stall=6, give_up=9, quiet=1)
     assert error.code == errno.EIO and error.answer["requests"] == 2 and "(2 attempts in " in error.text
     [line] = error.answer["reported"]
-    assert line.startswith("GET s3://tests/k: ") and line.endswith("; it gives up after the last one or 3 s")
+    assert line.startswith("GET s3://tests/k: ") and line.endswith("; it gives up after the last one or 9 s")
     assert "; attempt 2 of 10 follows in " in line
     server.heal()
     server.fail(1, "status")

@@ -41,6 +41,7 @@ def test_a_take_over_deletes_after_it_has_the_claim(server, tree, rival):
     assert any(record.method == "POST" and not record.key for record in changes[1:])
 
 
+@pytest.mark.limit(400)
 def test_a_killed_take_over_leaves_no_version_without_its_objects(server, start, other, tree, rival, target):
     """At each of its requests; the first push goes on then, with its manifest."""
     at = 0

@@ -71,25 +71,26 @@ Result<void> CheckHolder(const std::string& directory, const StoreHolder& holder
     return InUse(directory, holder, "unmount it on the machine that serves it; if that machine has failed, the "
                                     "filesystem drops its locks after a while");
   }
-  const Keepers keepers = FindKeepers(holder.device);
+  const Keepers keepers = FindKeepers(holder.filesystem);
   return keepers.empty() ? Result<void>() : StillServed(directory, holder, keepers);
 }
 
 }  // namespace
 
-Keepers UsersOf(const std::string& device) {
-  MountUsers found = FindMountUsers(device);
+Keepers UsersOf(const MountedFilesystem& filesystem) {
+  MountUsers found = FindMountUsers(filesystem);
   return {.users = std::move(found.users), .complete = found.complete};
 }
 
-Keepers FindKeepers(const std::string& device) {
+Keepers FindKeepers(const MountedFilesystem& filesystem) {
   Keepers keepers;
-  keepers.here = MountsOf(device);
-  MountsElsewhere elsewhere = FindMountsElsewhere(device);
+  keepers.here = MountsOf(filesystem);
+  MountsElsewhere elsewhere = FindMountsElsewhere(filesystem);
+  if (elsewhere.reused) return {};
   keepers.elsewhere = std::move(elsewhere.namespaces);
   keepers.complete = elsewhere.complete;
   if (!keepers.empty()) return keepers;
-  Keepers users = UsersOf(device);
+  Keepers users = UsersOf(filesystem);
   users.complete = users.complete && keepers.complete;
   return users;
 }
@@ -148,7 +149,7 @@ Result<void> WaitUntilReleased(const std::string& directory) {
     std::this_thread::sleep_for(kPoll);
   }
   if (before.state != StoreHolder::State::kServing || before.IsEnding()) return {};
-  return StillServed(directory, before, FindKeepers(before.device));
+  return StillServed(directory, before, FindKeepers(before.filesystem));
 }
 
 }  // namespace weightfs::cli

@@ -14,7 +14,7 @@
 
 namespace weightfs::cli {
 
-// The mounts and processes that keep the filesystem of a device alive.
+// The mounts and processes that keep a filesystem alive.
 struct Keepers {
   std::vector<MountEntry> here;            // other mounts in this mount namespace
   std::vector<NamespaceMounts> elsewhere;  // mounts in other mount namespaces
@@ -23,11 +23,11 @@ struct Keepers {
   bool empty() const { return here.empty() && elsewhere.empty() && users.empty(); }
 };
 
-// The processes that use the filesystem of a device, whether it is mounted here or not. Sets only `users` and
+// The processes that use a filesystem, whether it is mounted here or not. Sets only `users` and
 // `complete`.
-Keepers UsersOf(const std::string& device);
+Keepers UsersOf(const MountedFilesystem& filesystem);
 
-Keepers FindKeepers(const std::string& device);
+Keepers FindKeepers(const MountedFilesystem& filesystem);
 
 // A part of a sentence, such as "it is mounted in another mount namespace, by process 4711 (sleep)". Never empty.
 std::string DescribeKeepers(const Keepers& keepers);

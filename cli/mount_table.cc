@@ -49,9 +49,9 @@ Result<MountEntry> FindMount(const std::string& path) {
 }
 
 std::optional<MountEntry> FindServedMount(const StoreHolder& holder) {
-  // A free lock file may hold the number of a filesystem that is another one by now.
+  // A free lock file may name the filesystem of an earlier mount.
   if (!holder.held || holder.state != StoreHolder::State::kServing) return std::nullopt;
-  std::vector<MountEntry> mounts = MountsOf(holder.device);
+  std::vector<MountEntry> mounts = MountsOf(holder.filesystem);
   for (MountEntry& mount : mounts) {
     if (mount.directory == holder.directory) return std::move(mount);
   }
@@ -59,7 +59,7 @@ std::optional<MountEntry> FindServedMount(const StoreHolder& holder) {
 }
 
 std::optional<MountEntry> FindMountOfStore(const std::string& directory, const StoreHolder& holder) {
-  // By the device first: the daemon may know the store by another path, and dead mounts may have this path.
+  // By the note of the daemon first: it may know the store by another path, and dead mounts may have this path.
   if (auto served = FindServedMount(holder)) return served;
   const std::string path = ResolvePath(directory);
   auto mounts = WeightfsMounts();

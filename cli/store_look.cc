@@ -82,7 +82,7 @@ StoreView ViewStore(const std::string& directory) {
     view.stale = view.mount->directory;
     view.mount.reset();
   }
-  if (!view.mount.has_value() && view.served()) view.keepers = FindKeepers(view.holder.device);
+  if (!view.mount.has_value() && view.served()) view.keepers = FindKeepers(view.holder.filesystem);
   view.look = view.mount.has_value() ? LookAtMount(view.mount->directory)
               : view.holder.held     ? LookAtHidden(view.keepers)
                                      : LookAtStore(directory);

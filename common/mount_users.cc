@@ -97,9 +97,9 @@ class Looker {
 
 }  // namespace
 
-MountUsers FindMountUsers(std::string_view device) {
+MountUsers FindMountUsers(const MountedFilesystem& filesystem) {
   MountUsers found;
-  Looker looker(device);
+  Looker looker(filesystem.device);
   for (const pid_t process : AllProcesses()) {
     if (process == getpid()) continue;
     if (auto user = looker.LookAt(process)) {
@@ -108,6 +108,7 @@ MountUsers FindMountUsers(std::string_view device) {
     }
   }
   found.complete = looker.complete();
+  if (!found.users.empty() && FindMountsElsewhere(filesystem).reused) return {};
   return found;
 }
 

@@ -5,8 +5,9 @@
 #include <sys/types.h>
 
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "common/mounts.h"
 
 namespace weightfs {
 
@@ -21,8 +22,8 @@ struct MountUsers {
   bool complete = true;          // false: this user may not inspect some processes
 };
 
-// Searches /proc for open files, directories and mappings of the superblock `device` ("MAJOR:MINOR"), even if its mount
-// was detached. Does not access the filesystem, so it works when the daemon is dead.
-MountUsers FindMountUsers(std::string_view device);
+// Searches /proc for open files, directories and mappings of a filesystem, even if its mount was detached. Finds none
+// if another filesystem has its device number. Does not access the filesystem, so it works when the daemon is dead.
+MountUsers FindMountUsers(const MountedFilesystem& filesystem);
 
 }  // namespace weightfs

@@ -30,17 +30,24 @@ struct IteratorEnd {
 
 std::string Text(const char* text) { return text == nullptr ? std::string() : text; }
 
-std::vector<MountEntry> OfDevice(std::vector<MountEntry> mounts, std::string_view device) {
-  std::erase_if(mounts, [&](const MountEntry& mount) { return mount.device != device; });
-  return mounts;
+// Removes the other mounts. Sets `reused` if one of them has the filesystem's device number.
+void KeepMountsOf(const MountedFilesystem& filesystem, std::vector<MountEntry>* mounts, bool* reused) {
+  std::erase_if(*mounts, [&](const MountEntry& mount) {
+    if (filesystem.Has(mount)) return false;
+    *reused = *reused || mount.device == filesystem.device;
+    return true;
+  });
 }
 
 // Thousands of processes share a few mount tables. Each table is read once per namespace and root directory, if these
 // are readable, and decoded only if it contains the device's number.
 class Search {
  public:
-  explicit Search(std::string_view device) : device_(device), needle_(fmt::format(" {} ", device)) {
-    for (const MountEntry& mount : MountsOf(device)) own_.insert(mount.id);
+  explicit Search(const MountedFilesystem& filesystem)
+      : filesystem_(filesystem), needle_(fmt::format(" {} ", filesystem.device)) {
+    auto mounts = ReadMounts().value_or(std::vector<MountEntry>());
+    KeepMountsOf(filesystem_, &mounts, &reused_);
+    for (const MountEntry& mount : mounts) own_.insert(mount.id);
     const std::string own = TableKey("self");
     if (!own.empty()) tables_[own] = {};
   }
@@ -63,6 +70,7 @@ class Search {
   MountsElsewhere Result() {
     MountsElsewhere result;
     result.complete = complete_;
+    result.reused = reused_;
     for (auto& [ids, mounts] : found_) {
       std::sort(mounts.processes.begin(), mounts.processes.end());
       result.namespaces.push_back(std::move(mounts));
@@ -92,9 +100,8 @@ class Search {
       return {};
     }
     if (text->find(needle_) == std::string::npos) return {};
-    auto parsed = ParseMounts(*text);
-    if (!parsed.has_value()) return {};
-    std::vector<MountEntry> mounts = OfDevice(std::move(*parsed), device_);
+    auto mounts = ParseMounts(*text).value_or(std::vector<MountEntry>());
+    KeepMountsOf(filesystem_, &mounts, &reused_);
     std::erase_if(mounts, [this](const MountEntry& mount) { return own_.contains(mount.id); });
     Ids ids;
     for (const MountEntry& mount : mounts) ids.push_back(mount.id);
@@ -102,14 +109,19 @@ class Search {
     return ids;
   }
 
-  const std::string device_, needle_;
+  const MountedFilesystem filesystem_;
+  const std::string needle_;
   std::set<int> own_;
   std::map<std::string, Ids> tables_;
   std::map<Ids, NamespaceMounts> found_;
-  bool complete_ = true;
+  bool complete_ = true, reused_ = false;
 };
 
 }  // namespace
+
+bool MountedFilesystem::Has(const MountEntry& mount) const {
+  return mount.device == device && (source.empty() || mount.source == source);
+}
 
 bool IsWeightfs(const MountEntry& mount) {
   return std::find(std::begin(kTypes), std::end(kTypes), mount.type) != std::end(kTypes);
@@ -162,13 +174,14 @@ std::optional<MountEntry> TopMountOn(const std::string& path) {
   return top == mounts->rend() ? std::nullopt : std::optional(*top);
 }
 
-std::vector<MountEntry> MountsOf(std::string_view device) {
-  auto mounts = ReadMounts();
-  return mounts.has_value() ? OfDevice(std::move(*mounts), device) : std::vector<MountEntry>();
+std::vector<MountEntry> MountsOf(const MountedFilesystem& filesystem) {
+  auto mounts = ReadMounts().value_or(std::vector<MountEntry>());
+  std::erase_if(mounts, [&](const MountEntry& mount) { return !filesystem.Has(mount); });
+  return mounts;
 }
 
-MountsElsewhere FindMountsElsewhere(std::string_view device) {
-  Search search(device);
+MountsElsewhere FindMountsElsewhere(const MountedFilesystem& filesystem) {
+  Search search(filesystem);
   for (const pid_t process : AllProcesses()) search.Visit(process);
   return search.Result();
 }

@@ -94,7 +94,7 @@ MetricsSource Mount::Measure() const {
   source.scrub = filesystem_->store().Scrub();
   source.catalog_free = filesystem_->store().CatalogFreeSpace();
   source.replica_age = filesystem_->store().ReplicaAge();
-  source.kernel_requests = KernelRequests(session_->device());
+  source.kernel_requests = KernelRequests(session_->identity().device);
   source.store = options_.store_directory;
   static const double start = StartOfProcess();  // a clock that is set must not change it
   source.start_seconds = start;
@@ -111,7 +111,7 @@ MetricsSource Mount::Measure() const {
 
 void Mount::Stop() { session_->Stop(); }
 
-const std::string& Mount::device() const { return session_->device(); }
+const MountedFilesystem& Mount::identity() const { return session_->identity(); }
 
 std::vector<std::string> Mount::Features() const {
   return DescribeFeatures(session_->offer(), filesystem_->features, session_->mask());

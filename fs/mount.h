@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/mounts.h"
 #include "common/result.h"
 #include "fs/mount_options.h"
 #include "store/store.h"
@@ -38,8 +39,8 @@ class Mount {
   // the kernel what shared mappings have written. Async-signal-safe; may be called before Run and more than once.
   void Stop();
 
-  // "MAJOR:MINOR": the st_dev of the files of the mount.
-  const std::string& device() const;
+  // How the mount tables name the mounted filesystem.
+  const MountedFilesystem& identity() const;
 
   // The features negotiated with the kernel, one line each, for the log.
   std::vector<std::string> Features() const;

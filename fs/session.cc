@@ -172,7 +172,7 @@ Result<void> Session::Mount() {
                  fmt::format("mounting on {} failed; the lines above say why{}", path,
                              geteuid() == 0 ? "" : " (this user needs write access to the directory)")};
   mount_path_ = path;
-  if (const auto mount = TopMountOn(path)) mount_device_ = mount->device;
+  if (const auto mount = TopMountOn(path)) identity_ = mount->filesystem();
   if (const auto added = AddMountFlags(path, options_.kernel_options); !added.has_value()) {
     fuse_session_unmount(session_);
     return added;
@@ -387,7 +387,7 @@ void Session::Stop() {
 std::optional<MountEntry> Session::FindOwnMount() const {
   if (mount_path_.empty()) return std::nullopt;
   std::optional<MountEntry> mount = TopMountOn(mount_path_);
-  if (mount.has_value() && mount->device != mount_device_) return std::nullopt;
+  if (mount.has_value() && !identity_.Has(*mount)) return std::nullopt;
   return mount;
 }
 

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/mounts.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "fs/filesystem.h"
@@ -48,7 +49,7 @@ class Session {
   // The mount entry of this session in the system's mount table; nullopt when attached.
   std::optional<MountEntry> FindOwnMount() const;
   // "MAJOR:MINOR" of the mounted filesystem; empty when attached.
-  const std::string& device() const { return mount_device_; }
+  const MountedFilesystem& identity() const { return identity_; }
 
   // Closes the connection and unmounts. Call it once, after or instead of Run.
   void Unmount();
@@ -76,7 +77,7 @@ class Session {
   bool attached_ = false;
   bool ended_ = false;
   std::string mount_path_;    // empty when nothing is mounted
-  std::string mount_device_;  // MAJOR:MINOR
+  MountedFilesystem identity_;
   FeatureMask mask_;
   KernelOffer offer_;
   std::unique_ptr<ReceiveBuffers> buffers_;

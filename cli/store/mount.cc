@@ -255,7 +255,7 @@ Result<void> Serve(Plan plan, StartReport& report) {
     manager->Stopping("Writes the last data to the device");
   };
   ASSIGN_OR_RETURN(auto mount, Mount::Create(session->store(), plan.mount));
-  session->NoteServing(mount->device(), plan.mount.mountpoint);
+  session->NoteServing(mount->identity(), plan.mount.mountpoint);
   LogStart(plan, *mount);
   target.Watch(*mount);
   const auto served = mount->Run();

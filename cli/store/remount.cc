@@ -25,7 +25,7 @@ bool IsReadOnly(const MountEntry& mount) { return HasOption(mount.flags, "ro") |
 
 Error Busy(const MountEntry& mount) {
   std::string users;
-  for (const MountUser& user : FindMountUsers(mount.device).users) {
+  for (const MountUser& user : FindMountUsers(mount.filesystem()).users) {
     users += fmt::format("{}{} {}: {}", users.empty() ? "" : ", ", user.process, user.command, user.reason);
   }
   return {ErrorCode::kBusy,

@@ -26,16 +26,15 @@ bool HasTerminal() { return isatty(STDERR_FILENO) != 0; }
 }  // namespace
 
 ServerWatch::ServerWatch(const MountEntry& mount)
-    : store_(mount.source),
-      device_(mount.device),
-      lock_(StoreLock::OpenToWatch(store_).value_or(UniqueFd())),
+    : mount_(mount),
+      lock_(StoreLock::OpenToWatch(mount_.source).value_or(UniqueFd())),
       holder_(Look()),
       process_(holder_.process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, holder_.process, 0)) : -1) {}
 
 StoreHolder ServerWatch::Look() const { return lock_ ? ReadStoreHolder(lock_) : StoreHolder(); }
 
 bool ServerWatch::IsOther(const StoreHolder& holder) const {
-  if (holder.state == StoreHolder::State::kServing && holder.device != device_) return true;
+  if (holder.state == StoreHolder::State::kServing && !holder.filesystem.Has(mount_)) return true;
   return holder.noted > 0 && holder_.noted > 0 && holder.noted != holder_.noted;
 }
 
@@ -70,7 +69,7 @@ Result<void> ServerWatch::EndMount(milliseconds timeout, const std::function<boo
   if (!answers) {
     Print(stderr,
           fmt::format("weightfs: {}: its daemon does not respond; changes made through shared mappings may be lost\n",
-                      store_));
+                      mount_.source));
   }
   return {};
 }
@@ -108,7 +107,7 @@ void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::o
            : fmt::format("waiting until {} has written everything", DescribeProcess(holder_.process));
   if (line == reported_) return;
   reported_ = line;
-  Print(stderr, fmt::format("weightfs: {}: {}\n", store_, line));
+  Print(stderr, fmt::format("weightfs: {}: {}\n", mount_.source, line));
 }
 
 Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept, bool forced) {
@@ -126,7 +125,7 @@ Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept
     const auto waited = std::chrono::duration_cast<milliseconds>(now - start);
     const bool serving = holder.state == StoreHolder::State::kServing && !forced;
     if (serving && now >= next_look) {
-      keepers = FindKeepers(device_);
+      keepers = FindKeepers(mount_.filesystem());
       next_look = std::min(now + kLookInterval, std::max(now + kPoll, start + timeout));
       const bool settled = !keepers->here.empty() || (leave_kept && !keepers->empty());
       if (settled || waited >= timeout) return End{.keepers = *std::move(keepers), .holder = holder};

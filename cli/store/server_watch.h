@@ -56,7 +56,7 @@ class ServerWatch {
   void Report(std::chrono::milliseconds waited, std::chrono::milliseconds timeout,
               const std::optional<Keepers>& keepers);
 
-  const std::string store_, device_;
+  const MountEntry mount_;
   const UniqueFd lock_;
   const StoreHolder holder_;
   const UniqueFd process_;

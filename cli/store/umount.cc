@@ -42,7 +42,7 @@ struct Arguments {
 };
 
 int ReportBusy(const MountEntry& mount) {
-  const Keepers found = UsersOf(mount.device);
+  const Keepers found = UsersOf(mount.filesystem());
   const auto& users = found.users;
   if (users.empty()) {
     return Fail({ErrorCode::kBusy,
@@ -74,7 +74,7 @@ Result<int> ReportFailure(const Arguments& arguments, const MountEntry& mount, i
 }
 
 bool IsThere(const MountEntry& mount) {
-  const auto mounts = MountsOf(mount.device);
+  const auto mounts = MountsOf(mount.filesystem());
   return std::any_of(mounts.begin(), mounts.end(), [&](const MountEntry& one) { return one.id == mount.id; });
 }
 
@@ -82,7 +82,8 @@ bool IsThere(const MountEntry& mount) {
 int UnmountWhenFree(const Arguments& arguments, const MountEntry& mount) {
   for (int tries = 1;; ++tries) {
     const int error = IsThere(mount) ? UnmountDirectory(mount.directory, arguments.mode(), mount.device) : 0;
-    if (error != EBUSY || arguments.read_only || tries == kTries || !UsersOf(mount.device).users.empty()) return error;
+    if (error != EBUSY || arguments.read_only || tries == kTries) return error;
+    if (!UsersOf(mount.filesystem()).users.empty()) return error;
     std::this_thread::sleep_for(kBetweenTries);
   }
 }
@@ -123,7 +124,7 @@ Result<int> Run(const Arguments& arguments) {
   }
   // Only a bind mount was unmounted, and the filesystem is still mounted: nothing to wait for.
   const bool forced = mode == UnmountMode::kForce;
-  if (!forced && !server.IsMainMount(mount.directory) && !MountsOf(mount.device).empty()) return kSuccess;
+  if (!forced && !server.IsMainMount(mount.directory) && !MountsOf(mount.filesystem()).empty()) return kSuccess;
   const auto end = server.Wait(arguments.limit(), mode == UnmountMode::kLazy, forced);
   if (!end.has_value()) return Error{end.error().code, mount.source + ": " + Line(end.error())};
   return end->closed ? kSuccess : ReportKept(arguments, mount, *end);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/mounts.h"
 #include "common/progress.h"
 #include "common/result.h"
 #include "common/unique_fd.h"
@@ -108,7 +109,7 @@ struct StoreHolder {
   pid_t process = 0;  // the holder in this PID namespace; 0: none, or in another PID namespace
   pid_t noted = 0;    // the holder in its own PID namespace; 0: none noted, or the last holder closed the store
   State state = State::kWorking;  // kWorking: checking, formatting, or not mounted yet
-  std::string device;             // kServing: "MAJOR:MINOR" of the mounted filesystem
+  MountedFilesystem filesystem;   // kServing: without a source if an older version serves
   std::string directory;          // kServing: the mount point
   std::string error;              // of a holder that failed to write everything; empty otherwise
 
@@ -141,8 +142,8 @@ class StoreLock {
 
   // Writes this process's id. From then on the process may have the devices open and change the store.
   void Claim();
-  // Adds the mount to the note: its device number and directory.
-  void NoteServing(const std::string& device, const std::string& directory);
+  // Adds the mount to the note: its filesystem and directory.
+  void NoteServing(const MountedFilesystem& filesystem, const std::string& directory);
   // Notes that the mount has ended and the last data is being written.
   void NoteClosing();
   // Empties the file when the holder has written everything. `note` is one line for processes that wait, empty on

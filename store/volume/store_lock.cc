@@ -48,7 +48,7 @@ bool IsNamed(const std::string& path, int descriptor) {
 }
 
 std::string ReadNote(int descriptor) {
-  std::string text(2 * PATH_MAX, '\0');
+  std::string text(3 * PATH_MAX, '\0');  // two paths and two short lines
   const ssize_t got = pread(descriptor, text.data(), text.size(), 0);
   text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   return text;
@@ -68,12 +68,14 @@ StoreHolder ParseNote(std::string_view text) {
   std::string_view second = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
   if (second.starts_with(kClosingWord)) holder.state = StoreHolder::State::kClosing;
   const size_t blank = second.find(' ', kServingWord.size());
-  // The directory ends at the last newline; it may contain others.
+  // Both paths may contain newlines; the source ends at the last one.
   if (!second.starts_with(kServingWord) || blank == std::string_view::npos || !second.ends_with('\n')) return holder;
   holder.state = StoreHolder::State::kServing;
-  holder.device = second.substr(kServingWord.size(), blank - kServingWord.size());
+  holder.filesystem.device = second.substr(kServingWord.size(), blank - kServingWord.size());
   second.remove_suffix(1);
-  holder.directory = second.substr(blank + 1);
+  const size_t directory_end = second.find('\0', blank);
+  holder.directory = second.substr(blank + 1, directory_end - (blank + 1));
+  if (directory_end != std::string_view::npos) holder.filesystem.source = second.substr(directory_end + 1);
   return holder;
 }
 
@@ -163,8 +165,11 @@ void StoreLock::Claim() {
   if (file_) Rewrite(file_.get(), fmt::format("{}\n", getpid()));
 }
 
-void StoreLock::NoteServing(const std::string& device, const std::string& directory) {
-  if (file_) Rewrite(file_.get(), fmt::format("{}\n{}{} {}\n", getpid(), kServingWord, device, directory));
+void StoreLock::NoteServing(const MountedFilesystem& filesystem, const std::string& directory) {
+  if (!file_) return;
+  std::string text = fmt::format("{}\n{}{} {}", getpid(), kServingWord, filesystem.device, directory);
+  if (!filesystem.source.empty()) text += '\0' + filesystem.source;
+  Rewrite(file_.get(), text + "\n");
 }
 
 void StoreLock::NoteClosing() {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/mounts.h"
 #include "common/result.h"
 #include "store/store.h"
 #include "store/volume/store_directory.h"
@@ -27,7 +28,9 @@ class StoreSession {
   bool was_clean() const { return was_clean_; }
 
   // Publish the state to other processes (StoreHolder): what is served where, and the end of the mount.
-  void NoteServing(const std::string& device, const std::string& directory) { lock_.NoteServing(device, directory); }
+  void NoteServing(const MountedFilesystem& filesystem, const std::string& directory) {
+    lock_.NoteServing(filesystem, directory);
+  }
   void NoteClosing();
 
   // Makes everything durable, marks the superblocks clean and empties the lock file, in this order. The first error is

@@ -35,16 +35,20 @@ TEST(MountTableTest, PathsAreResolvedAsFarAsTheyExist) {
   EXPECT_EQ(ResolvePath((real / "store" / "").string()), real / "store");
 }
 
-// The device number of a filesystem that is gone may have been reused by another one.
 TEST(MountTableTest, OnlyTheHolderOfTheLockServesAMount) {
   const auto root = TopMountOn("/");
   ASSERT_TRUE(root.has_value());
-  StoreHolder holder{.noted = 1, .state = StoreHolder::State::kServing, .device = root->device, .directory = "/"};
+  StoreHolder holder{
+      .noted = 1, .state = StoreHolder::State::kServing, .filesystem = root->filesystem(), .directory = "/"};
   EXPECT_FALSE(FindServedMount(holder).has_value());
   holder.held = true;
   const auto served = FindServedMount(holder);
   ASSERT_TRUE(served.has_value());
   EXPECT_EQ(served->directory, "/");
+  holder.filesystem.source = "/srv/a";  // the device number was reused
+  EXPECT_FALSE(FindServedMount(holder).has_value());
+  holder.filesystem.source.clear();  // noted by an older version
+  EXPECT_TRUE(FindServedMount(holder).has_value());
   holder.state = StoreHolder::State::kClosing;
   EXPECT_FALSE(FindServedMount(holder).has_value());
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/mounts.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <unistd.h>
 
+#include "common/mount_users.h"
 #include "tests/support/holding_child.h"
 #include "tests/support/temporary_directory.h"
 
@@ -42,8 +45,23 @@ TEST(MountsTest, DamagedTextHasNoMounts) {
 TEST(MountsTest, FindsTheRootMount) {
   const auto root = TopMountOn("/");
   ASSERT_TRUE(root.has_value());
-  EXPECT_FALSE(MountsOf(root->device).empty());
+  EXPECT_FALSE(MountsOf(root->filesystem()).empty());
   EXPECT_FALSE(TopMountOn("/no/such/mount").has_value());
+}
+
+TEST(MountsTest, AReusedDeviceNumberIsOfTheFilesystemThatHasItNow) {
+  const auto root = TopMountOn("/");
+  ASSERT_TRUE(root.has_value());
+  const MountedFilesystem now = root->filesystem(), earlier{.device = now.device, .source = "/srv/a"};
+  HoldingChild child([](const HoldingChild::Hold& hold) {
+    if (open("/", O_RDONLY | O_CLOEXEC) >= 0) hold("open");
+  });
+  ASSERT_EQ(child.text(), "open");
+  EXPECT_FALSE(FindMountUsers(now).users.empty());
+  EXPECT_TRUE(FindMountUsers(earlier).users.empty());
+  EXPECT_TRUE(MountsOf(earlier).empty());
+  EXPECT_TRUE(FindMountsElsewhere(earlier).reused);
+  EXPECT_FALSE(FindMountsElsewhere(now).reused);
 }
 
 // A child has a filesystem of its own in a separate mount namespace.
@@ -56,15 +74,18 @@ TEST(MountsTest, FindsMountsOfOtherNamespaces) {
     const auto own = made ? TopMountOn(directory) : std::nullopt;
     if (own.has_value()) hold(own->device);
   });
-  const std::string device = child.text();
-  if (device.empty()) GTEST_SKIP() << "needs the right to make a mount namespace";
-  const MountsElsewhere elsewhere = FindMountsElsewhere(device);
+  const MountedFilesystem filesystem{.device = child.text(), .source = "tmpfs"};
+  if (filesystem.device.empty()) GTEST_SKIP() << "needs the right to make a mount namespace";
+  const MountsElsewhere elsewhere = FindMountsElsewhere(filesystem);
   ASSERT_EQ(elsewhere.namespaces.size(), 1U);
   EXPECT_EQ(elsewhere.namespaces[0].processes, std::vector<pid_t>{child.process()});
   ASSERT_EQ(elsewhere.namespaces[0].mounts.size(), 1U);
   EXPECT_EQ(elsewhere.namespaces[0].mounts[0].directory, directory);
+  EXPECT_FALSE(elsewhere.reused);
+  const MountsElsewhere earlier = FindMountsElsewhere({.device = filesystem.device, .source = "/srv/a"});
+  EXPECT_TRUE(earlier.namespaces.empty() && earlier.reused);
   child.End();
-  EXPECT_TRUE(FindMountsElsewhere(device).namespaces.empty());
+  EXPECT_TRUE(FindMountsElsewhere(filesystem).namespaces.empty());
 }
 
 }  // namespace

@@ -196,10 +196,11 @@ TEST_F(StoreDirectoryTest, TheLockFileNamesTheProcessAndItsMount) {
   EXPECT_EQ(ReadStoreHolder(directory).noted, getpid());
   EXPECT_EQ(ReadStoreHolder(directory).state, StoreHolder::State::kWorking);
   EXPECT_FALSE(ReadStoreHolder(directory).IsEnding());
-  lock->NoteServing("0:47", "/mnt/a\nb c");
+  lock->NoteServing({.device = "0:47", .source = directory}, "/mnt/a\nb c");
   const StoreHolder serving = ReadStoreHolder(directory);
   EXPECT_EQ(serving.state, StoreHolder::State::kServing);
-  EXPECT_EQ(serving.device, "0:47");
+  EXPECT_EQ(serving.filesystem.device, "0:47");
+  EXPECT_EQ(serving.filesystem.source, directory);
   EXPECT_EQ(serving.directory, "/mnt/a\nb c");
   lock->NoteClosing();
   EXPECT_EQ(ReadStoreHolder(directory).noted, getpid());
@@ -218,6 +219,8 @@ TEST_F(StoreDirectoryTest, TheHolderIsTheProcessWithTheLockAndNotTheOneInTheFile
   fs::create_directory(directory);
   std::ofstream(directory + "/lock") << "1\nserving 0:47 /mnt/a\n";
   const StoreHolder free = ReadStoreHolder(directory);
+  EXPECT_EQ(free.directory, "/mnt/a");
+  EXPECT_EQ(free.filesystem.source, "") << "an older version notes none";
   EXPECT_FALSE(free.held);
   EXPECT_EQ(free.process, 0);
   EXPECT_EQ(free.noted, 1);

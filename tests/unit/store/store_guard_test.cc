@@ -164,7 +164,7 @@ TEST_F(TakenStoreTest, NothingOfItChangesAfterwards) {
   const InodeId ino = Must(store.names().Create(kRootInode, "a", {.mode = S_IFREG | 0644})).ino;
   const InodePtr file = Must(store.OpenFile(ino, false));
   ASSERT_OK(store.Sync(file));
-  session->NoteServing("0:0", "/nowhere");
+  session->NoteServing({.device = "0:0", .source = "/nothing"}, "/nowhere");
   TakeOver(Path("store/pool"));
   Poke(Path("store/lock"), 0, "4711\nserving 0:1 /elsewhere\n");
   const auto before = Snapshot("store");

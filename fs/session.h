@@ -48,7 +48,7 @@ class Session {
 
   // The mount entry of this session in the system's mount table; nullopt when attached.
   std::optional<MountEntry> FindOwnMount() const;
-  // "MAJOR:MINOR" of the mounted filesystem; empty when attached.
+  // How the mount tables name the mounted filesystem; empty when attached.
   const MountedFilesystem& identity() const { return identity_; }
 
   // Closes the connection and unmounts. Call it once, after or instead of Run.
@@ -76,7 +76,7 @@ class Session {
   UniqueFd stop_event_;  // readable after Stop or the end of the last receiver
   bool attached_ = false;
   bool ended_ = false;
-  std::string mount_path_;    // empty when nothing is mounted
+  std::string mount_path_;  // empty when nothing is mounted
   MountedFilesystem identity_;
   FeatureMask mask_;
   KernelOffer offer_;

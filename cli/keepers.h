@@ -23,8 +23,7 @@ struct Keepers {
   bool empty() const { return here.empty() && elsewhere.empty() && users.empty(); }
 };
 
-// The processes that use a filesystem, whether it is mounted here or not. Sets only `users` and
-// `complete`.
+// The processes that use a filesystem, whether it is mounted here or not. Sets only `users` and `complete`.
 Keepers UsersOf(const MountedFilesystem& filesystem);
 
 Keepers FindKeepers(const MountedFilesystem& filesystem);

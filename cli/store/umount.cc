@@ -41,8 +41,7 @@ struct Arguments {
   UnmountMode mode() const { return force ? UnmountMode::kForce : lazy ? UnmountMode::kLazy : UnmountMode::kPlain; }
 };
 
-int ReportBusy(const MountEntry& mount) {
-  const Keepers found = UsersOf(mount.filesystem());
+int ReportBusy(const MountEntry& mount, const Keepers& found) {
   const auto& users = found.users;
   if (users.empty()) {
     return Fail({ErrorCode::kBusy,
@@ -58,13 +57,20 @@ int ReportBusy(const MountEntry& mount) {
   return kFailure;
 }
 
-Result<int> ReportFailure(const Arguments& arguments, const MountEntry& mount, int error) {
+// What came of an attempt to unmount. EBUSY: `users` use the mount, or something that cannot be listed.
+struct Outcome {
+  int error = 0;
+  Keepers users = {};
+};
+
+Result<int> ReportFailure(const Arguments& arguments, const MountEntry& mount, const Outcome& outcome) {
+  const int error = outcome.error;
   if (error == EBUSY && arguments.read_only) {
     RETURN_IF_ERROR(RemountReadOnly(mount, true));
     Print(stderr, fmt::format("weightfs: {}: in use, so it is read-only from now on\n", mount.directory));
     return kSuccess;
   }
-  if (error == EBUSY) return ReportBusy(mount);
+  if (error == EBUSY) return ReportBusy(mount, outcome.users);
   std::string why = std::strerror(error);
   if (error == ENOENT) why = "fusermount3 is not installed; install the package fuse3, or unmount as root";
   if (error == EPERM && arguments.force) {
@@ -78,12 +84,14 @@ bool IsThere(const MountEntry& mount) {
   return std::any_of(mounts.begin(), mounts.end(), [&](const MountEntry& one) { return one.id == mount.id; });
 }
 
-// Returns 0 or an errno. EBUSY: a process uses the mount, or something that cannot be listed does for seconds.
-int UnmountWhenFree(const Arguments& arguments, const MountEntry& mount) {
+// Tries again while nobody can be listed who uses the mount.
+Outcome UnmountWhenFree(const Arguments& arguments, const MountEntry& mount) {
   for (int tries = 1;; ++tries) {
-    const int error = IsThere(mount) ? UnmountDirectory(mount.directory, arguments.mode(), mount.device) : 0;
-    if (error != EBUSY || arguments.read_only || tries == kTries) return error;
-    if (!UsersOf(mount.filesystem()).users.empty()) return error;
+    Outcome outcome;
+    if (IsThere(mount)) outcome.error = UnmountDirectory(mount.directory, arguments.mode(), mount.device);
+    if (outcome.error != EBUSY || arguments.read_only) return outcome;
+    outcome.users = UsersOf(mount.filesystem());
+    if (!outcome.users.users.empty() || tries == kTries) return outcome;
     std::this_thread::sleep_for(kBetweenTries);
   }
 }
@@ -111,9 +119,10 @@ Result<int> Run(const Arguments& arguments) {
     const auto ended = server.EndMount(arguments.limit(), [&] { return IsThere(mount); });
     if (!ended.has_value()) return Error{ended.error().code, mount.directory + ": " + Line(ended.error())};
   }
-  const int error = UnmountWhenFree(arguments, mount);
+  const Outcome outcome = UnmountWhenFree(arguments, mount);
   // The daemon may have ended the mount meanwhile.
-  if (error != 0 && (mode != UnmountMode::kForce || IsThere(mount))) return ReportFailure(arguments, mount, error);
+  const bool failed = outcome.error != 0 && (mode != UnmountMode::kForce || IsThere(mount));
+  if (failed) return ReportFailure(arguments, mount, outcome);
   if (was_gone) {
     const bool is_served = server.holder().held && !server.holder().IsEnding();
     Print(stderr,

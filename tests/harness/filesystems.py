@@ -4,6 +4,7 @@
 All have one interface: a Store is created once at a location, and a Mount of it has a path. `--target ext4` uses an
 ext4 image instead of the store; `--target DIRECTORY` uses a plain directory, which cannot be unmounted."""
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -322,6 +323,18 @@ class Factory:
                 made.close()
             else:
                 made.remove()
+
+
+def wait_until_it_polls(command, times):
+    """Waits until a command has ended, or has slept so often."""
+    def sleeps():
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{command.pid}/status").read_text()
+            return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+        return 0
+
+    enough = sleeps() + times
+    assert wait_until(lambda: command.poll() is not None or sleeps() > enough)
 
 
 def wait_until(condition, limit=60):

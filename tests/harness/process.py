@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs for the tests. Each has a time limit, and its output is shown if it fails."""
 
+import contextlib
 import os
 import select
 import signal
@@ -21,6 +22,15 @@ class Finished:
 
     def __repr__(self):
         return f"{' '.join(map(str, self.command))}: exit {self.code}\n{self.out[-4000:]}\n{self.err[-4000:]}"
+
+
+def open_files(pid):
+    """What the descriptors of a process refer to, once for each; without those that it closes meanwhile."""
+    targets = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            targets.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return targets
 
 
 def run(command, *, limit=DEFAULT_LIMIT_S, codes=(0,), text=True, input=None, on_hang=None, **options):

@@ -3,6 +3,7 @@
 
 import pytest
 
+from harness.namespaces import own_mounts
 from store_files import filled_store
 
 
@@ -10,3 +11,19 @@ from store_files import filled_store
 def store(factory):
     """An unmounted store with one file. A module may override this fixture."""
     return filled_store(factory)
+
+
+@pytest.fixture
+def apart(scratch):
+    """The mounts of the test and of those that run at the same time are in different namespaces. Otherwise each new
+    namespace of one test would keep the mounts of all others."""
+    with own_mounts(own=scratch):
+        yield
+
+
+@pytest.fixture
+def mount_apart(apart, factory):
+    """A mount with one file."""
+    made = factory.mount(factory.store("64M"))
+    (made.path / "file").write_bytes(b"content")
+    return made

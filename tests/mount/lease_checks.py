@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared code of the lease tests: content, the mount's statistics, and processes that hold leases."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import process
 from harness.filesystems import wait_until, weightfs
 
 MIB = 1 << 20
@@ -28,18 +28,14 @@ def statistics(mount):
 def descriptors(mount):
     """Number of descriptors that the daemon has of each file, except the catalog's, which RocksDB opens and closes at
     any time."""
-    files = Counter()
-    for number in os.listdir(f"/proc/{mount.pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):   # closed meanwhile
-            target = os.readlink(f"/proc/{mount.pid}/fd/{number}")
-            files["socket" if target.startswith("socket:") else target] += 1
-    return Counter({target: count for target, count in files.items() if "/meta/" not in target})
+    return Counter("socket" if target.startswith("socket:") else target
+                   for target in process.open_files(mount.pid) if "/meta/" not in target)
 
 
 def descriptors_at_rest(mount, most=None):
     """Like descriptors(), after the daemon has closed all connections of earlier tests, so only its listening sockets
-    remain, and, if `most` is given, no descriptors but those. A mount that starts connects to the sockets of all others,
-    to find dead ones."""
+    remain, and, if `most` is given, no descriptors but those. A mount that starts connects to the sockets of all
+    others, to find dead ones."""
     found = Counter()
 
     def are_at_rest():

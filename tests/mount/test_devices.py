@@ -14,7 +14,8 @@ import pytest
 
 import store_files
 from harness import needs, process
-from harness.filesystems import errors_of, is_mounted, umount_by_system, weightfs
+from harness.filesystems import errors_of, is_mounted, weightfs
+from harness.namespaces import unmount
 from harness.syscalls import errno_of
 from harness.users import call_as
 from store_files import data_of, devices_of, extents_of
@@ -169,7 +170,7 @@ def test_a_store_whose_disk_dies_gives_errors_and_no_hang(factory, local):
         assert finished.code != 0 and len(errors_of(finished)) == 1, finished
     finally:
         factory.close()
-        umount_by_system(disk)
+        unmount(disk)
 
 
 def test_a_pool_that_was_cut_off_gives_errors_and_no_hang(factory):

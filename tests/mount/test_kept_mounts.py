@@ -16,10 +16,9 @@ import pytest
 
 from harness import needs, process
 from harness.filesystems import errors_of, is_mounted, program, wait_until, weightfs
-from harness.namespaces import own_mounts
 from store_files import refused
 
-pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root, needs.program("unshare", "mount")]
+pytestmark = [pytest.mark.usefixtures("weightfs_only", "apart"), needs.root, needs.program("unshare", "mount")]
 
 STILL_SERVED = 3
 
@@ -54,19 +53,9 @@ class Holder:
         self.end()
 
 
-@pytest.fixture(autouse=True)
-def apart(scratch):
-    """The mounts of these tests and of those that run at the same time are in different namespaces. Otherwise each new
-    namespace of one test would keep the mounts of all others."""
-    with own_mounts(own=scratch):
-        yield
-
-
 @pytest.fixture
-def mount(apart, factory):
-    made = factory.mount(factory.store("64M"))
-    (made.path / "file").write_bytes(b"content")
-    return made
+def mount(mount_apart):
+    return mount_apart
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from harness import needs, process
-from harness.filesystems import umount_by_system
+from harness.namespaces import unmount
 from harness.users import OTHER, call_as, call_without_capabilities
 from lease_checks import refusal
 from lease_client import BLOCK, RESERVE, Lease, permit, request, ticket
@@ -37,7 +37,7 @@ def test_a_read_only_bind_mount_takes_no_files(work, scratch, direct):
             save(place, direct)
         assert caught.value.errno == errno.EROFS
     finally:
-        umount_by_system(place)
+        unmount(place)
     assert os.listdir(work) == ["a"]
 
 
@@ -49,7 +49,7 @@ def read_only(work, local):
     process.run(["mount", "--bind", work, place])
     process.run(["mount", "-o", "remount,bind,ro", place])
     yield place
-    umount_by_system(place)
+    unmount(place)
 
 
 def test_a_ticket_of_a_read_only_bind_mount_reads_only(work, read_only):

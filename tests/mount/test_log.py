@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log of a mount: its levels, its rotation, and its form in the journal of systemd."""
 
-import contextlib
 import os
 import pty
 import re
@@ -21,14 +20,6 @@ def mount(factory):
     return factory.mount(factory.store("64M"))
 
 
-def open_files(pid):
-    files = set()
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):   # closed meanwhile
-            files.add(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return files
-
-
 def test_sighup_continues_the_log_in_a_new_file(mount):
     log, moved = mount.store.directory / "weightfs.log", mount.store.directory / "weightfs.log.1"
     (mount.path / "file").write_bytes(b"content")
@@ -40,7 +31,7 @@ def test_sighup_continues_the_log_in_a_new_file(mount):
     assert moved.read_text() == before, "nothing is written to the old file any more"
     assert mount.pid == pid and (mount.path / "file").read_bytes() == b"content"
     assert os.readlink(f"/proc/{pid}/fd/2") == str(log), "reports of crashes go to the new file too"
-    assert str(moved) not in open_files(pid)
+    assert str(moved) not in process.open_files(pid)
     mount.umount()
     assert "everything is on the device" in log.read_text()
     mount.store.fsck()

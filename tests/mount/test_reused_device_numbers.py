@@ -1,36 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel gives the device number of an unmounted filesystem to the next one, while the daemon still closes its
-store. The commands and the daemon do not take one for the other."""
+store. The commands and the daemon do not take one for the other. No other mount namespace keeps the filesystems of these
+tests, so an unmount frees their device numbers."""
 
 import contextlib
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from harness import needs, process
-from harness.filesystems import errors_of, is_mounted, program, wait_until, weightfs
-from harness.namespaces import own_mounts
+from harness.filesystems import errors_of, is_mounted, program, wait_until, wait_until_it_polls, weightfs
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root, needs.program("mount")]
 
 STILL_SERVED = 3
-
-
-@pytest.fixture(autouse=True)
-def apart(scratch):
-    """No other mount namespace keeps the filesystems of these tests, so an unmount frees their device numbers."""
-    with own_mounts(own=scratch):
-        yield
+LOOKS = 75   # sleeps of a command, between which it has looked at the mount tables
 
 
 @pytest.fixture
-def mount(apart, factory):
-    made = factory.mount(factory.store("64M"))
-    (made.path / "file").write_bytes(b"content")
-    return made
+def mount(mount_apart):
+    return mount_apart
 
 
 @pytest.fixture
@@ -88,18 +79,6 @@ def mount_with_number(device, factory, store, path=None):
     return made[0]
 
 
-def wait_until_it_polls(command):
-    """Waits until a command has ended, or has slept so often that it has looked at the mount tables between."""
-    def sleeps():
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{command.pid}/status").read_text()
-            return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-        return 0
-
-    enough = sleeps() + 75
-    assert wait_until(lambda: command.poll() is not None or sleeps() > enough)
-
-
 def test_umount_names_no_filesystem_that_reuses_the_device_number(mount, other, factory):
     device = os.stat(mount.path).st_dev
     with process.Processes() as processes:
@@ -108,7 +87,7 @@ def test_umount_names_no_filesystem_that_reuses_the_device_number(mount, other, 
             assert wait_until(lambda: not is_mounted(mount.path))
             second = mount_with_number(device, factory, other)
             with open(second.path / "file", "wb"):
-                wait_until_it_polls(umount)
+                wait_until_it_polls(umount, LOOKS)
         finished = process.finish(umount)
     assert not errors_of(finished) and str(second.path) not in finished.err
     assert (mount.store.directory / "lock").read_bytes() == b""
@@ -148,7 +127,7 @@ def test_verify_waits_for_its_own_store(closing, options):
     store, daemon, second = closing
     with process.Processes() as processes:
         verify = processes.start([program(), "verify", *options, store])
-        wait_until_it_polls(verify)
+        wait_until_it_polls(verify, LOOKS)
         process.kill(daemon, signal.SIGCONT)
         finished = process.finish(verify)
     assert f"{store}: files 1," in finished.out and str(second.path) not in finished.out + finished.err

@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from harness import needs, process
-from harness.filesystems import is_mounted, program, wait_until, weightfs
+from harness.filesystems import is_mounted, program, umount_by_system, wait_until, wait_until_it_polls, weightfs
 from harness.namespaces import unmount
 from harness.syscalls import errno_of, sync_filesystem
 from harness.tree import digests
@@ -81,7 +80,7 @@ def test_umount_waits_for_a_system_call_of_another_process(mount):
     call.start()
     try:
         unmounting = subprocess.Popen([program(), "umount", mount.path], stderr=subprocess.PIPE, text=True)
-        time.sleep(0.3)
+        wait_until_it_polls(unmounting, 3)
     finally:
         process.kill(pid, signal.SIGCONT)
         call.join()
@@ -126,7 +125,7 @@ def test_the_systems_own_umount_works_too(mount):
     (mount.path / "file").write_bytes(b"text")
     pid = mount.pid
     # Unlike ours, it does not wait for a system call of another process.
-    assert wait_until(lambda: process.run(["umount", mount.path], codes=(0, 32)).code == 0)
+    umount_by_system(mount.path)
     assert process.wait_gone(pid, 60)
     mount.store.fsck()
     mount.mount()

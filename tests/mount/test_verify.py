@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """verify reads everything of stores, mounts, directories and files, and names the blocks that are damaged."""
 
-import contextlib
 import json
 import os
 import signal
@@ -10,6 +9,7 @@ import subprocess
 import pytest
 
 import store_files
+from harness import process
 from harness.filesystems import program, weightfs
 from harness.process import Failure
 from store_files import data_of, extents_of
@@ -101,7 +101,7 @@ def test_an_interrupted_check_continues(tree, tmp_path):
     (tree.path / "d3/inner/file").write_bytes(data_of(3, 24 * MIB))   # open for 6 seconds
     running = subprocess.Popen([program(), "verify", tree.path, "--rate", "4M", "--state", state, "--json"],
                                stdout=subprocess.PIPE, text=True)
-    while not any("/d3/" in path for path in open_files(running.pid)):
+    while not any("/d3/" in path for path in process.open_files(running.pid)):
         assert running.poll() is None
     running.send_signal(signal.SIGINT)
     first = json.loads(running.communicate(timeout=60)[0])
@@ -110,12 +110,6 @@ def test_an_interrupted_check_continues(tree, tmp_path):
     second = verify(tree.path, "--rate", "0", "--state", state)
     assert first["files"] + second["files"] >= 7 and second["files"] < 7
     assert not state.exists()
-
-
-def open_files(pid):
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def test_refusals(tree, tmp_path):

@@ -2,7 +2,6 @@
 """Handles on a mount that grants leases: bytes are transferred directly between memory and the store's devices."""
 
 import concurrent.futures
-import contextlib
 import errno
 import gc
 import json
@@ -20,7 +19,7 @@ import torch
 import weightfs
 import weightfs.safetensors
 import weightfs.torch
-from harness import needs
+from harness import needs, process
 from harness.filesystems import wait_until
 from harness.filesystems import weightfs as command
 from tensors import content, flip_on_device, misaligned, random_tensor
@@ -443,11 +442,8 @@ def sockets_of(pid, directory):
     """The paths in the directory at which a process listens. Other mounts have sockets there, too."""
     listened = {fields[6]: Path(fields[7]) for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()
                 if len(fields := line.split()) == 8 and fields[7].startswith(f"{directory}/")}
-    targets = []
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):   # closed meanwhile
-            targets.append(os.readlink(descriptor))
-    return {listened[name[8:-1]] for name in targets if name.startswith("socket:[") and name[8:-1] in listened}
+    return {listened[name[8:-1]] for name in process.open_files(pid)
+            if name.startswith("socket:[") and name[8:-1] in listened}
 
 
 def test_the_socket_of_a_killed_mount_is_removed_by_the_next(factory):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs.safetensors in the place of the safetensors package: names, signatures, results and exceptions."""
 
-import contextlib
 import copy
 import inspect
 import os
@@ -19,6 +18,7 @@ import torch
 import weightfs.safetensors
 import weightfs.safetensors.numpy
 import weightfs.safetensors.torch
+from harness import process
 from safetensors_files import model_of_all_types, same
 from weightfs import aio_handle
 
@@ -187,11 +187,7 @@ def test_a_kept_error_keeps_no_file_open(local):
 
 
 def open_files(folder):
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):   # closed meanwhile
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return [target for target in found if target.startswith(f"{folder}/")]
+    return [target for target in process.open_files("self") if target.startswith(f"{folder}/")]
 
 
 def test_a_file_that_was_opened_with_a_handle_is_read_in_a_forked_child(local, handle):

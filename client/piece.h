@@ -11,6 +11,7 @@
 #include "client/operation.h"
 #include "client/plan/step.h"
 #include "client/target.h"
+#include "common/checksum.h"
 #include "io/buffer.h"
 
 namespace weightfs::client {
@@ -40,9 +41,9 @@ struct Piece : Step {
 
   Slice* slice = nullptr;
   Phase phase = Phase::kTransfer;
-  uint64_t done = 0;   // bytes transferred so far
-  unsigned tries = 0;  // number of reads that returned damaged blocks
-  Buffer bounce;       // `data` points to it
+  uint64_t done = 0;      // bytes transferred so far
+  ReadAttempts attempts;  // of a read by a lease
+  Buffer bounce;          // `data` points to it
 };
 
 // Copies the bytes of a write to the bounce buffer, if the piece has one, and passes them to the target's checksums.

@@ -35,8 +35,6 @@ constexpr auto kTransferPause = std::chrono::milliseconds(1);
 constexpr uint64_t kGroupSize = 1 << 20;
 constexpr uint64_t kGroup = 8;
 
-constexpr unsigned kReadTries = 3;  // reads of a block whose checksum does not match
-
 constexpr auto kNow = std::chrono::nanoseconds(0);
 
 std::chrono::nanoseconds PauseAfter(unsigned polls) {
@@ -332,16 +330,15 @@ void Pipeline::OnTransferred(Piece& piece) {
 bool Pipeline::IsDamaged(Piece& piece) {
   if (!piece.access().leased() || piece.writes()) return false;
   Operation& operation = piece.operation();
-  const bool last = ++piece.tries == kReadTries;
   const uint64_t offset = piece.layout().FileOffset(operation.offset() + piece.at - piece.lead);
-  auto checked = piece.access().CheckRead(offset, piece.blocks(), last);
+  auto checked = piece.access().CheckRead(offset, piece.blocks(), piece.attempts.last());
   if (checked.has_value()) return false;
-  if (last) {
-    operation.Fail(std::move(checked).error());
-    Release(piece);
-  } else {
+  if (piece.attempts.ReadAgain()) {
     piece.done = 0;
     Start(piece, Piece::Phase::kTransfer);
+  } else {
+    operation.Fail(std::move(checked).error());
+    Release(piece);
   }
   return true;
 }

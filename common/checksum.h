@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <span>
 
+#include "common/result.h"
+
 namespace weightfs {
 
 // The CRC-32C of `bytes`; Crc32c("123456789") == 0xE3069283.
@@ -26,5 +28,38 @@ void Crc32cBlocks(std::span<const std::byte> blocks, uint32_t* out);
 // The CRC-32 of zip (ISO 3309: reflected polynomial 0xEDB88320, initial value and final xor ~0);
 // ZipCrc32("123456789") == 0xCBF43926.
 uint32_t ZipCrc32(std::span<const std::byte> bytes);
+
+// The reads of something that has a checksum. Some errors of a transfer do not recur, so it is damaged only if as many
+// reads in succession differ from the checksum. The caller makes sure that each read is of what the checksum belongs
+// to: it keeps blocks from being reused (a read epoch, a lease), or finds the checksum again. Not thread-safe.
+class ReadAttempts {
+ public:
+  static constexpr unsigned kMost = 4;
+
+  // True if the next read to end is the last one.
+  bool last() const { return differing_ + 1 == kMost; }
+  // Call this after each read that differs. Returns true if it must be read again, false if it is damaged.
+  bool ReadAgain() { return ++differing_ < kMost; }
+
+ private:
+  unsigned differing_ = 0;
+};
+
+enum class ReadOutcome : unsigned char { kIntact, kMismatch, kUnreadable };
+
+// Reads until a checksum matches, at most ReadAttempts::kMost times. `read` returns the checksum of what it has read, or
+// an error. kMismatch: at least one read succeeded; kUnreadable: none did.
+template <typename Read>
+ReadOutcome ReadVerified(uint32_t expected, const Read& read) {
+  auto outcome = ReadOutcome::kUnreadable;
+  ReadAttempts attempts;
+  do {
+    const Result<uint32_t> checksum = read();
+    if (!checksum) continue;
+    if (*checksum == expected) return ReadOutcome::kIntact;
+    outcome = ReadOutcome::kMismatch;
+  } while (attempts.ReadAgain());
+  return outcome;
+}
 
 }  // namespace weightfs

@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/checksum.h"
 #include "common/mutex.h"
 #include "common/start_thread.h"
 #include "remote/checksum_slices.h"
@@ -26,7 +27,6 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr unsigned kPartAttempts = 4;  // of one part, the first included
 constexpr unsigned kWorkers = 4;  // threads that verify parts and give them to the sink
 constexpr uint64_t kSmallestPart = 1 << 20;
 constexpr milliseconds kPoll{100};
@@ -35,7 +35,7 @@ struct Part {
   size_t job = 0;
   uint64_t offset = 0;
   uint64_t size = 0;
-  unsigned fetches = 0;
+  ReadAttempts attempts = {};
 };
 
 // A buffer, and the part for which it is used.
@@ -147,7 +147,6 @@ class Engine {
         slot = free_.back();
         free_.pop_back();
         slot->part = *part;
-        ++slot->part.fetches;
         slot->in_flight = true;
         ++in_flight_;
         range = {KeyOf(*part), part->offset, etags_[part->job]};
@@ -240,14 +239,14 @@ class Engine {
     std::memset(slot->memory + part.size, 0, filled - part.size);
     ASSIGN_OR_RETURN(const auto damaged,
                      sums_.FindDamage(file.first_block + part.offset / kBlockSize, {slot->memory, filled}));
-    if (damaged && part.fetches < kPartAttempts) return false;
+    if (damaged && slot->part.attempts.ReadAgain()) return false;
     if (damaged) {
       const uint64_t offset = part.offset + *damaged * kBlockSize;
       return Error{
           ErrorCode::kCorrupt,
           fmt::format("{}: the block at offset {} differs from its checksum in each of {} downloads: the object "
                       "is damaged; use another version, or push this one again with --verify",
-                      UrlOf(part), offset, kPartAttempts),
+                      UrlOf(part), offset, ReadAttempts::kMost),
           KeyOf(part), offset};
     }
     RETURN_IF_ERROR(sink_({part.job, part.offset, {slot->memory, part.size}}));

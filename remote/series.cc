@@ -6,12 +6,12 @@
 #include <charconv>
 #include <functional>
 
+#include "common/checksum.h"
+
 namespace weightfs::remote {
 namespace {
 
 constexpr size_t kMaximumClaim = 64 << 10;
-// A manifest that differs from its hash was damaged on its way, or in the bucket.
-constexpr int kSeriesAttempts = 3;
 
 }  // namespace
 
@@ -57,12 +57,13 @@ Result<Manifest> Series::Load(uint64_t version, const s3::Interrupted& interrupt
 }
 
 Result<Manifest> Series::LoadManifest(uint64_t version, const s3::Interrupted& interrupted) const {
-  for (int attempt = 1;; ++attempt) {
+  // A manifest that differs from its hash was damaged on its way, or in the bucket.
+  for (ReadAttempts attempts;;) {
     ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ManifestKey(version), kMaximumManifest, interrupted));
     auto manifest = Manifest::Decode(text);
     if (manifest && manifest->version == version) return manifest;
     if (manifest) return Error{ErrorCode::kCorrupt, url(version) + ": its manifest is that of another version"};
-    if (manifest.error().code != ErrorCode::kCorrupt || attempt == kSeriesAttempts) {
+    if (manifest.error().code != ErrorCode::kCorrupt || !attempts.ReadAgain()) {
       return Error{manifest.error().code, url(version) + ": " + manifest.error().what};
     }
   }
@@ -95,7 +96,7 @@ Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t coun
 }
 
 Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version, const s3::Interrupted& interrupted) const {
-  for (int attempt = 1;; ++attempt) {
+  for (ReadAttempts attempts;;) {
     auto content = bucket_.GetContent(ClaimKey(version), kMaximumClaim, interrupted);
     if (!content && content.error().code == ErrorCode::kNotFound) return std::optional<StoredClaim>();
     // No program writes such a claim.
@@ -105,7 +106,7 @@ Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version, const s3:
     if (!claim && claim.error().code != ErrorCode::kCorrupt) {
       return Error{claim.error().code, url(version) + ": " + claim.error().what};
     }
-    if (!claim && attempt < kSeriesAttempts) continue;
+    if (!claim && attempts.ReadAgain()) continue;
     return StoredClaim{.claim = claim ? std::move(*claim) : Claim(),
                        .text = std::move(content->body),
                        .etag = std::move(content->etag)};

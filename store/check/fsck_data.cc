@@ -14,8 +14,6 @@ namespace weightfs::fsck {
 namespace {
 
 constexpr uint64_t kMaximumFileBlocks = kMaximumFileSize / kBlockSize;
-// The number of reads before a block counts as damaged. Some transfer errors do not recur.
-constexpr int kRetries = 3;
 
 std::string Where(const Extent& extent) {
   return fmt::format("the extent of bytes {} to {} (device {}, block {})", extent.first * kBlockSize,
@@ -219,11 +217,14 @@ Result<void> Checker::VerifyData() {
       ASSIGN_OR_RETURN(const auto expected, checksums.Get(extent.ino, block));
       if (!expected) continue;
       const bool matches = piece->result && actual[i] == *expected;
-      const auto kind = matches ? std::nullopt : CheckBlock(*reader, extent, block, *expected);
-      if (kind != FindingKind::kDataUnreadable) report_.verified_bytes += ByteCount{kBlockSize};
-      if (!kind) continue;
-      const BadRun next{*kind, extent.ino,           block,
-                        1,     extent.record.device, extent.record.start.value + block - extent.first};
+      const auto outcome =
+          matches ? ReadOutcome::kIntact
+                  : ReadVerified(*expected, [&] { return reader->ReadOne(extent, block); });
+      if (outcome != ReadOutcome::kUnreadable) report_.verified_bytes += ByteCount{kBlockSize};
+      if (outcome == ReadOutcome::kIntact) continue;
+      const auto kind = outcome == ReadOutcome::kMismatch ? FindingKind::kDataMismatch : FindingKind::kDataUnreadable;
+      const BadRun next{kind, extent.ino,           block,
+                        1,    extent.record.device, extent.record.start.value + block - extent.first};
       if (bad.count > 0 && bad.GoesOnWith(next)) {
         ++bad.count;
       } else {
@@ -237,19 +238,6 @@ Result<void> Checker::VerifyData() {
   }
   report_bad();
   return {};
-}
-
-// Returns the problem of a block whose first read failed, if it persists.
-std::optional<FindingKind> Checker::CheckBlock(DataReader& reader, const Extent& extent, uint64_t block,
-                                               uint32_t expected) {
-  auto kind = FindingKind::kDataUnreadable;
-  for (int attempt = 0; attempt < kRetries; ++attempt) {
-    const auto checksum = reader.ReadOne(extent, block);
-    if (!checksum) continue;
-    if (*checksum == expected) return std::nullopt;
-    kind = FindingKind::kDataMismatch;
-  }
-  return kind;
 }
 
 // Uses the data that is on the device, because it can no longer be distinguished from written data. A block that cannot

@@ -109,7 +109,6 @@ class Checker {
   Result<void> ScanChecksums();
   std::optional<Segment> NextSegment();
   Result<void> VerifyData();
-  std::optional<FindingKind> CheckBlock(DataReader& reader, const Extent& extent, uint64_t block, uint32_t expected);
   Result<void> RebuildChecksums(DataReader& reader, const Segment& segment);
 
   // Writing (fsck_repair.cc).

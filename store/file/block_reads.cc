@@ -9,11 +9,6 @@
 #include "common/log.h"
 
 namespace weightfs {
-namespace {
-
-constexpr int kReadAttempts = 4;  // the first one, and three more after a mismatch
-
-}  // namespace
 
 // The read of one device run.
 class BlockReads::Transfer final : public IoRequest {
@@ -37,7 +32,7 @@ class BlockReads::Transfer final : public IoRequest {
   const FileBlock first_;
   const std::vector<uint32_t> checksums_;
   BlockReads& group_;
-  int attempts_ = 0;
+  ReadAttempts attempts_;
 };
 
 BlockReads::BlockReads(const Context& context, InodeId ino, Done done)
@@ -113,7 +108,7 @@ bool BlockReads::Transfer::Verify() {
   while (bad < checksums_.size() && matches(bad)) ++bad;
   if (bad == checksums_.size()) return true;
   ++group_.context_.checksum_errors;
-  const bool again = ++attempts_ < kReadAttempts;
+  const bool again = attempts_.ReadAgain();
   for (; bad < checksums_.size(); ++bad) {
     if (matches(bad)) continue;
     spdlog::error("checksum mismatch: inode {}, file offset {}, device {}, device offset {}{}", group_.ino_.value,

@@ -14,8 +14,6 @@ namespace {
 
 // A snapshot keeps obsolete tables of the catalog on disk, so it is renewed after this many steps.
 constexpr uint64_t kStepsOfSnapshot = 64;
-// The number of reads before a block counts as damaged. Some transfer errors do not recur.
-constexpr int kScrubAttempts = 4;
 // The number of lookups of a block whose mapping changes meanwhile.
 constexpr int kLookups = 4;
 
@@ -164,13 +162,14 @@ Result<std::optional<DamagedRun>> DataScrub::Confirm(InodeId ino, FileBlock bloc
     DamagedRun damaged{DamagedRun::Problem::kNoChecksum, ino, block, BlockCount{1}, location->device, location->block};
     const auto checksums = record ? DecodeChecksums(*record) : Result<std::vector<uint32_t>>(ErrorCode::kCorrupt);
     if (!checksums || index >= checksums->size()) return std::optional(damaged);
-    damaged.problem = DamagedRun::Problem::kUnreadable;
-    for (int attempt = 0; attempt < kScrubAttempts; ++attempt) {
+    const ReadOutcome outcome = ReadVerified((*checksums)[index], [&]() -> Result<uint32_t> {
       const std::span<std::byte> data(memory_.data(), kBlockSize);
-      if (!devices_[location->device].Read(ToBytes(location->block), data)) continue;
-      if (Crc32c(data) == (*checksums)[index]) return std::optional<DamagedRun>();
-      damaged.problem = DamagedRun::Problem::kMismatch;
-    }
+      RETURN_IF_ERROR(devices_[location->device].Read(ToBytes(location->block), data));
+      return Crc32c(data);
+    });
+    if (outcome == ReadOutcome::kIntact) return std::optional<DamagedRun>();
+    damaged.problem = outcome == ReadOutcome::kMismatch ? DamagedRun::Problem::kMismatch
+                                                        : DamagedRun::Problem::kUnreadable;
     return std::optional(damaged);
   }
   return std::optional<DamagedRun>();  // it is being rewritten all the time, so the next scrub checks it

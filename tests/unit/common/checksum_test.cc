@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/units.h"
@@ -84,6 +85,30 @@ TEST(Crc32cTest, BlocksHaveOneChecksumEach) {
   Crc32cBlocks(blocks, sums.data());
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(sums[i], Crc32c(std::span(blocks).subspan(i * kBlockSize, kBlockSize)));
   EXPECT_EQ(sums[3], 42U) << "one more than there are blocks";
+}
+
+TEST(ReadVerifiedTest, ReadsAgainUntilTheChecksumMatches) {
+  const uint32_t expected = 42;
+  const Result<uint32_t> differing = expected + 1, failed = ErrorCode::kIo;
+  const auto read = [&](std::vector<Result<uint32_t>> results) {
+    size_t reads = 0;
+    const ReadOutcome outcome = ReadVerified(expected, [&] { return results.at(reads++); });
+    return std::pair(outcome, reads);
+  };
+  EXPECT_EQ(read({expected}), std::pair(ReadOutcome::kIntact, size_t{1}));
+  EXPECT_EQ(read({failed, differing, differing, expected}), std::pair(ReadOutcome::kIntact, size_t{4}));
+  EXPECT_EQ(read({failed, failed, differing, failed}), std::pair(ReadOutcome::kMismatch, size_t{4}));
+  EXPECT_EQ(read({failed, failed, failed, failed}), std::pair(ReadOutcome::kUnreadable, size_t{4}));
+}
+
+TEST(ReadAttemptsTest, TheLastOneIsKnownBeforeItEnds) {
+  ReadAttempts attempts;
+  for (unsigned i = 1; i < ReadAttempts::kMost; ++i) {
+    EXPECT_FALSE(attempts.last());
+    EXPECT_TRUE(attempts.ReadAgain());
+  }
+  EXPECT_TRUE(attempts.last());
+  EXPECT_FALSE(attempts.ReadAgain());
 }
 
 TEST(ZipCrc32Test, MatchesTheKnownAnswer) {

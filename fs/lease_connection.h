@@ -22,14 +22,13 @@ namespace weightfs {
 using LeaseDevices = std::vector<UniqueFd>;
 using LeaseDevicesPtr = std::shared_ptr<const LeaseDevices>;
 
-// A lease that a program asked for by an ioctl on the open file.
+// A request that a program made by an ioctl on the open file.
 struct AskedLease {
   lease::Kind kind{};
-  lease::Token token{};
-  uint64_t offset = 0;  // bytes
-  uint64_t length = 0;  // bytes of a kRead, otherwise blocks
-  pid_t process = 0;    // that asked
+  lease::ReadRequest body;  // a ReserveRequest has the same layout
+  pid_t process = 0;        // that asked
 };
+static_assert(sizeof(lease::ReserveRequest) == sizeof(lease::ReadRequest));
 
 // Thread-safe. Destroying the connection ends its lease. `leases` counts the leases held and must outlive it.
 class LeaseConnection {
@@ -73,25 +72,22 @@ class LeaseConnection {
     held_ = true;
     ++leases_;
   }
-  // A connection serves one request at a time. BeginRequest returns false while one is served. EndRequest returns the
-  // asked request that waited for this end, which begins now.
-  bool BeginRequest() EXCLUDES(mutex_) {
+  enum class Begun : unsigned char { kNow, kLater, kBusy };
+  // A connection serves one request at a time: a message (nullopt), or one that came by an ioctl. kLater: the end of
+  // the current request begins this one. A message stays in the socket until then, and one request of an ioctl waits
+  // here. kBusy: one waits already.
+  Begun BeginRequest(const std::optional<AskedLease>& asked = std::nullopt) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    return !std::exchange(serving_, true);
+    if (!std::exchange(serving_, true)) return Begun::kNow;
+    if (asked && asked_) return Begun::kBusy;
+    if (asked) asked_ = asked;
+    return Begun::kLater;
   }
+  // Returns the request of an ioctl that waited for this end, which begins now.
   std::optional<AskedLease> EndRequest() EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     serving_ = asked_.has_value();
     return std::exchange(asked_, std::nullopt);
-  }
-  enum class Asked : unsigned char { kBegins, kWaits, kBusy };
-  // Begins a request that came by an ioctl, or lets it wait for the end of the current one; one may wait.
-  Asked Ask(const AskedLease& asked) EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    if (asked_) return Asked::kBusy;
-    if (!std::exchange(serving_, true)) return Asked::kBegins;
-    asked_ = asked;
-    return Asked::kWaits;
   }
   // The time since which the connection has had neither a lease nor a request; nullopt while it has one.
   std::optional<Time> IdleSince() const EXCLUDES(mutex_) {

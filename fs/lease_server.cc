@@ -221,7 +221,7 @@ void LeaseServer::Run() {
         waiting_at_path = true;
       } else if (const LeaseConnectionPtr connection = Find(source)) {
         // Otherwise the end of the current request expects this one again.
-        if (connection->BeginRequest()) RunRequest(connection, [this, connection] { Serve(connection); });
+        if (connection->BeginRequest() == LeaseConnection::Begun::kNow) ServeLater(connection, std::nullopt);
       }
     }
     // Accept last: it may end connections that have events.
@@ -325,10 +325,7 @@ LeaseConnectionPtr LeaseServer::TakeIdleLocked(std::optional<uint32_t> user) {
 }
 
 void LeaseServer::Expect(const LeaseConnectionPtr& connection, int operation) {
-  if (const auto asked = connection->EndRequest()) {
-    RunRequest(connection, [this, connection, asked = *asked] { ServeAsked(connection, asked); });
-    return;
-  }
+  if (const auto asked = connection->EndRequest()) return ServeLater(connection, asked);
   epoll_event event{.events = kEvents, .data = {.u64 = connection->id()}};
   if (epoll_ctl(epoll_.get(), operation, connection->socket(), &event) == 0) return;
   spdlog::error("a program's connection for leases is lost: epoll_ctl: {}", std::strerror(errno));
@@ -352,9 +349,10 @@ void LeaseServer::Drop(uint64_t id) {
   if (filesystem_.store().CollectOrphanedReservations()) Wake();
 }
 
-void LeaseServer::RunRequest(const LeaseConnectionPtr& connection, std::function<void()> step) {
+void LeaseServer::ServeLater(const LeaseConnectionPtr& connection, const std::optional<AskedLease>& asked) {
   MutexLock lock(mutex_);
-  if (executor_ != nullptr) executor_->Run(connection->peer().uid, std::move(step));
+  if (executor_ == nullptr) return;
+  executor_->Run(connection->peer().uid, [this, connection, asked] { Serve(connection, asked); });
 }
 
 // Drops a connection whose program has not read the last answer. It makes more than one request at a time, and could
@@ -366,11 +364,6 @@ bool LeaseServer::HasReadAnswers(const LeaseConnectionPtr& connection) {
   return false;
 }
 
-bool LeaseServer::IsConnected(uint32_t user, pid_t process, uint64_t connection) {
-  const LeaseConnectionPtr found = Find(connection);
-  return found != nullptr && found->peer().uid == user && found->IsBoundTo(process);
-}
-
 int LeaseServer::Ask(uint32_t user, uint64_t connection, const AskedLease& asked, bool here) {
   LeaseConnectionPtr found;
   std::optional<CountedScope> counted;  // Stop waits for it
@@ -379,37 +372,23 @@ int LeaseServer::Ask(uint32_t user, uint64_t connection, const AskedLease& asked
     const auto at = connections_.find(connection);
     if (at == connections_.end() || executor_ == nullptr) return ENOTCONN;
     if (at->second->peer().uid != user || !at->second->IsBoundTo(asked.process)) return ENOTCONN;
+    if (asked.kind == lease::Kind::kIdentify) return 0;
     found = at->second;
     counted.emplace(requests_.open());
     // Under the mutex, so that the connection does not count as idle meanwhile.
-    switch (found->Ask(asked)) {
-      case LeaseConnection::Asked::kBusy: return EBUSY;
-      case LeaseConnection::Asked::kWaits: return 0;
-      case LeaseConnection::Asked::kBegins: break;
-    }
+    const auto begun = found->BeginRequest(asked);
+    if (begun != LeaseConnection::Begun::kNow) return begun == LeaseConnection::Begun::kBusy ? EBUSY : 0;
   }
-  if (here) {
-    ServeAsked(found, asked);
-  } else {
-    RunRequest(found, [this, found, asked] { ServeAsked(found, asked); });
-  }
+  here ? Serve(found, asked) : ServeLater(found, asked);
   return 0;
 }
 
-void LeaseServer::ServeAsked(const LeaseConnectionPtr& connection, const AskedLease& asked) {
+void LeaseServer::Serve(const LeaseConnectionPtr& connection, const std::optional<AskedLease>& asked) {
   if (stopping_.load() || !HasReadAnswers(connection)) return;
-  const LeaseRequests::Sender sender{asked.process, connection->peer(), true};
-  if (asked.kind == lease::Kind::kRead) {
-    const lease::ReadRequest request{asked.token, asked.offset, asked.length};
-    requests_.Handle(connection, asked.kind, lease::BytesOf(request), sender);
-  } else {
-    const lease::ReserveRequest request{asked.token, asked.offset, asked.length};
-    requests_.Handle(connection, asked.kind, lease::BytesOf(request), sender);
+  if (asked) {
+    const LeaseRequests::Sender sender{asked->process, connection->peer(), true};
+    return requests_.Handle(connection, asked->kind, lease::BytesOf(asked->body), sender);
   }
-}
-
-void LeaseServer::Serve(const LeaseConnectionPtr& connection) {
-  if (stopping_.load() || !HasReadAnswers(connection)) return;
   const auto message = lease::Receive(connection->socket(), {.body = lease::kMaximumBody, .descriptors = 0});
   if (message.has_value()) {
     const LeaseRequests::Sender sender{message->sender.pid, {message->sender.uid, message->sender.gid}, false};

@@ -11,7 +11,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,11 +48,10 @@ class LeaseServer {
   // The name of the socket in the abstract namespace.
   const std::string& name() const { return name_; }
   ProcessTable& processes() { return processes_; }
-  // True if the connection of that id is bound to this process of this user.
-  bool IsConnected(uint32_t user, pid_t process, uint64_t connection) EXCLUDES(mutex_);
-  // Serves the request of this user through the connection of that id: on the calling thread if `here`, otherwise on a
-  // thread of the server; after the connection's current request if there is one. ENOTCONN: the asking process of the
-  // user has no such connection; EBUSY: another asked request waits there.
+  // Serves the request of an ioctl of this user as if it had come through the connection of that id: on the calling
+  // thread if `here`, otherwise on a thread of the server; after the connection's current request if there is one.
+  // Serves nothing for a kIdentify, which asks only whether the connection exists. ENOTCONN: the asking process of the
+  // user has no such connection; EBUSY: another request of an ioctl waits there.
   int Ask(uint32_t user, uint64_t connection, const AskedLease& asked, bool here) EXCLUDES(mutex_);
   uint64_t leases() const { return leases_.load(); }  // number of leases held now
 
@@ -66,10 +64,10 @@ class LeaseServer {
   int LookAtWriters();
   void AcceptSome(const UniqueFd& listener);
   void Accept(UniqueFd socket);
-  // Runs a step of a request on the executor; nothing once the server has stopped.
-  void RunRequest(const LeaseConnectionPtr& connection, std::function<void()> step) EXCLUDES(mutex_);
-  void Serve(const LeaseConnectionPtr& connection);
-  void ServeAsked(const LeaseConnectionPtr& connection, const AskedLease& asked);
+  // Serves the request of an ioctl, or else the next message of the connection. Every request comes through here.
+  void Serve(const LeaseConnectionPtr& connection, const std::optional<AskedLease>& asked) EXCLUDES(mutex_);
+  // The same on the executor; nothing once the server has stopped.
+  void ServeLater(const LeaseConnectionPtr& connection, const std::optional<AskedLease>& asked) EXCLUDES(mutex_);
   bool HasReadAnswers(const LeaseConnectionPtr& connection);
   // Waits for the connection's next request or its end.
   void Expect(const LeaseConnectionPtr& connection, int operation);

@@ -268,30 +268,15 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
     reply.Errno(EINVAL);
     return;
   }
-  const uint32_t user = reply.caller().uid;
   std::memcpy(asked.token, token->data(), sizeof(asked.token));
-  if (kind == lease::Kind::kIdentify) {
-    if (filesystem.leases()->IsConnected(user, process, asked.connection)) {
-      reply.Ioctl(&asked, sizeof(asked));
-    } else {
-      reply.Errno(ENOTCONN);
-    }
-    return;
-  }
-  const AskedLease lease{kind, *token, asked.offset, asked.length, process};
-  const auto ask = [&filesystem, asked, lease, user](Reply now, bool here) {
-    const int error = filesystem.leases()->Ask(user, asked.connection, lease, here);
-    if (error != 0) {
-      now.Errno(error);
-    } else {
-      now.Ioctl(&asked, sizeof(asked));
-    }
+  const AskedLease lease{kind, {*token, asked.offset, asked.length}, process};
+  const auto ask = [&filesystem, asked, lease](Reply now, bool here) {
+    const int error = filesystem.leases()->Ask(now.caller().uid, asked.connection, lease, here);
+    if (error != 0) return now.Errno(error);
+    now.Ioctl(&asked, sizeof(asked));
   };
   // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes.
-  if (reserves || filesystem.MayHaveMappedChanges(request.ino)) {
-    ask(std::move(reply), false);
-    return;
-  }
+  if (reserves || filesystem.MayHaveMappedChanges(request.ino)) return ask(std::move(reply), false);
   filesystem.RunOnReceiverOrPool(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
 }
 

@@ -180,7 +180,7 @@ TEST_F(LeaseServerTest, ARequestByIoctlIsAnsweredOnTheConnection) {
   lease::Identity identity;
   ASSERT_TRUE(lease::BodyReader(named.body()).Take(&identity));
   EXPECT_EQ(server().leases(), 0U);
-  const AskedLease read{lease::Kind::kRead, token, 0, lease::kToEnd, getpid()};
+  const AskedLease read{lease::Kind::kRead, {token, 0, lease::kToEnd}, getpid()};
   for (const bool here : {false, true}) {
     EXPECT_EQ(server().Ask(geteuid(), identity.connection, read, here), 0);
     EXPECT_EQ(program.TextOf(program.Receive(lease::Kind::kRead)), std::string(100 * kBlockSize, 'x'));
@@ -189,13 +189,13 @@ TEST_F(LeaseServerTest, ARequestByIoctlIsAnsweredOnTheConnection) {
     program.Receive(lease::Kind::kRead);
     EXPECT_EQ(program.error, EBUSY) << "it has a lease";
     program.Ask(lease::Kind::kRelease, {});
-    EXPECT_EQ(server().Ask(geteuid(), identity.connection, {lease::Kind::kReserve, token, 0, 10, getpid()}, here), 0);
+    EXPECT_EQ(server().Ask(geteuid(), identity.connection, {lease::Kind::kReserve, {token, 0, 10}, getpid()}, here), 0);
     program.Receive(lease::Kind::kReserve);
     EXPECT_EQ(program.error, 0);
     EXPECT_EQ(store().statistics().granted_bytes, 10 * kBlockSize);
     program.Ask(lease::Kind::kRelease, {});
     EXPECT_EQ(server().Ask(geteuid() + 1, identity.connection, read, here), ENOTCONN);
-    const AskedLease of_parent{lease::Kind::kRead, token, 0, 1, getppid()};
+    const AskedLease of_parent{lease::Kind::kRead, {token, 0, 1}, getppid()};
     EXPECT_EQ(server().Ask(geteuid(), identity.connection, of_parent, here), ENOTCONN);
     EXPECT_EQ(server().Ask(geteuid(), identity.connection + 1, read, here), ENOTCONN);
   }
@@ -233,10 +233,11 @@ TEST_F(LeaseServerTest, AConnectionIsConfirmedToItsProcessAlone) {
   const lease::Message named = program.Ask(lease::Kind::kIdentify, {lease::BytesOf(identify)});
   lease::Identity identity;
   ASSERT_TRUE(lease::BodyReader(named.body()).Take(&identity));
-  EXPECT_TRUE(server().IsConnected(geteuid(), getpid(), identity.connection));
-  EXPECT_FALSE(server().IsConnected(geteuid(), getppid(), identity.connection));
-  EXPECT_FALSE(server().IsConnected(geteuid() + 1, getpid(), identity.connection));
-  EXPECT_FALSE(server().IsConnected(geteuid(), getpid(), identity.connection + 1));
+  const AskedLease own{lease::Kind::kIdentify, {}, getpid()}, of_parent{lease::Kind::kIdentify, {}, getppid()};
+  EXPECT_EQ(server().Ask(geteuid(), identity.connection, own, true), 0);
+  EXPECT_EQ(server().Ask(geteuid(), identity.connection, of_parent, true), ENOTCONN);
+  EXPECT_EQ(server().Ask(geteuid() + 1, identity.connection, own, true), ENOTCONN);
+  EXPECT_EQ(server().Ask(geteuid(), identity.connection + 1, own, true), ENOTCONN);
   store().CloseFile(file->inode);
 }
 
@@ -244,18 +245,19 @@ TEST(LeaseConnection, ServesOneRequestAtATimeAndLetsOneWait) {
   std::atomic<uint64_t> leases{0};
   UserLimit limit(1);
   LeaseConnection connection({}, 7, {}, 0, leases, limit.Take(0).value());
-  const AskedLease read{lease::Kind::kRead, {}, 1, 2};
-  EXPECT_EQ(connection.Ask(read), LeaseConnection::Asked::kBegins);
-  EXPECT_FALSE(connection.BeginRequest());
-  EXPECT_EQ(connection.Ask({lease::Kind::kReserve, {}, 3, 4}), LeaseConnection::Asked::kWaits);
-  EXPECT_EQ(connection.Ask(read), LeaseConnection::Asked::kBusy);
+  using Begun = LeaseConnection::Begun;
+  const AskedLease read{lease::Kind::kRead, {}}, reserve{lease::Kind::kReserve, {}};
+  EXPECT_EQ(connection.BeginRequest(read), Begun::kNow);
+  EXPECT_EQ(connection.BeginRequest(), Begun::kLater);
+  EXPECT_EQ(connection.BeginRequest(reserve), Begun::kLater);
+  EXPECT_EQ(connection.BeginRequest(read), Begun::kBusy);
   const auto next = connection.EndRequest();
   ASSERT_TRUE(next.has_value());
   EXPECT_EQ(next->kind, lease::Kind::kReserve);
   EXPECT_FALSE(connection.IdleSince().has_value());
   EXPECT_FALSE(connection.EndRequest().has_value());
   EXPECT_TRUE(connection.IdleSince().has_value());
-  EXPECT_TRUE(connection.BeginRequest());
+  EXPECT_EQ(connection.BeginRequest(), Begun::kNow);
 }
 
 TEST_F(LeaseServerTest, TheEndOfAConnectionEndsItsLease) {

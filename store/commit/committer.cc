@@ -2,6 +2,7 @@
 #include "store/commit/committer.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <future>
@@ -44,7 +45,10 @@ Committer::Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, 
   // Revert at once, because nobody can write to the file until then.
   write_back_.OnFailed(
       [this](const InodePtr& inode) { Commit(inode, CommitLevel::kOrdered, nullptr, {.settled = true}); });
-  thread_ = std::thread([this] { Run(); });
+  thread_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "weightfs-commit");
+    Run();
+  });
 }
 
 Committer::~Committer() { static_cast<void>(Stop().has_value()); }

@@ -47,16 +47,6 @@ inline std::vector<pid_t> ThreadsNamed(std::string_view name) {
   return threads;
 }
 
-// The threads of this process besides the calling one.
-inline std::vector<pid_t> OtherThreads() {
-  std::vector<pid_t> threads;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
-    const pid_t thread = std::stoi(entry.path().filename());
-    if (thread != gettid()) threads.push_back(thread);
-  }
-  return threads;
-}
-
 // Returns, as text, how often a thread that is blocked by another thread (on a lock, a condition or a latch) has slept.
 // Returns nothing while it runs or waits for the kernel, and an empty text once it has ended.
 inline std::optional<std::string> SleepsOfBlocked(pid_t thread) {

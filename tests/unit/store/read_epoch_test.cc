@@ -73,7 +73,7 @@ TEST(ReadEpoch, AWriteToAFullPoolWaitsForTheReadsThatHoldFreedBlocks) {
   EXPECT_EQ(store->files().Reserve(file, FileBlock{0}, BlockCount{kTooMuch}).error().code, ErrorCode::kNoSpace)
       << "without a wait, because it would not fit afterwards either";
   auto reserved = StartUntilBlocked([&] { return store->files().Reserve(file, FileBlock{0}, BlockCount{kWanted}); });
-  WaitUntilBlocked(OtherThreads());  // the committer has nothing to do
+  WaitUntilBlocked(ThreadsNamed("weightfs-commit"));  // it has nothing to do
   EXPECT_FALSE(HasEnded(reserved));
   store.device().Release();
   ASSERT_OK(reserved.get());

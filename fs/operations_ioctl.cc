@@ -30,6 +30,7 @@ static_assert(sizeof(weightfs_lease_request) == 64);
 static_assert(sizeof(weightfs_metrics) == 9992);
 static_assert(sizeof(weightfs_top) == 14440);
 static_assert(sizeof(weightfs_scrub_damage) == 256);
+static_assert(sizeof(weightfs_catalog_check) == 512);
 static_assert(sizeof(weightfs_change_key) == 24);
 static_assert(sizeof(weightfs_publication) == 320);
 static_assert(sizeof(weightfs_scrub) == 136 + WEIGHTFS_SCRUB_DAMAGES_MAX * sizeof(weightfs_scrub_damage));
@@ -177,6 +178,31 @@ void Scrub(Filesystem& filesystem, Reply reply) {
   if (report.state.running()) AddDamages(report.state.found, true, with_paths, &out);
   AddDamages(report.state.last_found, false, with_paths, &out);
   reply.Ioctl(&out, sizeof(out));
+}
+
+// Occupies the disk of the catalog, and names its files.
+void CheckCatalog(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_catalog_check asked{};
+  if (!TakeArgument(request, &asked)) return reply.Errno(EINVAL);
+  if (!RunsTheMount(CallerOf(reply))) return reply.Errno(EPERM);
+  filesystem.RunOnPool(std::move(reply), [&filesystem](Reply later) {
+    weightfs_catalog_check out{};
+    out.version = WEIGHTFS_IOC_VERSION;
+    bool stopped = false;
+    const auto checked = filesystem.store().VerifyCatalog([&](ByteCount size) {
+      out.bytes += size.value;
+      stopped = filesystem.ending() || later.interrupted();
+      return !stopped;
+    });
+    if (stopped) return later.Errno(EINTR);
+    if (!checked.has_value()) {
+      if (checked.error().code != ErrorCode::kCorrupt) return later.Fail(checked.error());
+      const std::string& damage = checked.error().what;
+      out.damaged = 1;
+      std::memcpy(out.damage, damage.data(), std::min(damage.size(), sizeof(out.damage) - 1));
+    }
+    later.Ioctl(&out, sizeof(out));
+  });
 }
 
 // Dropping the cache makes others wait for devices, so only the owner and users who can write the file may do it.
@@ -452,6 +478,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_METRICS: Metrics(filesystem, std::move(reply)); return;
     case WEIGHTFS_IOC_TOP: Top(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_SCRUB: Scrub(filesystem, std::move(reply)); return;
+    case WEIGHTFS_IOC_CHECK_CATALOG: CheckCatalog(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_LEASE: Ticket(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_LEASE_REQUEST: RequestLease(filesystem, std::move(reply), request); return;
     case WEIGHTFS_IOC_CHANGE_KEY: ChangeKey(filesystem, std::move(reply), request); return;

@@ -61,6 +61,8 @@ class Reply {
 
   // The caller of the request. Valid only before the answer.
   const fuse_ctx& caller() const { return *fuse_req_ctx(request_); }
+  // True if a signal interrupts the caller, who waits for the answer all the same.
+  bool interrupted() const { return fuse_req_interrupted(request_) != 0; }
 
   void Ok();
   void Errno(int error);  // positive

@@ -167,6 +167,19 @@ struct weightfs_scrub {
   struct weightfs_scrub_damage damages[WEIGHTFS_SCRUB_DAMAGES_MAX]; /* the first of each scrub */
 };
 
+/* For any file or directory of the mount; for root with CAP_DAC_OVERRIDE and the user who runs the mount (EPERM). Reads
+ * the tables of the catalog from the disk and compares them with their checksums, except the records since its last
+ * flush. EINTR: a signal interrupted it. ENOTTY from mounts of version 0.2 and older. */
+struct weightfs_catalog_check {
+  __u32 version; /* in */
+  __u32 damaged; /* out: 1: a table differs from its checksums; those behind it were not read */
+  __u64 bytes;   /* out: read without damage */
+  __u64 reserved[2];
+  char damage[480]; /* out: the table, and its error; NUL-terminated, may be cut */
+};
+
+#define WEIGHTFS_IOC_CHECK_CATALOG _IOWR(WEIGHTFS_IOC_MAGIC, 16, struct weightfs_catalog_check)
+
 /* For a regular file; takes no argument. Drops its clean data from the caches of the daemon and of the kernel, so that
  * the next read is cold. For benchmarks. EPERM: the descriptor is not open for writing, and the caller neither owns the
  * file nor has CAP_FOWNER. */

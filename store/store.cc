@@ -401,6 +401,8 @@ SpaceStatistics Store::Space() const {
 
 std::optional<uint64_t> Store::CatalogFreeSpace() const { return p_->catalog->FreeSpace(); }
 
+Result<void> Store::VerifyCatalog(const std::function<bool(ByteCount)>& next) { return p_->catalog->Verify(next); }
+
 std::chrono::nanoseconds Store::ReplicaAge() const {
   return p_->replica ? p_->replica->age() : std::chrono::nanoseconds(0);
 }

@@ -135,6 +135,8 @@ class Store {
   StoreStatistics statistics() const;
   // The scrub in progress, and the last complete one, also if this mount starts none.
   ScrubReport Scrub() const;
+  // Reads the tables of the catalog past all caches (KvStore::Verify, which defines the result and `next`).
+  Result<void> VerifyCatalog(const std::function<bool(ByteCount)>& next);
   // For tests that take the steps of scrubs themselves (ScrubOptions::own_thread).
   Scrubber& scrubber();
   bool read_only() const;

@@ -152,9 +152,9 @@ Command VerifyCommand() {
   command.Add("--json", &arguments->json, "Print reports as JSON: one for each store and version, one for all else");
   AddS3Options(&command, &arguments->s3);
   command.footer =
-      "A store that is not mounted is checked completely: its catalog, and all its data. Of a mounted store all\n"
-      "files are read; it goes on working meanwhile, and its option scrub= does the same regularly. A version in a\n"
-      "bucket is read up to its first damaged object.\n\n"
+      "A store that is not mounted is checked completely: its catalog, and all its data. Of a mounted store the\n"
+      "tables of the catalog (by root and its user) and all files are read; it goes on working meanwhile, and its\n"
+      "option scrub= does the same regularly. A version in a bucket is read up to its first damaged object.\n\n"
       "Exit codes are those of fsck(8), added together: 0 no problems, 1 problems repaired, 4 problems or damaged\n"
       "files remain, 8 something could not be checked (for example, because --repair needs a store that is not\n"
       "mounted), 16 wrong usage, 32 interrupted.\n\n"

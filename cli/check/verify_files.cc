@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads files of mounts, which verify every block that they read, and reports those whose checksums differ.
+// Reads files of mounts, which verify every block that they read, and reports those whose checksums differ. Of a whole
+// mount, the daemon also checks the catalog.
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -23,6 +25,7 @@
 #include "common/json.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "common/units.h"
 #include "lease/ioctl.h"
 
 namespace weightfs::cli {
@@ -35,15 +38,27 @@ constexpr uint64_t kStateInterval = 256 * kMiB;
 // The default of --rate leaves most drives to the other work of a mount.
 constexpr const char* kDirectoryRate = "200M";
 
+// The catalog of a whole mount.
+struct CheckedCatalog {
+  std::string path;  // of the mount
+  uint64_t bytes = 0;
+  std::string damage;       // empty: none
+  std::string not_checked;  // why; empty: it was checked
+};
+
 struct Report {
   uint64_t files = 0, bytes = 0;
+  std::vector<CheckedCatalog> catalogs;
   std::vector<DamagedFile> damaged;
   std::vector<std::string> failures;  // files that could not be checked, with the reason
   bool interrupted = false;
 
+  bool catalog_damaged() const {
+    return std::ranges::any_of(catalogs, [](const CheckedCatalog& catalog) { return !catalog.damage.empty(); });
+  }
   int ExitCode() const {
-    return (damaged.empty() ? kSuccess : kFsckUncorrected) | (failures.empty() ? 0 : kFsckOperationalError) |
-           (interrupted ? kFsckCancelled : 0);
+    return (damaged.empty() && !catalog_damaged() ? kSuccess : kFsckUncorrected) |
+           (failures.empty() ? 0 : kFsckOperationalError) | (interrupted ? kFsckCancelled : 0);
   }
 };
 
@@ -97,6 +112,30 @@ class Verifier {
           bar_.Update({.step = "reading data", .done = report_.bytes, .total = std::max(total_, report_.bytes)});
           return !cancel_.load();
         }) {}
+
+  // Lets the daemon read the catalog of the mount whose root is `path`. Returns false once the check is interrupted.
+  Result<bool> ReadCatalog(const std::string& path) {
+    bar_.Update({.step = "reading the catalog"});
+    ASSIGN_OR_RETURN(const UniqueFd root, OpenOnMount(path));
+    weightfs_catalog_check check = {};
+    check.version = WEIGHTFS_IOC_VERSION;
+    CheckedCatalog catalog{.path = path};
+    if (ioctl(root.get(), WEIGHTFS_IOC_CHECK_CATALOG, &check) == 0) {
+      catalog.bytes = check.bytes;
+      if (check.damaged != 0) catalog.damage = std::string(check.damage, strnlen(check.damage, sizeof(check.damage)));
+    } else if (errno == EINTR && cancel_) {
+      report_.interrupted = true;
+      return false;
+    } else if (errno == EPERM) {
+      catalog.not_checked = "only root and the user of the mount may check it";
+    } else if (errno == ENOTTY) {
+      catalog.not_checked = "the mount is of an older version";
+    } else {
+      return SystemError(path, "its catalog cannot be checked");
+    }
+    report_.catalogs.push_back(std::move(catalog));
+    return true;
+  }
 
   // Returns false once the check is interrupted.
   bool Read(const std::string& path) {
@@ -194,13 +233,34 @@ int Show(bool as_json, const Report& report) {
     nlohmann::ordered_json json = {{"files", report.files},
                                    {"bytes", report.bytes},
                                    {"interrupted", report.interrupted},
+                                   {"catalogs", nlohmann::ordered_json::array()},
                                    {"damaged", nlohmann::ordered_json::array()},
                                    {"failures", report.failures}};
+    for (const CheckedCatalog& catalog : report.catalogs) {
+      json["catalogs"].push_back({{"path", catalog.path},
+                                  {"bytes", catalog.bytes},
+                                  {"damage", catalog.damage},
+                                  {"not_checked", catalog.not_checked}});
+    }
     for (const DamagedFile& file : report.damaged) {
       json["damaged"].push_back({{"path", file.path}, {"blocks", file.blocks}, {"offsets", file.offsets}});
     }
     Print(stdout, JsonText(json) + "\n");
     return report.ExitCode();
+  }
+  std::string catalogs;
+  for (const CheckedCatalog& catalog : report.catalogs) {
+    const std::string path = Printable(catalog.path);
+    if (!catalog.damage.empty()) {
+      Print(stdout, Paint(Tone::kWarning, fmt::format("{}: the catalog is damaged: {}; unmount the store and run "
+                                                      "'weightfs verify --repair' on it",
+                                                      path, Printable(catalog.damage))) +
+                        "\n");
+    } else if (!catalog.not_checked.empty()) {
+      Print(stdout, fmt::format("{}: the catalog was not checked: {}\n", path, catalog.not_checked));
+    } else {
+      catalogs += fmt::format(", catalog {}", FormatSize(ByteCount{catalog.bytes}));
+    }
   }
   for (const DamagedFile& file : report.damaged) {
     Print(stdout, Paint(Tone::kWarning, fmt::format("{}: {} damaged blocks, the first at byte {}", Printable(file.path),
@@ -208,12 +268,12 @@ int Show(bool as_json, const Report& report) {
                       "\n");
   }
   for (const std::string& failure : report.failures) Print(stdout, Printable(failure) + "\n");
-  std::string result = "no damage";
+  std::string result = report.catalog_damaged() ? "no file is damaged" : "no damage";
   if (!report.damaged.empty()) {
     result = fmt::format("{} files are damaged: restore them from a backup", report.damaged.size());
   }
   if (!report.failures.empty()) result += fmt::format("; {} could not be checked", report.failures.size());
-  Print(stdout, fmt::format("{} files, {} read: {}{}\n", report.files, FormatSize(ByteCount{report.bytes}),
+  Print(stdout, fmt::format("{} files, {} read{}: {}{}\n", report.files, FormatSize(ByteCount{report.bytes}), catalogs,
                             report.ExitCode() == kSuccess ? Paint(Tone::kGood, result) : result,
                             report.interrupted ? "; interrupted" : ""));
   return report.ExitCode();
@@ -222,12 +282,13 @@ int Show(bool as_json, const Report& report) {
 struct Target {
   std::string path;
   bool directory;
+  bool root;       // of the mount
   uint64_t bytes;  // an upper bound
 };
 
 // Returns kInvalid if reads there are not compared with checksums.
 Result<Target> Examine(const std::string& path) {
-  Target target{.path = ResolvePath(path), .directory = false, .bytes = 0};
+  Target target{.path = ResolvePath(path), .directory = false, .root = false, .bytes = 0};
   ASSIGN_OR_RETURN(const UniqueFd file, OpenOnMount(target.path));
   struct stat status = {};
   struct statvfs space = {};
@@ -240,6 +301,7 @@ Result<Target> Examine(const std::string& path) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: its mount has the option noverify; mount it without", path)};
   }
   target.directory = S_ISDIR(status.st_mode);
+  target.root = info.inode == kRootInode.value;
   target.bytes = target.directory ? uint64_t{space.f_blocks - space.f_bfree} * space.f_frsize
                                   : static_cast<uint64_t>(status.st_size);
   return target;
@@ -264,6 +326,9 @@ Report Read(const VerifyArguments& arguments, const std::vector<std::string>& pa
   const std::string rate = !arguments.rate.empty() ? arguments.rate : has_directory ? kDirectoryRate : "0";
   Verifier verifier(total, *ParseSize(rate));
   for (const Target& target : targets) {
+    const auto checked = target.root ? verifier.ReadCatalog(target.path) : Result<bool>(true);
+    if (!checked.has_value()) failures.push_back(ToString(checked.error()));
+    if (checked.has_value() && !*checked) break;
     const auto more = target.directory ? verifier.ReadDirectory(target.path, arguments.state)
                                        : Result<bool>(verifier.Read(target.path));
     if (!more.has_value()) failures.push_back(ToString(more.error()));

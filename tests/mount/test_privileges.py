@@ -22,6 +22,7 @@ CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_SYS_ADMIN = 1, 3, 4, 21
 TOP_SIZE = 14440
 IOC_TOP = (3 << 30) | (TOP_SIZE << 16) | (ord("W") << 8) | 10
 IOC_DROP_CACHE = (ord("W") << 8) | 4
+IOC_CHECK_CATALOG = (3 << 30) | (512 << 16) | (ord("W") << 8) | 16
 acls = needs.program("setfacl", "getfacl")
 
 
@@ -50,6 +51,17 @@ def test_root_without_the_capability_does_not_see_what_others_do(work, weightfs_
     assert errno_of(call_as, OTHER, looks) == errno.EPERM
     assert errno_of(call_without_capabilities, looks) == errno.EPERM
     assert errno_of(call_without_capabilities, looks, keep=[CAP_DAC_OVERRIDE]) == 0
+
+
+def test_root_without_the_capability_does_not_check_the_catalog(work, weightfs_only):
+    def check():
+        answer = bytearray(struct.pack("=I", 1) + bytes(508))
+        fcntl.ioctl(os.open(work, os.O_RDONLY), IOC_CHECK_CATALOG, answer)
+        assert answer[4:8] == bytes(4), "not damaged"
+
+    assert errno_of(call_as, OTHER, check) == errno.EPERM
+    assert errno_of(call_without_capabilities, check) == errno.EPERM
+    assert errno_of(call_without_capabilities, check, keep=[CAP_DAC_OVERRIDE]) == 0
 
 
 @needs.program("unshare")

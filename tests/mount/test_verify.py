@@ -83,6 +83,24 @@ def test_a_store_and_its_mount_name_the_same_damage(tree, factory):
     assert verify("--repair", tree.store.directory, codes=(4,))["repaired"] == 0
 
 
+def test_a_damaged_table_of_a_mounted_catalog_is_found(tree):
+    for number in range(200):
+        (tree.path / f"d0/g{number}").write_bytes(b"x" * 5000)
+    tree.umount()
+    tree.mount()
+    sound, = verify(tree.path)["catalogs"]
+    assert sound["path"] == str(tree.path) and sound["bytes"] > 0 and sound["damage"] == sound["not_checked"] == ""
+    assert verify(tree.path / "d0")["catalogs"] == [], "a part of a mount has no catalog of its own"
+    assert ", catalog " in weightfs("verify", tree.path).out
+    table = max((tree.store.directory / "meta").glob("*.sst"), key=lambda path: path.stat().st_size)
+    store_files.flip(table, 300)
+    for target in (tree.path, tree.store.directory):
+        report = verify(target, codes=(4,))
+        assert table.name in report["catalogs"][0]["damage"] and report["damaged"] == [], "the data is sound"
+    out = weightfs("verify", tree.path, codes=(4,)).out
+    assert "the catalog is damaged: " in out and "'weightfs verify --repair'" in out and "no file is damaged" in out
+
+
 def test_old_names_answer_and_say_the_new_ones(tree):
     def warning(*words):
         return weightfs(*words).err.rpartition("; ")[0]

@@ -96,20 +96,20 @@ def main():
                      max(compute, read_s) / offloaded
                      for compute, read_s, offloaded in zip(rows["in memory"], device, rows["offloaded"])],
                  "same_tokens": same}
-        compare.output(result_of(found), True) if args.json else report(found)
+        compare.output(result_of(found, args.folder), True) if args.json else report(found)
         weightfs.offload.close(model)
     if not same:
         print("THE TOKENS DIFFER", file=sys.stderr)
     return 0 if same else 1
 
 
-def result_of(found):
+def result_of(found, folder):
     rates = {name: [found["tokens"] / each for each in seconds] for name, seconds in found["seconds"].items()}
     note = (f"{found['weights_bytes'] / 1e6:.0f} MB of weights in {found['memory']} of memory; "
             f"{found['read_bytes_per_token'] / 1e6:.0f} MB are read per token. The offloaded run waited "
             f"{statistics.median(found['share_waited']):.0%} of its time for I/O, and had "
             f"{statistics.median(found['over_slower']):.2f} of the speed of the slower of compute and device alone.")
-    return compare.result("offload_generate.py", len(rates["mapped"]), [
+    return compare.result("offload_generate.py", folder, found["weights_bytes"], len(rates["mapped"]), [
         compare.row("generate", "tokens/s", rates, "in memory", title="tokens/s")], ["generate"], notes=[
             note, *["Equal to the run in memory: all tokens."] * found["same_tokens"]],
         alarms=["WRONG RESULT: these differ from the run in memory: all tokens"] * (not found["same_tokens"]))

@@ -21,7 +21,7 @@ def offloaded(args, directory):
     return model, weightfs.offload.AdamW(model, lr=1e-3)
 
 
-def compare(args, directory, bar):
+def train_both(args, directory, bar):
     """Trains both, step by step. Returns (the measurements, the weights of plain training)."""
     plain = made(args)
     theirs = torch.optim.AdamW(plain.parameters(), lr=1e-3, foreach=False)
@@ -46,7 +46,7 @@ def compare(args, directory, bar):
     return found, dict(plain.state_dict())
 
 
-def result_of(found):
+def result_of(found, folder):
     rates = {name: [1 / each for each in seconds] for name, seconds in found["seconds"].items()}
     note = (f"{found['state_bytes'] / 1e6:.0f} MB of weights, gradients and states in {found['memory']} of memory; per "
             f"step {found['read_bytes_per_step'] / 1e6:.0f} MB are read and "
@@ -55,7 +55,7 @@ def result_of(found):
             f"complete steps.")
     equal = {"all losses": found["same_losses"],
              "the weights of the run that was killed and resumed": found["same_weights_after_kill"]}
-    return compare.result("offload_train.py", len(rates["in memory"]), [
+    return compare.result("offload_train.py", folder, found["state_bytes"], len(rates["in memory"]), [
         compare.row("train", "steps/s", rates, "in memory", title="steps/s")], ["train"], notes=[
             note, *(f"Equal to the run in memory: {what}." for what, same in equal.items() if same)],
         alarms=[f"WRONG RESULT: these differ from the run in memory: {what}" for what, same in equal.items()
@@ -128,9 +128,9 @@ def main():
         return train_and_die(args)
     with Folder(args.folder) as folder:
         bar = Bar(args.steps + 2)
-        found, expected = compare(args, os.path.join(folder, "model"), bar)
+        found, expected = train_both(args, os.path.join(folder, "model"), bar)
         found |= kill_and_resume(args, os.path.join(folder, "killed"), expected, bar)
-    compare.output(result_of(found), True) if args.json else report(found)
+    compare.output(result_of(found, args.folder), True) if args.json else report(found)
     wrong = [text for name, text in (("same_losses", "THE LOSSES DIFFER"),
                                      ("same_weights_after_kill", "THE KILLED RUN DIFFERS")) if not found[name]]
     print("".join(f"{text}\n" for text in wrong), end="", file=sys.stderr)

@@ -191,6 +191,16 @@ def test_the_programs_give_the_numbers_of_their_tables(local, tmp_path, request)
     assert re.search(rf"^\[2 of {len(parts)}\] Checkpoints; about [0-9.]+ min left$", printed, re.MULTILINE)
 
 
+@pytest.mark.parametrize("name, options, way", [
+    ("offload_generate.py", ["--rounds", "1", "--tokens", "1"], "mapped"),
+    ("offload_train.py", ["--steps", "2"], "in memory")], ids=["generate", "train"])
+def test_an_example_prints_the_result_of_its_part(local, name, options, way):
+    words = [REPOSITORY / "examples" / name, local, *options, "--layers", "2", "--width", "64", "--json"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    row, = json.loads(done.stdout)["rows"]
+    assert {way, "offloaded"} <= row["ways"].keys() and all(each["median"] > 0 for each in row["ways"].values())
+
+
 @pytest.mark.usefixtures("weightfs_only")
 def test_a_failed_part_does_not_stop_the_others(local, tmp_path):
     printed, entries, text = report_of(

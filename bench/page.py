@@ -5,13 +5,6 @@ from html import escape
 
 from . import drawing, tables
 
-TITLES = {"read": "Reads of a large file: cold, and again", "write": "Writes with fsync: a new file each",
-          "direct": "Handles past the mount; on the host the same handle",
-          "handles": "Programs for DeepNVMe with DeepSpeed's handle and with ours",
-          "random": "Random reads: libaio, buffered on the host", "small": "Small files",
-          "torch": "torch: saves with fsync, loads cold", "safetensors": "safetensors: loads cold",
-          "numpy": "numpy: saves with fsync, loads cold", "small-writes": "Appends and overwrites by ordinary calls",
-          "devices": "Two devices, each limited to the same rate"}
 PAGE = """<!DOCTYPE html>
 <!-- SPDX-License-Identifier: Apache-2.0 -->
 <html lang="en">
@@ -29,14 +22,14 @@ h1 {{ font-size: 28px; margin: 0 0 12px; }}
 h2 {{ font-size: 20px; margin: 0; }}
 h3 {{ font-size: 15px; margin: 18px 0 4px; }}
 p {{ margin: 6px 0; max-width: 90ch; overflow-wrap: anywhere; }}
-svg {{ display: block; width: 100%; height: auto; max-width: 480px; margin: 10px 0; }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(320px, 100%), 1fr)); gap: 0 28px; }}
-.legend i {{ display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin: 0 6px 0 14px; }}
+svg {{ display: block; width: 100%; height: auto; max-width: 640px; margin: 10px 0; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-size: 14px; }}
 th, td {{ padding: 4px 16px 4px 0; text-align: left; border-bottom: 1px solid var(--grid); vertical-align: top; }}
 th {{ color: var(--soft); font-weight: 500; }}
 th.number, td.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
+/* A figure has a bar, whose length is the part of the largest one that it is compared with. */
+td[style] {{ background: linear-gradient(var(--bar), var(--bar)) 0 100% / var(--part) 4px no-repeat; }}
 .soft {{ color: var(--soft); font-size: 14px; }}
 .missing {{ color: var(--soft); background: var(--page); border-radius: 6px; padding: 6px 12px; }}
 .alarm {{ color: var(--alarm); background: var(--alarm-back); border-radius: 6px; padding: 6px 12px; }}
@@ -62,29 +55,6 @@ th.number, td.number {{ text-align: right; font-variant-numeric: tabular-nums; w
 """
 
 
-def figures(result):
-    """(title, names of ways with their colors, SVG) of each figure: ratios, bars of each group, and curves."""
-    compared = []
-    for against in ("reference", "host"):
-        compared += [(row["title"], f"to the {against}", check["value"], check.get("at_least"))
-                     for row in result["rows"] for check in row["checks"]
-                     if check["against"] == against and "way" not in check]
-    if compared:
-        yield "Ratios; a mark is the target", {}, drawing.ratios(compared)
-    groups = {}
-    for row in result["rows"]:
-        if row["ways"]:
-            groups.setdefault((row["group"], row["unit"]), []).append(row)
-    for (group, unit), rows in groups.items():
-        ways = list(dict.fromkeys(way for row in rows for way in row["ways"]))
-        colors = {way: drawing.color_of(way, ways) for way in ways}
-        yield TITLES.get(group, group), colors, drawing.bars(
-            [(row["title"], [(way, colors[way], row["ways"][way]) for way in ways if way in row["ways"]])
-             for row in rows], unit, lambda value, unit=unit: tables.figure(unit, value))
-    if result.get("curves"):
-        yield "How it grows", {}, drawing.curves(result["curves"])
-
-
 def problems(result):
     """The lines of a part of a report that failed or could not run."""
     known = {"failed": ("alarm", "FAILED"), "missing": ("missing", "NOT MEASURED")}
@@ -93,30 +63,25 @@ def problems(result):
 
 
 def sections(facts, results, alarms):
-    """Yields (title, content): tables, (style, text), and figures as (title, colors, SVG)."""
-    several = len(results) > 1
-    if several:
+    """Yields (title, content): tables, (style, text), and figures as SVG."""
+    if len(results) > 1:
         found = tables.summary(results)
-        yield "Summary", [*(("alarm", text) for text in alarms), *(line for result in results for line in
-                                                                     problems(result)), *[found] * bool(found.rows)]
+        yield "Summary", [*(("alarm", text) for text in alarms),
+                          *(line for result in results for line in problems(result)), *[found] * bool(found.rows)]
     for result in results:
         content = [("soft", text) for text in [result.get("about")] if text] + problems(result)
         if "rows" in result:
+            curves = [drawing.svg(*drawing.curves(result["curves"]))] * bool(result.get("curves"))
             content += [("soft", f"{tables.targets_text(result)}{tables.rounds_text(result)}. GB/s is 10^9 bytes per "
-                                 "second."), list(figures(result)), *tables.tables(result), *tables.lines(result)]
+                                 "second."), *tables.tables(result), *curves, *tables.lines(result)]
         yield result.get("title", "Figures"), content
     yield "The machine", [tables.Table("", ["", ""], [[name, str(value)] for name, value in facts.items()])]
 
 
 def html_of(content):
-    if isinstance(content, tables.Table):
-        return content.html()
-    if isinstance(content, list):
-        return '<div class="figures">' + "".join(
-            f"<div><h3>{escape(title)}</h3>" + "".join(['<p class="soft legend">', *(
-                f'<i style="background: var(--{color})"></i>{escape(way)}' for way, color in colors.items()), "</p>"])
-            + f"{drawn}</div>" for title, colors, drawn in content) + "</div>"
-    return f'<p class="{content[0]}">{escape(content[1])}</p>'
+    if isinstance(content, tuple):
+        return f'<p class="{content[0]}">{escape(content[1])}</p>'
+    return content if isinstance(content, str) else content.html()
 
 
 def html(title, facts, results, alarms=()):

@@ -17,6 +17,16 @@ NUMBER = re.compile(r"-?|[0-9][0-9.,]*[kM]?( ×)?( \([^)]*\))?( (ok|short|over) 
 ASIDE = ("noverify", "memory", "one device")   # ways that have no column
 
 
+class Cell(str):
+    """A text with a bar below it: its color, and its length as a part of the cell."""
+
+    bar = ""
+
+    def with_bar(self, color, part):
+        self.bar = f' style="--bar: var(--{color}); --part: {part:.0%}"'
+        return self
+
+
 @dataclasses.dataclass
 class Table:
     caption: str
@@ -40,8 +50,8 @@ class Table:
 
         def line(tag, cells):
             return "<tr>" + "".join(
-                f"<{tag}{' class=number' * right} data-name=\"{escape(name)}\">{escape(text)}</{tag}>"
-                for right, name, text in zip(number, self.head, cells)) + "</tr>"
+                f"<{tag}{' class=number' * right}{getattr(text, 'bar', '')} data-name=\"{escape(name)}\">"
+                f"{escape(text)}</{tag}>" for right, name, text in zip(number, self.head, cells)) + "</tr>"
 
         return "\n".join([*[f"<h3>{escape(self.caption)}</h3>"] * bool(self.caption),
                           '<div class="scroll"><table>', "<thead>", line("th", self.head), "</thead>",
@@ -64,7 +74,9 @@ def way_text(row, way):
     if way not in row["ways"]:
         return "-"
     low, middle, high = (figure(row["unit"], row["ways"][way][key]) for key in ("min", "median", "max"))
-    return middle if len(row["ways"][way]["samples"]) < 2 else f"{middle} ({low}–{high})"
+    most = max(each["median"] for each in row["ways"].values()) or 1
+    return Cell(middle if len(row["ways"][way]["samples"]) < 2 else f"{middle} ({low}–{high})").with_bar(
+        "ours" if way.startswith(("weightfs", "offloaded")) else "host", row["ways"][way]["median"] / most)
 
 
 def check_text(check):

@@ -19,8 +19,7 @@ from bench import page  # noqa: E402
 from bench.rows import ROWS  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-RATIOS = [0.005, 0.5, 1, 1.3, 200]   # of the rows, in turn; the scale ends at 1/100 and 100
-RATIOS_OF = [RATIOS[number % len(RATIOS)] for number in range(len(ROWS))]
+RATIOS = [0.005, 0.5, 1, 1.3, 200]   # of the rows, in turn
 # Says what is tested: all texts with their boxes. The page is in a frame, because the window of a browser may not be as
 # narrow as it has to be.
 FRAME = """<title></title><script>onmessage = event => document.title = event.data</script>
@@ -111,17 +110,15 @@ def test_the_colors_follow_the_scheme(draw):
     assert light != dark
 
 
-def test_a_ratio_beyond_the_scale_has_an_arrow():
+def test_every_figure_of_a_row_has_a_bar_as_long_as_its_part_of_the_largest():
     text = page_of()
-    assert text.count(">200 × →<") == 2 * RATIOS_OF.count(200) and text.count(" ×<") > 50
-    assert text.count(" × ←<") == 2 * RATIOS_OF.count(0.005)
-
-
-def test_every_group_has_a_figure_and_every_row_a_line():
-    text = page_of()
-    groups = {(row["group"], row["unit"]) for row in ROWS}
-    assert text.count("<svg") == len(groups) + 2   # the ratios, and the curves
+    assert text.count("<svg") == 1   # the curves
     assert all(text.count(f"<td data-name=\"\">{html.escape(row['title'])}</td>") >= 1 for row in ROWS)
+    lines = dict(re.findall(r"<tr><td data-name=\"\">(.*?)</td>(.*--bar.*)</tr>", text))
+    for number, row in enumerate(ROWS):
+        ours, other = (min(part, 1) for part in (RATIOS[number % len(RATIOS)], 1 / RATIOS[number % len(RATIOS)]))
+        bars = re.findall(r"--bar: var\(--(\w+)\); --part: (\d+)%", lines[html.escape(row["title"])])
+        assert bars == [("ours", f"{ours:.0%}"[:-1]), *[("host", f"{other:.0%}"[:-1])] * 2], row["id"]
 
 
 def test_one_round_claims_no_noise_and_no_medians():

@@ -16,7 +16,7 @@ from harness.filesystems import REPOSITORY
 
 sys.path.append(str(REPOSITORY))
 
-from bench import picture  # noqa: E402
+from bench import drawing  # noqa: E402
 
 NAMES = ["ratios", "scaling"]
 
@@ -26,7 +26,7 @@ def recorded(name):
 
 
 def drawn(name, result=None):
-    return picture.picture(result or recorded(name))
+    return drawing.picture(result or recorded(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,8 +71,8 @@ def test_rows_measured_against_the_raw_disk_are_under_their_own_heading():
     found = {text: box[1] for text, box in figures.texts(drawn("ratios"))}
     raw, host = (next(y for text, y in found.items() if f"as fast as {name}" in text)
                  for name in ("the raw disk", "ext4"))
-    own = {what for _, against, what, _ in picture.BARS if against == "reference"}
-    for what in (what for _, _, what, _ in picture.BARS):
+    own = {what for _, against, what, _ in drawing.RATIOS if against == "reference"}
+    for what in (what for _, _, what, _ in drawing.RATIOS):
         assert found[what] > raw if what in own else raw > found[what] > host
 
 
@@ -92,9 +92,15 @@ def test_rows_that_were_not_measured_are_left_out(tmp_path):
     result = copy.deepcopy(recorded("ratios"))
     result["rows"] = result["rows"][:2]
     assert sum(text.endswith("×") for text, _ in figures.texts(drawn("ratios", result))) == 2
-    for key, reason in (("rows", "no row of the picture"), ("curves", "has no curve")):
-        source = tmp_path / f"{key}.json"
-        source.write_text(json.dumps(result | {"rows": [], "curves": [{"id": "streams"}] * (key == "curves")}))
-        done = subprocess.run([sys.executable, "-m", "bench.picture", source, tmp_path / "x.svg"], capture_output=True,
-                              text=True, check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
-        assert done.returncode == 1 and reason in done.stderr and not (tmp_path / "x.svg").exists()
+    source = tmp_path / "result.json"
+    source.write_text(json.dumps(result | {"rows": []}))
+    done = subprocess.run([sys.executable, "-m", "bench.drawing", source, tmp_path / "x.svg"], capture_output=True,
+                          text=True, check=False, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    assert done.returncode == 1 and "no row of the picture" in done.stderr and not (tmp_path / "x.svg").exists()
+
+
+def test_curves_that_were_not_measured_are_left_out():
+    curves = recorded("scaling")["curves"]
+    for found in (curves[:1], curves[:3]):
+        svg = drawn("scaling", recorded("scaling") | {"curves": found})
+        assert figures.faults(svg) == [] and sum(svg.count(f">{curve['title']}<") for curve in curves) == len(found)

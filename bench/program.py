@@ -5,17 +5,13 @@ import argparse
 import contextlib
 import ctypes
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from queue import Empty
 
 _PR_SET_PDEATHSIG = 1
-_TRIES, _BETWEEN_TRIES_S = 100, 0.1
 
 
 class Failure(Exception):
@@ -114,22 +110,6 @@ def leave(number, _frame):
     raise SystemExit(128 + number)
 
 
-def be_a_worker():
-    """Makes this process a worker: it ignores Ctrl-C, which its parent handles, and ends when its parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, leave)
-    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
-
-
-def _end_with(parent):
-    parent.join()
-    # Repeated, because a signal that arrives right before the main thread waits for a lock does not wake it.
-    for _ in range(_TRIES):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_BETWEEN_TRIES_S)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def guarded(work):
     """Returns the status of work(), which runs in a child process. SystemExit is raised there if this process receives
     a signal or is killed. Signals of the terminal do not reach the child or its processes."""
@@ -157,30 +137,6 @@ def uninterrupted():
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def next_answer(processes, queue):
-    """Waits for the next answer that one of these workers puts into the queue. RuntimeError if a worker ended without
-    one."""
-    while True:
-        try:
-            return queue.get(timeout=1)
-        except Empty:
-            # The other processes may wait forever at a barrier.
-            ended = [process for process in processes if process.exitcode not in (None, 0)]
-            if not ended and not any(process.is_alive() for process in processes):
-                ended = processes
-            if ended and queue.empty():
-                status = ended[0].exitcode
-                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-                raise RuntimeError(f"process {ended[0].pid} {how} and gave no result") from None
-
-
-def raise_first(failures):
-    """Raises the failures of workers, if there are any, as one RuntimeError. The first failure breaks the barrier of
-    the other workers, so it is the one without a broken barrier."""
-    if failures:
-        raise RuntimeError(min(failures, key=lambda text: "BrokenBarrier" in text))
 
 
 # Processes

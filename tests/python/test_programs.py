@@ -39,7 +39,7 @@ def test_io_counts_the_first_repetitions_when_asked(local, capfd):
 @pytest.mark.parametrize("legacy", [False, True])
 def test_io_saves_in_the_requested_format(local, engine, legacy):
     settings = _measure.Settings(folders=[str(local)], io_size=4096, read=False, engine=engine, torch_legacy_save=legacy)
-    task = _measure._Task(settings, 0)
+    task = _measure._Task(settings, 0, 0)
     task.run(0)
     assert zipfile.is_zipfile(task.path(0)) is not legacy
     task.close()

@@ -81,9 +81,9 @@ def test_a_configuration_selects_the_sweep(local, capfd, config, measured):
 
 @pytest.mark.parametrize("content,reason", [
     ("{", "no JSON"), ("[]", "no dict"), ("{}", "no dict"), ('{"depth": [1]}', "'depth' is none of block_size"),
-    ('{"queue_depth": 4}', "no list"), ('{"queue_depth": []}', "empty"), ('{"queue_depth": [0]}', "from 1 on"),
-    ('{"queue_depth": [true]}', "from 1 on"), ('{"queue_depth": [1.5]}', "1.5"),
-    ('{"io_parallel": ["2"]}', "from 1 on"),
+    ('{"queue_depth": 4}', "no list"), ('{"queue_depth": []}', "empty"), ('{"queue_depth": [0]}', "at least 1"),
+    ('{"queue_depth": [true]}', "at least 1"), ('{"queue_depth": [1.5]}', "1.5"),
+    ('{"io_parallel": ["two"]}', "io_parallel: 'two' is not a whole number"),
     ('{"single_submit": [1]}', "true or false"), ('{"block_size": ["1X"]}', "size"), (None, "No such file")])
 def test_an_invalid_configuration_is_reported_before_anything_is_measured(local, capfd, measured, content, reason):
     if content is not None:
@@ -247,9 +247,8 @@ def test_io_prints_the_result_of_the_repetitions_so_far(local, number, status, l
 def test_io_prints_no_result_while_a_process_has_none(local):
     progress = io.Progress(io.Settings(folders=[str(local)] * 2, io_size=100, read=False))
     assert progress.result() is None
-    progress.note(0, 1.0, 2.0)
+    progress.seconds[0].append((1.0, 2.0))
     assert progress.result() is None
-    progress.note(1, 1.5, 2.0)
-    progress.note(1, 3.0, 4.0)
+    progress.seconds[1] += [(1.5, 2.0), (1.5, 2.0)]
     result = progress.result()
     assert (result.task_latency_s, result.e2e_latency_s, result.total_bytes) == (1.5, 2.0, 200)

@@ -2,7 +2,6 @@
 """The measurement of weightfs-io and weightfs-tune: each process repeatedly writes or reads one file."""
 
 import dataclasses
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,40 +13,52 @@ from weightfs.tools._torch import torch
 import weightfs
 import weightfs.torch
 from weightfs import deepnvme
-from weightfs.bench.program import be_a_worker, next_answer, raise_first
+from weightfs.bench.program import number_from, size
+from weightfs.bench.workers import together
 
 GB = 1024 ** 3
 ENGINES = ("aio_handle", "aio_basic", "torch_io", "torch_fastio")
 NO_GPU = "no GPU: torch.cuda.is_available() is false here; omit --gpu, --use_gds, --gds and " \
          "--use_accelerator_pin_memory"
 _START_LIMIT_S = 300
-_END_LIMIT_S = 30
+
+
+def _option(default, meaning, kind=None, **more):
+    """A setting that is an option of weightfs-io, of a type of arguments, or a flag."""
+    argument = ({"type": kind, "default": default, "help": f"{meaning} (default {default})"} if kind else
+                {"action": "store_true", "help": meaning})
+    return dataclasses.field(default=kind(str(default)) if kind else default, metadata=argument | more)
 
 
 @dataclasses.dataclass
 class Settings:
-    """One measurement. Sizes are in bytes. `folders` has one entry per process. So has `gpus`, with the number of the
-    GPU that holds the process's tensor; if it is empty, tensors are on the CPU."""
+    """One measurement. `folders` has one entry per process. So has `gpus`, with the number of the GPU that holds the
+    process's tensor; if it is empty, tensors are on the CPU."""
 
     folders: list
-    io_size: int
-    read: bool
-    block_size: int = 1 << 20
-    queue_depth: int = 32
-    io_parallel: int = 1
-    single_submit: bool = False
-    sequential_requests: bool = False
-    validate: bool = False
-    engine: str = "aio_handle"
-    loops: int = 3
-    warmup_loops: int = 1
-    different_file_each_iteration: bool = False
+    io_size: int = _option("400M", "bytes of each file: a number with K, M or G", size)
+    block_size: int = _option("1M", "bytes of one transfer", size)
+    fast_io_size: int = _option("64M", "no effect: ds_io's buffer for torch_fastio, which needs none here", size)
+    queue_depth: int = _option(32, "transfers in the kernel at once", number_from(1))
+    io_parallel: int = _option(1, "slices of each operation", number_from(1))
+    loops: int = _option(3, "measured repetitions", number_from(1))
+    warmup_loops: int = _option(1, "warm-up repetitions", number_from(0))
+    multi_process: int = _option(1, "processes for each folder", number_from(1))
+    engine: str = _option("aio_handle", "aio_basic: a handle for each operation; torch_io: torch.save and load; "
+                          "torch_fastio: those of weightfs.torch", str, choices=ENGINES)
+    read: bool = _option(False, "measure reads (default: writes)")
+    validate: bool = _option(False, "compare the data that was written or read")
+    single_submit: bool = _option(False, "one transfer in each system call")
+    sequential_requests: bool = _option(False, "one batch of queue_depth after the other, without overlap")
+    include_warmup_time: bool = _option(False, "include the warm-up repetitions")
+    different_file_each_iteration: bool = _option(False, "a new file for each repetition")
+    gpu: bool = _option(False, "transfer tensors of a GPU")
+    use_gds: bool = _option(False, "transfer tensors of a GPU with a gds_handle (implies --gpu; its mode: "
+                            "WEIGHTFS_GDS_MODE)")
+    slow_bounce_buffer: bool = _option(False, "with --gpu: lock new bounce buffers in each repetition")
+    use_accelerator_pin_memory: bool = _option(False, "page-lock the host's tensors with CUDA, not with the handle")
+    torch_legacy_save: bool = _option(False, "torch's format before zip files")
     gpus: list = dataclasses.field(default_factory=list)
-    use_gds: bool = False
-    include_warmup_time: bool = False
-    torch_legacy_save: bool = False
-    use_accelerator_pin_memory: bool = False
-    slow_bounce_buffer: bool = False
 
     @property
     def options(self):
@@ -74,87 +85,36 @@ class Result:
 
 
 class Progress:
-    """The repetitions that the processes of one measurement have finished. It is in shared memory, so that recording a
-    repetition does not delay the next one."""
-
-    _FIELDS = 3   # per process: number of counted repetitions, and their seconds alone and together
+    """The counted repetitions that each process of a measurement has finished: their seconds alone and together."""
 
     def __init__(self, settings):
-        self._settings = settings
-        self._values = multiprocessing.get_context("forkserver").RawArray("d", self._FIELDS * len(settings.folders))
-
-    def note(self, index, task_s, e2e_s):
-        """Called by process `index` after each counted repetition, with the total seconds so far."""
-        at = index * self._FIELDS
-        self._values[at + 1:at + self._FIELDS] = [task_s, e2e_s]
-        self._values[at] += 1
+        self.settings, self.seconds = settings, [[] for _ in settings.folders]
 
     def result(self):
         """The Result of the repetitions that every process has finished; None before the first counted one."""
-        rows = list(zip(*[iter(self._values)] * self._FIELDS))
-        least = min(count for count, _, _ in rows)
+        least = min(map(len, self.seconds))
         if least == 0:
             return None
-        # A process may be one repetition ahead, so its seconds are scaled.
-        return Result(task_latency_s=max(task * least / count for count, task, _ in rows),
-                      e2e_latency_s=max(e2e * least / count for count, _, e2e in rows),
-                      total_bytes=int(least) * self._settings.io_size * len(rows))
+        task_s, e2e_s = (max(sum(pair[kind] for pair in each[:least]) for each in self.seconds) for kind in (0, 1))
+        return Result(task_s, e2e_s, least * self.settings.io_size * len(self.seconds))
 
 
 def measure(settings, progress=None):
     """Runs a measurement and returns the Result. RuntimeError if a process failed. `progress` is updated meanwhile."""
     progress = progress or Progress(settings)
-    count = len(settings.folders)
-    # Processes are forked from one that has imported torch, but has no handles or threads.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["weightfs.tools._measure"])
-    barrier, queue = context.Barrier(count), context.Queue()
-    processes = [context.Process(target=_work, args=(settings, i, barrier, queue, progress), daemon=True)
-                 for i in range(count)]
     try:
-        for process in processes:
-            process.start()
-        failures = [failure for failure in (next_answer(processes, queue) for _ in processes) if failure]
-        for process in processes:
-            process.join(_END_LIMIT_S)
-    finally:
-        for index, process in enumerate(processes):
-            if process.pid is not None:
-                _end(process, index, settings)
-    raise_first(failures)
+        together(_repeat, [(settings, index, os.getpid()) for index in range(len(settings.folders))],
+                 lambda number, pair: progress.seconds[number].append(pair), ["weightfs.tools._measure"])
+    finally:   # also the files of processes that were killed
+        for folder in set(settings.folders):
+            for path in Path(folder).glob(f"_weightfs_io_*_{os.getpid()}_*"):
+                path.unlink(missing_ok=True)
     return progress.result()
 
 
-def _end(process, index, settings):
-    """Ends a process and removes its files, whatever it waits for: a killed process may have held a lock of the
-    barrier."""
-    process.terminate()
-    process.join(_END_LIMIT_S)
-    process.kill()
-    process.join()
-    for path in Path(settings.folders[index]).glob(f"{_file_name(process.pid, index)}*"):
-        path.unlink(missing_ok=True)
-
-
-def _file_name(pid, index):
-    return f"_weightfs_io_{pid}_{index}"
-
-
-def _work(settings, index, barrier, queue, progress):
-    be_a_worker()
+def _repeat(barrier, settings, index, parent):
+    task = _Task(settings, index, parent)
     try:
-        _repeat(settings, index, barrier, progress)
-        queue.put(None)
-    except BaseException as error:
-        barrier.abort()
-        queue.put(f"{type(error).__name__}: {error}")
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _repeat(settings, index, barrier, progress):
-    task = _Task(settings, index)
-    try:
-        task_s = e2e_s = 0.0
         for loop in range(settings.warmup_loops + settings.loops):
             task.prepare(loop)
             barrier.wait(_START_LIMIT_S)
@@ -162,13 +122,11 @@ def _repeat(settings, index, barrier, progress):
             task.run(loop)
             ended = time.perf_counter()
             barrier.wait()
-            together = time.perf_counter()
+            together_s = time.perf_counter() - start
             if settings.validate:
                 task.validate(loop)
             if settings.include_warmup_time or loop >= settings.warmup_loops:
-                task_s += ended - start
-                e2e_s += together - start
-                progress.note(index, task_s, e2e_s)
+                yield ended - start, together_s
     finally:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)   # it is already ending
@@ -179,9 +137,9 @@ def _repeat(settings, index, barrier, progress):
 class _Task:
     """The file and the tensor of one process."""
 
-    def __init__(self, settings, index):
+    def __init__(self, settings, index, parent):
         self.settings, self.made = settings, set()
-        self.base = Path(settings.folders[index]) / _file_name(os.getpid(), index)
+        self.base = Path(settings.folders[index]) / f"_weightfs_io_{os.getpid()}_{parent}_{index}"
         self.handle = self._new_handle()
         if settings.use_gds and index == 0:
             print(f"gds_handle: mode {self.handle.mode}: {self.handle.mode_reason}", file=sys.stderr, flush=True)

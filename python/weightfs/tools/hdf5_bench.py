@@ -11,7 +11,6 @@ The rounds of the drivers alternate, and the table shows medians and ratios. A w
 
 import argparse
 import itertools
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -24,7 +23,8 @@ import weightfs
 import weightfs.hdf5
 from weightfs.bench import compare
 from weightfs.bench.machine import drop_pages, size_text, sync_file
-from weightfs.bench.program import Parser, be_a_worker, directory, next_answer, number_from, raise_first, size
+from weightfs.bench.program import Parser, directory, number_from, size
+from weightfs.bench.workers import together
 
 HDF5_DRIVERS = ("sec2", "stdio", "weightfs")
 DRIVERS = (*HDF5_DRIVERS, "handle")
@@ -118,16 +118,10 @@ SMALL = {"4,096 chunks of 16 KiB": chunks(ORDER, ORDER), "the same in random ord
          "1,000 groups, 4,000 attributes": attributes()}
 
 
-def _work(barrier, results, arguments, request):
-    """Puts the seconds, or the error as a text, into `results`."""
-    be_a_worker()
-    try:
-        buffer = np.random.default_rng(os.getpid()).integers(0, 256, request, "uint8")
-        barrier.wait()
-        results.put(transfer(*arguments, buffer))
-    except BaseException as error:
-        barrier.abort()
-        results.put(f"{type(error).__name__}: {error}")
+def _work(barrier, arguments, request):
+    buffer = np.random.default_rng(os.getpid()).integers(0, 256, request, "uint8")
+    barrier.wait()
+    yield transfer(*arguments, buffer)
 
 
 def slowest(kind, driver, folder, request, total, settings, processes, buffer):
@@ -136,23 +130,11 @@ def slowest(kind, driver, folder, request, total, settings, processes, buffer):
             for number in range(processes)]
     if processes == 1:
         return transfer(*jobs[0], buffer)
-    # The fork server imports these once for all processes. Each process runs this module itself, as __mp_main__; if it
-    # were imported already, runpy would print a warning.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["h5py", "numpy", "weightfs.hdf5"])
-    barrier, results = context.Barrier(processes), context.Queue()
-    workers = [context.Process(target=_work, args=(barrier, results, job, request), daemon=True) for job in jobs]
-    try:
-        for worker in workers:
-            worker.start()
-        answers = [next_answer(workers, results) for _ in workers]
-        raise_first([answer for answer in answers if isinstance(answer, str)])
-        return max(answers)
-    finally:
-        for worker in workers:
-            if worker.pid is not None:
-                worker.kill()   # a killed worker may have held a lock that the others wait for
-                worker.join()
+    # Each process runs this module itself, as __mp_main__; if it were imported already, runpy would print a warning.
+    seconds = []
+    together(_work, [(job, request) for job in jobs], lambda _, value: seconds.append(value),
+             ["h5py", "numpy", "weightfs.hdf5"])
+    return max(seconds)
 
 
 def list_of(parse_one):

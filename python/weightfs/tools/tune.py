@@ -6,6 +6,7 @@ It prints the best throughput, and JSON that configures a handle: weightfs.aio_h
 143."""
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -64,21 +65,18 @@ def read_sweep(path):
         reject(f"it is no JSON: {error}")
     if not isinstance(content, dict) or not content:
         reject("it is no dict of options and lists of values")
+    kinds = {setting.name: setting.metadata.get("type") for setting in dataclasses.fields(Settings)}
     for name, values in content.items():
         if name not in SWEEP:
             reject(f"'{name}' is none of {', '.join(SWEEP)}")
         if not isinstance(values, list) or not values:
             reject(f"the values of {name} are no list, or an empty one")
-        if name == "block_size":
-            try:
-                values[:] = [size(value) if isinstance(value, str) else value for value in values]
-            except argparse.ArgumentTypeError as error:
-                reject(error)
-        is_flag = isinstance(SWEEP[name][0], bool)
-        for value in values:
-            if isinstance(value, bool) != is_flag or not isinstance(value, int) or (not is_flag and value < 1):
-                reject(f"{name} has the value {json.dumps(value)}: it is "
-                       f"{'true or false' if is_flag else 'a whole number from 1 on'}")
+        if kinds[name] is None and not all(isinstance(value, bool) for value in values):
+            reject(f"the values of {name} are not true or false")
+        try:
+            values[:] = [kinds[name](str(value)) if kinds[name] else value for value in values]
+        except argparse.ArgumentTypeError as error:
+            reject(f"{name}: {error}")
     return content
 
 
@@ -122,13 +120,12 @@ def report(args, results):
         reached = ", ".join(f"{kind} = {speed:5.2f}" for kind, speed in speeds.items())
         print(f"Best performance (GB/sec): {reached}", file=sys.stderr if args.json else sys.stdout)
         print(json.dumps({"aio": options}, indent=2), flush=True)
-    if not args.log_dir:
-        return 0
-    path = args.log_dir / "sweep.json"
     try:
-        write_text(path, json.dumps([options | speeds for options, speeds in results], indent=2) + "\n")
+        if args.log_dir:
+            write_text(args.log_dir / "sweep.json",
+                       json.dumps([options | speeds for options, speeds in results], indent=2) + "\n")
     except OSError as error:
-        print(f"weightfs-tune: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"weightfs-tune: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 
@@ -144,24 +141,24 @@ def log_dir(text):
 
 
 def main(arguments=None):
-    return run("weightfs-tune", lambda: _main(parse(arguments)))
+    def program():
+        args, results = parse(arguments), []
+        total, status = len(candidates(args.sweep_config)), 0
+        if args.verbose:
+            print(f"{args}\n{total} combinations of {args.sweep_config}", file=sys.stderr)
+        try:
+            run_sweep(args, results)
+        except Stop:
+            print(f"weightfs-tune: stopped early: {len(results)} of {total} combinations were measured",
+                  file=sys.stderr)
+            report(args, results)
+            raise
+        except (RuntimeError, OSError) as error:
+            print(f"weightfs-tune: {error}", file=sys.stderr)
+            status = 1
+        return report(args, results) or status
 
-
-def _main(args):
-    total, results = len(candidates(args.sweep_config)), []
-    if args.verbose:
-        print(f"{args}\n{total} combinations of {args.sweep_config}", file=sys.stderr)
-    try:
-        run_sweep(args, results)
-    except Stop:
-        print(f"weightfs-tune: stopped early: {len(results)} of {total} combinations were measured", file=sys.stderr)
-        report(args, results)
-        raise
-    except (RuntimeError, OSError) as error:
-        print(f"weightfs-tune: {error}", file=sys.stderr)
-        report(args, results)
-        return 1
-    return report(args, results)
+    return run("weightfs-tune", program)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 import argparse
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -203,29 +204,19 @@ class Client:
 
 # Files of results
 
-class Output:
-    """A file for a result, or standard output for "-". It is opened before the measurements and written at their end:
-    an old file stays if they fail, and a new one is removed."""
+def check_output(path):
+    """Raises Failure if the file of a result cannot be written at the end. "-" is standard output. An old file stays
+    until then."""
+    folder = os.path.dirname(path) or "."
+    reason = (errno.EISDIR if os.path.isdir(path) else errno.ENOENT if not os.path.isdir(folder) else
+              0 if path == "-" or os.access(path if os.path.exists(path) else folder, os.W_OK) else errno.EACCES)
+    if reason:
+        raise Failure(f"{path}: cannot be written: {os.strerror(reason)}")
 
-    def __init__(self, path):
-        self.path, self.made = path, False
-        if path == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
-            return
-        try:
-            self.made = not os.path.exists(path)
-            open(path, "a", encoding="utf-8").close()
-        except OSError as error:
-            raise Failure(f"{path}: cannot be written: {error.strerror}") from error
 
-    def write(self, text):
-        try:
-            with open(self.path if self.path != "-" else os.dup(1), "w", encoding="utf-8", errors="replace") as stream:
-                stream.write(text)
-            self.made = False
-        except OSError as error:
-            name = self.path if self.path != "-" else "standard output"
-            raise Failure(f"{name}: cannot be written: {error.strerror}") from error
-
-    def discard(self):
-        if self.made:
-            os.unlink(self.path)
+def write(path, text):
+    try:
+        with open(path if path != "-" else os.dup(1), "w", encoding="utf-8", errors="replace") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise Failure(f"{path if path != '-' else 'standard output'}: cannot be written: {error.strerror}") from error

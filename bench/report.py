@@ -9,14 +9,13 @@ import importlib.util
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from . import machine, page
-from .program import Failure, Parser, command, directory, leave
+from .program import Failure, Parser, command, directory, guarded
 from .store import Store, scratch_directory
 
 POOL = {"small": "4G", "full": "24G"}   # size of the temporary store
@@ -171,21 +170,22 @@ def write(report, out):
 
 def main(arguments=None):
     args = parse(arguments)
-    signal.signal(signal.SIGTERM, leave)
-    for number in (signal.SIGINT, signal.SIGHUP):   # SIGTERM is the one that the store blocks while it is unmounted
-        signal.signal(number, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        report = run(args)
-        write(report, args.out)
-    except (Failure, OSError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 1
-    except SystemExit:
-        print("report: interrupted: no report was written", file=sys.stderr)
-        raise
-    print(f"wrote {args.out / 'report.html'}, report.md and report.json")
-    return 1 if any(result["state"] == "failed" for result in report["parts"]) else 0
+
+    def work():
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+            report = run(args)
+            write(report, args.out)
+        except (Failure, OSError) as error:
+            print(f"report: {error}", file=sys.stderr)
+            return 1
+        except SystemExit:
+            print("report: interrupted: no report was written", file=sys.stderr)
+            raise
+        print(f"wrote {args.out / 'report.html'}, report.md and report.json")
+        return 1 if any(result["state"] == "failed" for result in report["parts"]) else 0
+
+    return guarded(work)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ store, and the programs that use it. Each of them has three sizes, and each size
 
 Prints tables in Markdown. Times are those of one run, in seconds; memory is that of the mount, in MiB."""
 import json
-import multiprocessing
 import os
 import resource
 import sys
@@ -136,34 +135,16 @@ def devices(store, count):
     yield "umount", timed(store.unmount)
 
 
-def read_some(path, reads, ready, begin):
-    descriptor = os.open(path, os.O_RDONLY)
-    ready.release()
-    begin.wait()
-    for number in range(reads):
-        if len(os.pread(descriptor, 16 * BLOCK, number * 997 % 1000 * 16 * BLOCK)) != 16 * BLOCK:
-            raise RuntimeError(f"{path}: a short read")
-
-
 def programs(store, count):
     """Processes that read 64 KiB at a time from a file each, 20,000 times together."""
-    ready, begin = multiprocessing.Semaphore(0), multiprocessing.Event()
-    paths = [Path(store.mount, str(number)) for number in range(count)]
-    for path in paths:
-        write_file(path, bytes(1000 * 16 * BLOCK))
+    names, size, reads = [f"file{number}" for number in range(count)], 1000 * 16 * BLOCK, 20000 // count
+    for name in names:
+        write_file(Path(store.mount, name), bytes(size))
     remount(store)
-    readers = [multiprocessing.Process(target=read_some, args=(path, 20000 // count, ready, begin)) for path in paths]
-    for reader in readers:
-        reader.start()
-    for _ in readers:
-        ready.acquire()
-    start = time.monotonic()
-    begin.set()
-    for reader in readers:
-        reader.join()
-    if any(reader.exitcode for reader in readers):
-        raise RuntimeError("a reader failed")
-    yield "read all", round(time.monotonic() - start, 3)
+    job = ["--rw=randread", f"--bs={16 * BLOCK}", f"--size={size}", f"--io_size={16 * BLOCK * reads}", "--norandommap",
+           "--ioengine=psync", f"--directory={store.mount}", "--filename_format=file$jobnum", f"--numjobs={count}"]
+    out = command("fio", "--name=growth", "--output-format=json", "--group_reporting", *job)
+    yield "read all", json.loads(out[out.index("{"):])["jobs"][0]["read"]["runtime"] / 1000
     yield "memory", memory(store)
 
 

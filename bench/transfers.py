@@ -48,27 +48,6 @@ def write_files(directory, files, size):
     return directory
 
 
-class Timer:
-    """Runs programs, and collects their rate and processor time."""
-
-    def __init__(self, size, environment, mount_pid, service_pids):
-        self.size, self.environment = size, environment
-        self.mount_pid, self.service_pids = mount_pid, service_pids
-        self.rounds = []
-
-    def spent(self):
-        return children_cpu_seconds(), cpu_seconds(self.mount_pid), cpu_seconds(*self.service_pids)
-
-    def __call__(self, name, words):
-        before, start = self.spent(), time.monotonic()
-        command(*words, env=self.environment)
-        rate = self.size / MIB / (time.monotonic() - start)
-        self.rounds[-1][name] = {"MiB/s": rate, **{
-            f"{what} s/GiB": (now - then) * GIB / self.size
-            for what, now, then in zip(("client", "mount", "service"), self.spent(), before)}}
-        print(f"round {len(self.rounds)}: {name}: {rate:.0f} MiB/s", file=sys.stderr, flush=True)
-
-
 class Curl:
     """Requests that boto3 signs and curl sends: objects of the size of a part."""
 
@@ -90,67 +69,72 @@ class Curl:
                 "--config", config]
 
 
-class Transfers:
-    """The cases of one service: each takes the name of the round."""
-
-    def __init__(self, program, gateway, time_it, base, mount, files, size):
-        import boto3
-        import botocore.config
-        environment = gateway.environment()
-        self.s3 = boto3.client("s3", endpoint_url=gateway.url, region_name="us-east-1",
-                               aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
-                               aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
-                               config=botocore.config.Config(proxies={}, s3={"addressing_style": "path"}))
-        self.s3.create_bucket(Bucket="tests")
-        self.time_it = time_it
-        self.source, self.target = write_files(mount / "source", files, size), mount / "target"
-        curl = Curl(self.s3, base, files, size)
-        s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-        self.puts = [lambda name: time_it("curl put", curl.words("put_object", name, **{"upload-file": curl.part})),
-                     lambda name: time_it("push", [program, "push", self.source, f"s3://tests/{name}"])]
-        self.gets = [lambda name: time_it("curl get", curl.words("get_object", name)),
-                     lambda name: self.get("pull", [program, "pull", f"s3://tests/{name}", self.target])]
-        if s5cmd:
-            self.puts.append(lambda name: time_it("s5cmd put", [s5cmd, "cp", f"{self.source}/",
-                                                                f"s3://tests/{name}-s5cmd/"]))
-            self.gets.append(lambda name: self.get("s5cmd get", [s5cmd, "cp", f"s3://tests/{name}-s5cmd/*",
-                                                                 f"{self.target}/"], make=True))
-
-    def get(self, name, words, make=False):
-        if make:
-            self.target.mkdir()
-        self.time_it(name, words)
-        command("diff", "-r", self.source, self.target)
-        shutil.rmtree(self.target)
-
-    def remove_objects(self):
-        for page in self.s3.get_paginator("list_objects_v2").paginate(Bucket="tests"):
-            self.s3.delete_objects(Bucket="tests",
-                                   Delete={"Objects": [{"Key": entry["Key"]} for entry in page["Contents"]]})
+def client_of(gateway):
+    """boto3's client of a gateway, which has a bucket."""
+    import boto3
+    import botocore.config
+    environment = gateway.environment()
+    s3 = boto3.client("s3", endpoint_url=gateway.url, region_name="us-east-1",
+                      aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
+                      aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
+                      config=botocore.config.Config(proxies={}, s3={"addressing_style": "path"}))
+    s3.create_bucket(Bucket="tests")
+    return s3
 
 
 def measure_transfers(args, base):
-    total = args.size * args.files
+    total, rounds = args.size * args.files, []
     with contextlib.ExitStack() as stack:
         # Ceph collects deleted objects late, so the memory has room for two rounds.
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="wfs-gw-", dir="/tmp"))
         gateway = stack.enter_context(Radosgw(Path(directory) / "g", size=6 * total + 2 * GIB))
         store = stack.enter_context(Store(args.program, base / "store", total * 2 + GIB))
         environment = clean_environment({**gateway.environment(), "S3_ENDPOINT_URL": gateway.url})
-        time_it = Timer(total, environment, store.daemon, [process.pid for process in gateway.processes.values()])
-        transfers = Transfers(args.program, gateway, time_it, base, Path(store.mount), args.files, args.size)
+        service = [process.pid for process in gateway.processes.values()]
+        s3, mount = client_of(gateway), Path(store.mount)
+        source, target = write_files(mount / "source", args.files, args.size), mount / "target"
+        curl = Curl(s3, base, args.files, args.size)
+        s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+        def timed(name, words):
+            def spent():
+                return children_cpu_seconds(), cpu_seconds(store.daemon), cpu_seconds(*service)
+
+            before, start = spent(), time.monotonic()
+            command(*words, env=environment)
+            rate = total / MIB / (time.monotonic() - start)
+            rounds[-1][name] = {"MiB/s": rate, **{
+                f"{what} s/GiB": (now - then) * GIB / total
+                for what, now, then in zip(("client", "mount", "service"), spent(), before)}}
+            print(f"round {len(rounds)}: {name}: {rate:.0f} MiB/s", file=sys.stderr, flush=True)
+
+        def in_random_order(cases):
+            for name in random.sample(list(cases), len(cases)):
+                if name == "s5cmd get":
+                    target.mkdir()
+                timed(name, cases[name]())
+                if target.exists():
+                    command("diff", "-r", source, target)
+                    shutil.rmtree(target)
+
         for number in range(args.rounds):
-            time_it.rounds.append({})
-            for cases in (transfers.puts, transfers.gets):
-                for case in random.sample(cases, len(cases)):
-                    case(f"round{number}")
-            transfers.remove_objects()
-    rounds = time_it.rounds
+            rounds.append({})
+            series = f"round{number}"
+            url = f"s3://tests/{series}"
+            in_random_order({"curl put": lambda: curl.words("put_object", series, **{"upload-file": curl.part}),
+                             "push": lambda: [args.program, "push", source, url],
+                             **({"s5cmd put": lambda: [s5cmd, "cp", f"{source}/", f"{url}-s5cmd/"]} if s5cmd else {})})
+            in_random_order({"curl get": lambda: curl.words("get_object", series),
+                             "pull": lambda: [args.program, "pull", url, target],
+                             **({"s5cmd get": lambda: [s5cmd, "cp", f"{url}-s5cmd/*", f"{target}/"]} if s5cmd else {})})
+            for page in s3.get_paginator("list_objects_v2").paginate(Bucket="tests"):
+                keys = [{"Key": entry["Key"]} for entry in page["Contents"]]
+                s3.delete_objects(Bucket="tests", Delete={"Objects": keys})
     cases = {name: {figure: statistics.median(one[name][figure] for one in rounds) for figure in rounds[0][name]}
              for name in rounds[0]}
     ratios = {f"{ours} / {other}": ratio(*([one[name]["MiB/s"] for one in rounds] for name in (ours, other)), "MiB/s")
-              for ours, others in (("push", ("curl put", "s5cmd put")), ("pull", ("curl get", "s5cmd get")))
-              for other in others if other in rounds[0]}
+              for ours, do in (("push", "put"), ("pull", "get")) for other in (f"curl {do}", f"s5cmd {do}")
+              if other in rounds[0]}
     return {"cases": cases, "ratios": ratios}
 
 

@@ -13,6 +13,8 @@ from .program import Client, Failure, command
 SMALL_FILE = 64 << 10
 NO_FIO = "fio is not installed: apt-get install fio"
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}   # malloc asks for transparent huge pages
+UNALIGNED = 1
+ALIGNMENTS = ["", "-unaligned", "-4k-pages"]   # of the worker's memory; the position is the number
 
 
 def nothing(_):
@@ -27,8 +29,8 @@ class Turn:
 
 @dataclasses.dataclass
 class Step:
-    """The timed work of one row. `work` may return "seconds" and "cpu" of its own, and "amount" in the row's unit or
-    "rate". "bytes" is the number of bytes moved, or 0 if that has no meaning."""
+    """The timed work of one row. `work` returns "bytes", the number of bytes moved, or 0 if that has no meaning;
+    "amount" in the row's unit, or "rate"; and, if it measures them itself, "seconds" and "cpu"."""
     row: str
     work: Callable
     before: Callable = nothing
@@ -47,7 +49,7 @@ def compared(run):
     return (("weightfs", run.weightfs), ("host", run.host))
 
 
-def fio(path, mode, call, size, depth=0, direct=True, jobs=1, seconds=0.0, seed=1, huge=True, sync=False, offset=0):
+def fio(path, mode, size, call=MIB, depth=0, direct=True, jobs=1, seconds=0.0, seed=1, huge=True, sync=False, offset=0):
     """Runs fio on a file, which with several jobs has their number for %. Depth 0: read(2) and write(2)."""
     words = ["--name=weightfs-bench", "--output-format=json", "--thread", "--group_reporting", "--fallocate=none",
              "--norandommap", f"--randseed={seed % (1 << 32)}", f"--rw={mode}", f"--bs={call}", f"--size={size}",
@@ -66,19 +68,25 @@ def fio(path, mode, call, size, depth=0, direct=True, jobs=1, seconds=0.0, seed=
             "rate": figures["iops" if "rand" in mode else "bw_bytes"], "bytes": figures["io_bytes"]}
 
 
-def fio_case(run, way, directory, row, prepare, mode, call=MIB, **job):
-    """A row measured by fio on the file whose job prepare() returns."""
+# What the cases of several groups are made of
+
+def by_fio(run, way, directory, row, mode, target=None, before=nothing, after=nothing, **job):
+    """A row measured by fio: on the large file, cold, or on the file of target()."""
     if shutil.which("fio") is None:
         run.results.not_measured(row, way, NO_FIO)
         return []
 
+    def large():
+        return {"path": directory.file("big")}
+
     def work(turn):
-        return fio(mode=mode, call=call, seed=turn.seed, **{"size": run.size, **prepare(False), **job})
+        return fio(mode=mode, seed=turn.seed, **{"size": run.size, **(target or large)(), **job})
 
-    return [Case(way, directory, [Step(row, work, before=lambda _: prepare(True))])]
+    make_cold = before if target else lambda _: run.make_large_file_cold(directory)
+    return [Case(way, directory, [Step(row, work, make_cold, after)])]
 
 
-def raw_cases(run, row, reference_row, mode, aio=True, **job):
+def of_the_disk(run, row, reference_row, mode, aio=True, **job):
     """The disk alone, on blocks that have been written: the reference, and fio with its own pages of 4 KiB."""
     why = run.no_raw_reads if "read" in mode else run.no_raw_writes
     if why:
@@ -88,177 +96,136 @@ def raw_cases(run, row, reference_row, mode, aio=True, **job):
     found = []
     for way, shown in (("reference", reference_row), ("fio", row)):
         depth = {} if "depth" in job else {"depth": 32 if aio or way == "fio" or not run.in_memory else 0}
-        found += fio_case(run, way, run.host, shown, run.raw, mode, huge=way == "reference",
-                          direct=not run.in_memory, **depth, **job)
+        found += by_fio(run, way, run.host, shown, mode, run.raw, huge=way == "reference", direct=not run.in_memory,
+                        **depth, **job)
     return found
 
 
-def cold_file(run, directory):
-    def prepare(make_cold):
-        if make_cold:
-            run.make_large_file_cold(directory)
-        return {"path": directory.file("big")}
-    return prepare
+def read(run, way, directory, row, do="read", passes=0, before=None, **job):
+    """The worker reads the large file, or a file that before() makes cold, after `passes` reads without dropping
+    caches."""
+    def work(turn):
+        return run.worker.ask(do, **{"path": directory.file("big"), **job}, check=turn.warm_up)
+
+    def prepare(turn):
+        before() if before else run.make_large_file_cold(directory)
+        for _ in range(passes):
+            work(turn)
+
+    return Case(way, directory, [Step(row, work, prepare)])
 
 
-# Whole reads of the large file, cold except for `reread` and `mmap-again`
-
-def read_cases(run):
-    def whole(way, directory, row, do, passes=0, **job):
-        """The pass after some others without dropping caches in between."""
-        def work(turn):
-            answer = run.worker.ask(do, path=directory.file("big"), check=turn.warm_up, **job)
-            return {**answer, "bytes": run.size}
-
-        def before(turn):
-            run.make_large_file_cold(directory)
-            for _ in range(passes):
-                work(turn)
-
-        return Case(way, directory, [Step(row, work, before)])
-
-    def reads(way, directory):
-        return [whole(way, directory, "read-1m", "read"), whole(way, directory, "read-whole", "read", call=run.size)]
-
-    cases = raw_cases(run, "read-1m", "reference-read", "read", aio=False)
-    for way, directory in compared(run):
-        cases += [*reads(way, directory), whole(way, directory, "mmap", "map"),
-                  whole(way, directory, "reread", "read", 2), whole(way, directory, "mmap-again", "map", 2),
-                  *fio_case(run, way, directory, "readers-8", cold_file(run, directory), "read", jobs=8, direct=False)]
-    mount = ("weightfs", run.weightfs)
-    for depth in (1, 32, 128):
-        cases += fio_case(run, *mount, f"aio-{depth}", cold_file(run, run.weightfs), "read", depth=depth)
-    if not run.is_needed("read-1m") and not run.is_needed("read-whole"):
-        return cases
-    if not run.has_own_store:
-        run.results.not_measured("read-1m", "noverify",
-                                 "the mount was there before; in another directory the benchmark makes its own")
-        return cases
-    return cases + reads("noverify", run.no_verify())
-
-
-def random_cases(run):
-    """Random reads for a fixed time. On the mount and on the raw file they use libaio and O_DIRECT; on the host's
-    filesystem they go through the page cache, one at a time."""
-    seconds, cases = 0.1 if run.options.quick else 1.0, []
-    for kib in (4, 16, 64):
-        for depth in (1, 32):
-            row, job = f"random-{kib}k-{depth}", {"mode": "randread", "call": kib << 10, "seconds": seconds}
-            cases += fio_case(run, "weightfs", run.weightfs, row, cold_file(run, run.weightfs), depth=depth, **job)
-            cases += raw_cases(run, row, row, depth=depth, **job)
-            if depth == 1:
-                cases += fio_case(run, "host", run.host, row, cold_file(run, run.host), direct=False, **job)
-    return cases + reader_cases(run, seconds)
-
-
-def reader_cases(run, seconds):
-    """Random reads by leases, through the client library's reader, which stays open during a measurement."""
-    def reads(depth, duration, **job):
-        answer = run.worker.ask("reader", path=run.weightfs.file("big"), call=4096, depth=depth, duration=duration,
-                                **job)
-        return {**answer, "bytes": answer["amount"] * 4096}
-
-    def step(depth):
-        return Step(f"reader-4k-{depth}", lambda turn: reads(depth, seconds, seed=turn.seed, check=turn.warm_up),
-                    before=lambda _: run.make_large_file_cold(run.weightfs))
-
-    rows = [f"reader-4k-{depth}" for depth in (1, 32)]
-    if not any(map(run.is_needed, rows)):
-        return []
-    run.make_large_file_cold(run.weightfs)
-    try:
-        reads(1, 0)
-    except Failure as error:
-        for row in rows:
-            run.results.not_measured(row, "weightfs", str(error))
-        return []
-    return [Case("weightfs", run.weightfs, [step(depth)]) for depth in (1, 32)]
-
-
-def new_file(run, way, directory, row, size, amount=None, **job):
-    """Writes a new file from open to close. Deleting it is not timed."""
-    path = directory.file("written")
+def write(run, way, directory, row, do="write", overwrite="", calls=0, size=0, before=nothing, **job):
+    """The worker writes a new file of the large file's size, or another one. Deleting it is not timed. Or it overwrites
+    the file `overwrite` repeatedly, like a program that swaps a tensor out, and like the reference. calls: the amount,
+    if it is not the bytes."""
+    name = overwrite or "written"
+    path = directory.file(name)
 
     def work(_):
-        answer = run.worker.ask("write", path=path, size=size, **job)
-        return {**answer, "amount": amount or size, "bytes": size}
+        answer = run.worker.ask(do, path=path, size=size, **job)
+        return {**answer, "amount": calls or answer["amount"]}
 
     def after(turn):
         if turn.warm_up:
             directory.make_cold(path)
-            run.worker.ask("read", path=path, size=size, check=True, unaligned=job.get("unaligned", False))
-        directory.remove("written")
+            run.worker.ask("read", path=path, size=size, check=True, alignment=job.get("alignment", 0))
+        if not overwrite:
+            directory.remove(name)
 
-    return Case(way, directory, [Step(row, work, lambda _: directory.remove("written"), after)])
+    return Case(way, directory, [Step(row, work, before, after)])
+
+
+# The groups
+
+def read_cases(run):
+    """Whole reads of the large file, cold except for `reread` and `mmap-again`."""
+    def reads(way, directory):
+        return [read(run, way, directory, "read-1m"), read(run, way, directory, "read-whole", call=run.size)]
+
+    cases = of_the_disk(run, "read-1m", "reference-read", "read", aio=False)
+    for way, directory in compared(run):
+        cases += [*reads(way, directory), read(run, way, directory, "mmap", "map"),
+                  read(run, way, directory, "reread", passes=2), read(run, way, directory, "mmap-again", "map", 2),
+                  *by_fio(run, way, directory, "readers-8", "read", jobs=8, direct=False)]
+    for depth in (1, 32, 128):
+        cases += by_fio(run, "weightfs", run.weightfs, f"aio-{depth}", "read", depth=depth)
+    if not run.has_own_store:
+        run.results.not_measured("read-1m", "noverify",
+                                 "the mount was there before; in another directory the benchmark makes its own")
+    elif run.is_needed("read-1m") or run.is_needed("read-whole"):
+        cases += reads("noverify", run.no_verify())
+    return cases
+
+
+def random_cases(run):
+    """Random reads for a fixed time. On the mount and on the raw file they use libaio and O_DIRECT; on the host's
+    filesystem they go through the page cache, one at a time. Those by leases, through the client library's reader,
+    are without the time to open it."""
+    seconds, cases = 0.1 if run.options.quick else 1.0, []
+    for kib in (4, 16, 64):
+        for depth in (1, 32):
+            row, job = f"random-{kib}k-{depth}", {"mode": "randread", "call": kib << 10, "seconds": seconds}
+            cases += by_fio(run, "weightfs", run.weightfs, row, depth=depth, **job)
+            cases += of_the_disk(run, row, row, depth=depth, **job)
+            if depth == 1:
+                cases += by_fio(run, "host", run.host, row, direct=False, **job)
+
+    def by_reader(depth, duration, **job):
+        return run.worker.ask("reader", path=run.weightfs.file("big"), call=4096, depth=depth, duration=duration, **job)
+
+    def step(row, depth):
+        return Step(row, lambda turn: by_reader(depth, seconds, seed=turn.seed, check=turn.warm_up),
+                    before=lambda _: run.make_large_file_cold(run.weightfs))
+
+    rows = {f"reader-4k-{depth}": depth for depth in (1, 32)}
+    if any(map(run.is_needed, rows)):
+        run.make_large_file_cold(run.weightfs)
+        try:
+            by_reader(1, 0)
+            cases += [Case("weightfs", run.weightfs, [step(row, depth)]) for row, depth in rows.items()]
+        except Failure as error:
+            for row in rows:
+                run.results.not_measured(row, "weightfs", str(error))
+    return cases
 
 
 def write_cases(run):
     """New files of the large file's size, with fsync."""
-    return raw_cases(run, "write-1m", "reference-write", "write", aio=False) + [
-        new_file(run, way, directory, row, run.size, **job) for way, directory in compared(run) for row, job in (
-            ("write-1m", {}), ("write-whole", {"call": run.size}), ("write-unaligned", {"unaligned": True}),
-            ("write-whole-unaligned", {"call": run.size, "unaligned": True}))]
-
-
-# Whole tensors through the client library: on the mount by leases of the store's blocks, and with the same handle on
-# the host's files; also thousands of small tensors in one commit.
-
-ALIGNMENTS = ["", "-unaligned", "-4k-pages"]
+    return of_the_disk(run, "write-1m", "reference-write", "write", aio=False) + [
+        write(run, way, directory, row, **job) for way, directory in compared(run) for row, job in (
+            ("write-1m", {}), ("write-whole", {"call": run.size}), ("write-unaligned", {"alignment": UNALIGNED}),
+            ("write-whole-unaligned", {"call": run.size, "alignment": UNALIGNED}))]
 
 
 def direct_cases(run):
-    def tensor(do, way, path, alignment, **job):
-        answer = run.worker.ask(do, path=path, direct=way == "weightfs", alignment=alignment, **job)
-        return {**answer, "bytes": run.size}
-
-    def read(way, directory, alignment):
-        return Step(f"direct-read{ALIGNMENTS[alignment]}",
-                    lambda turn: tensor("tensor-read", way, directory.file("big"), alignment, check=turn.warm_up),
-                    before=lambda _: run.make_large_file_cold(directory))
-
-    def write(way, directory, alignment):
-        """Overwrites the same file repeatedly, like a program that swaps a tensor out, and like the reference."""
-        path = directory.file("tensor")
-
-        def after(turn):
-            if turn.warm_up:
-                directory.make_cold(path)
-                run.worker.ask("read", path=path, check=True, unaligned=ALIGNMENTS[alignment] == "-unaligned")
-
-        return Step(f"direct-write{ALIGNMENTS[alignment]}",
-                    lambda _: tensor("tensor-write", way, path, alignment), after=after)
-
+    """Whole tensors through the client library: on the mount by leases of the store's blocks, and with the same handle
+    on the host's files; also thousands of small tensors in one commit."""
     def many(way, directory):
         """Small tensors, saved under new names, loaded, and removed without being timed. On the host each one is a file
         of its own, written with an fsync, and read."""
         count = min(200 if run.options.quick else 4000, run.size // SMALL_FILE)
-        files = {"path": directory.file("tensors"), "count": count, "size": SMALL_FILE, "durable": True}
+        files = {"path": directory.file("tensors"), "count": count, "size": SMALL_FILE}
         save, load = ("save-many", "load-many") if way == "weightfs" else ("create", "read-all")
-        moved = {"bytes": count * SMALL_FILE}
-
-        return [Step("save-many", lambda _: {**run.worker.ask(save, **files), **moved}),
-                Step("load-many", lambda turn: {**run.worker.ask(load, check=turn.warm_up, **files), **moved},
+        return [Step("save-many", lambda _: run.worker.ask(save, **files)),
+                Step("load-many", lambda turn: run.worker.ask(load, check=turn.warm_up, **files),
                      lambda _: directory.make_cold(files["path"]), after=lambda _: run.worker.ask("unlink", **files))]
 
     cases, ways = [], dict(compared(run))
     for do in ("read", "write"):
-        cases += raw_cases(run, f"direct-{do}", f"reference-direct-{do}", do, aio=False)
+        cases += of_the_disk(run, f"direct-{do}", f"reference-direct-{do}", do, aio=False)
     try:
-        tensor("tensor-write", "weightfs", run.weightfs.file("tensor"), 0)
+        run.worker.ask("tensor-write", path=run.weightfs.file("tensor"), direct=True)
     except Failure as error:
         del ways["weightfs"]
         run.not_measured("direct", str(error))
     for way, directory in ways.items():
-        cases += [Case(way, directory, [make(way, directory, alignment)]) for alignment in range(len(ALIGNMENTS))
-                  for make in (read, write)]
+        for alignment, name in enumerate(ALIGNMENTS):
+            job = {"direct": way == "weightfs", "alignment": alignment}
+            cases += [read(run, way, directory, f"direct-read{name}", "tensor-read", **job),
+                      write(run, way, directory, f"direct-write{name}", "tensor-write", "tensor", **job)]
         cases.append(Case(way, directory, many(way, directory)))
     return cases
-
-
-def finish_direct(run):
-    for _, directory in compared(run):
-        directory.remove("tensor")
-        directory.remove("tensors")
 
 
 # Python's libraries, and handles with DeepNVMe's interface, each in a process that has already imported it
@@ -305,16 +272,13 @@ def library_cases(run, name, save_row, load_row, form):
     def save(directory):
         path = directory.file(f"saved-{name}")
 
-        def remove(_):
-            directory.remove(f"saved-{name}")
-
-        def check_and_remove(turn):
-            if turn.warm_up:
+        def remove(turn, check=False):
+            if check and turn.warm_up:
                 directory.make_cold(path)
                 work("load", path, check=True)
-            remove(turn)
+            directory.remove(f"saved-{name}")
 
-        return Step(save_row, lambda _: work("save", path), remove, check_and_remove)
+        return Step(save_row, lambda _: work("save", path), remove, lambda turn: remove(turn, check=True))
 
     def load(directory):
         path = directory.file(f"loaded-{form}")
@@ -322,33 +286,21 @@ def library_cases(run, name, save_row, load_row, form):
             work("save", path)
         return Step(load_row, lambda turn: work("load", path, turn.warm_up), lambda _: directory.make_cold(path))
 
-    steps = [step for step, row in ((save, save_row), (load, load_row)) if row in rows]
-    cases = [Case(way, directory, [step(directory)]) for way, directory in compared(run) for step in steps]
-    if load not in steps:
-        return cases
-    needed = run.size * 5 // 4
-    if (not os.access("/dev/shm", os.W_OK) or shutil.disk_usage("/dev/shm").free < needed or
-            kernel_figure("MemAvailable") < 3 * needed):
+    makers = [make for make, row in ((save, save_row), (load, load_row)) if row in rows]
+    cases = [Case(way, directory, [make(directory)]) for way, directory in compared(run) for make in makers]
+    if load in makers and (not os.access("/dev/shm", os.W_OK) or kernel_figure("MemAvailable") < 15 * run.size // 4 or
+                           shutil.disk_usage("/dev/shm").free < run.size * 5 // 4):
         run.results.not_measured(load_row, "memory", "/dev/shm has no space for the file")
-        return cases
-    memory = run.memory_directory()
-    return [*cases, Case("memory", memory, [load(memory)])]
+    elif load in makers:
+        memory = run.memory_directory()
+        cases.append(Case("memory", memory, [load(memory)]))
+    return cases
 
 
-def python_group(group):
-    def prepare(run):
-        return [case for library in LIBRARIES[group] for case in library_cases(run, *library)]
-
-    def finish(run):
-        run.end_clients()
-        for *_, form in LIBRARIES[group]:
-            for directory in filter(None, (run.weightfs, run.host, run.memory)):
-                directory.remove(f"loaded-{form}")
-
-    return group, prepare, finish
+def libraries_of(group):
+    return group, lambda run: [case for library in LIBRARIES[group] for case in library_cases(run, *library)]
 
 
-# Name, cases, and the cleanup after them, in the order of a run.
-GROUPS = [("read", read_cases, nothing), ("random", random_cases, nothing), ("write", write_cases, nothing),
-          *(python_group(name) for name in ("torch", "safetensors", "numpy")), ("direct", direct_cases, finish_direct),
-          python_group("handles")]
+# Name and cases, in the order of a run.
+GROUPS = [("read", read_cases), ("random", random_cases), ("write", write_cases),
+          *map(libraries_of, ("torch", "safetensors", "numpy")), ("direct", direct_cases), libraries_of("handles")]

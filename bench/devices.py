@@ -72,52 +72,48 @@ def loop_device(run, path, size, cgroup):
                 os.unlink(path)
 
 
-def device_stores(run, size, stack):
+def device_stores(run, size):
     """Creates the two mounts: of the store on several devices, and of the store on one."""
     for possible, why in ((run.has_own_store, "needs stores of its own: give a directory outside of a mount"),
                           (os.geteuid() == 0, "needs root, for loop devices and a cgroup"),
                           (shutil.which("losetup"), "losetup is not installed (package util-linux)")):
         if not possible:
             raise Impossible(why)
-    cgroup = stack.enter_context(throttling_cgroup())
-    devices = [stack.enter_context(loop_device(run, run.host.file(f"device-{index}"), 2 * (size + LEAD_IN) + 256 * MIB,
-                                               cgroup)) for index in range(1 + THROTTLED_DEVICES)]
+    cgroup = run.group.enter_context(throttling_cgroup())
+    devices = [run.group.enter_context(loop_device(run, run.host.file(f"device-{index}"), 2 * (size + LEAD_IN)
+                                                   + 256 * MIB, cgroup)) for index in range(1 + THROTTLED_DEVICES)]
     run.show("devices: making stores")
-    one = run.make_store("one", stack=stack, devices=devices[:1], cgroup=cgroup)
-    return run.on(run.make_store("two", stack=stack, devices=devices[1:], cgroup=cgroup)), run.on(one)
+    return {way: run.on(run.make_store(name, stack=run.group, devices=some, cgroup=cgroup)) for way, name, some in (
+        ("weightfs", "two", devices[1:]), ("one device", "one", devices[:1]))}
 
 
 def device_cases(run):
     size = (32 if run.options.quick else 512) * MIB
-    run.device_stack = stack = run.stack.enter_context(contextlib.ExitStack())
     try:
-        two, one = device_stores(run, size, stack)
+        stores = device_stores(run, size)
     except Impossible as error:
-        stack.close()
+        run.group.close()
         run.not_measured("devices", str(error))
         return []
 
     def steps(directory):
         lead_in, read, written = (directory.file(name) for name in ("lead-in", "read", "written"))
 
-        def work(do, path, size, **job):
-            return {**run.worker.ask(do, path=path, size=size, **job), "bytes": size}
-
         def before_read(_):
             directory.make_cold(read, lead_in)
-            work("read", lead_in, LEAD_IN)
+            run.worker.ask("read", path=lead_in, size=LEAD_IN)
 
         def before_write(_):
             directory.remove("written")
-            work("write", lead_in, LEAD_IN)
+            run.worker.ask("write", path=lead_in, size=LEAD_IN)
 
-        work("write", lead_in, LEAD_IN)
-        work("write", read, size)
-        yield Step("devices-read", lambda turn: work("read", read, size, check=turn.warm_up), before_read)
-        yield Step("devices-write", lambda _: work("write", written, size), before_write)
+        run.worker.ask("write", path=lead_in, size=LEAD_IN)
+        run.worker.ask("write", path=read, size=size)
+        yield Step("devices-read", lambda turn: run.worker.ask("read", path=read, size=size, check=turn.warm_up),
+                   before_read)
+        yield Step("devices-write", lambda _: run.worker.ask("write", path=written, size=size), before_write)
 
-    return [Case(way, directory, [step]) for way, directory in (("weightfs", two), ("one device", one))
-            for step in steps(directory)]
+    return [Case(way, directory, [step]) for way, directory in stores.items() for step in steps(directory)]
 
 
-GROUP = ("devices", device_cases, lambda run: run.device_stack.close())
+GROUPS = [("devices", device_cases)]

@@ -18,7 +18,8 @@ from .rows import ROWS, is_selected
 from .store import Directory, Store, daemon_of, scratch_directory
 
 VERSION = 1   # of the format of --json
-GROUPS = [*cases.GROUPS, *small.GROUPS, devices.GROUP]
+GROUPS = [*cases.GROUPS, *small.GROUPS, *devices.GROUPS]
+KEPT = ("big", "raw")   # files that several groups use
 
 
 class Run:
@@ -27,7 +28,7 @@ class Run:
     def __init__(self, options, stack, progress):
         self.options, self.stack, self.progress = options, stack, progress
         self.results, self.worker, self.clients, self.memory = verdict.Results(), None, [], None
-        self.raw_job = None
+        self.raw_job, self.group = None, None   # group: the stack of what one group of rows creates
         # progress: parts per phase; the current phase; its completed fraction
         self.phases, self.phase, self.done = {}, None, 0
         self.has_own_store = not options.store
@@ -112,16 +113,16 @@ class Run:
         directory.make_cold(path)
         return path
 
-    def raw(self, prepare=True):
+    def raw(self):
         """The job of fio on the disk alone: the reference's file, or the blocks of the large file on the device."""
-        if prepare and self.raw_job is None and not self.pool_device:
+        if self.raw_job is None and not self.pool_device:
             path = self.host.file("raw")
             self.show("writing the reference's file")
             with open(path, "wb") as stream:
                 os.posix_fallocate(stream.fileno(), 0, self.size)
-            cases.fio(path, "write", MIB, self.size, 32, direct=not self.in_memory)
+            cases.fio(path, "write", self.size, depth=32, direct=not self.in_memory)
             self.raw_job = {"path": path}
-        elif prepare and self.raw_job is None:
+        elif self.raw_job is None:
             described = command(self.options.program, "info", self.make_large_file_cold(self.weightfs), "--json")
             extent = max(json.loads(described)["extents"], key=lambda extent: extent["length"])
             self.raw_job = {"path": self.pool_device, "offset": extent["physical"],
@@ -151,6 +152,13 @@ class Run:
         self.end_clients()
         if self.worker:
             self.worker.end()
+
+    def end_group(self):
+        """Removes what a group of rows has created."""
+        self.end_clients()
+        self.group.close()
+        for directory in filter(None, (self.weightfs, self.host, self.memory)):
+            directory.remove(*(name for name in os.listdir(directory.path) if name not in KEPT))
 
     # Rows
 
@@ -184,10 +192,9 @@ class Run:
 def measure(run, case, step, turn):
     step.before(turn)
     counters, cpu, begin = case.directory.counters(), case.directory.cpu_seconds(), time.monotonic()
-    answer = {"seconds": None, **step.work(turn)}
-    seconds = answer["seconds"] or time.monotonic() - begin
-    rate = answer.get("rate") or answer.get("amount", 0) / seconds
-    sample = {"rate": rate, "seconds": seconds, "bytes": answer["bytes"],
+    answer = step.work(turn)
+    seconds = answer.get("seconds") or time.monotonic() - begin
+    sample = {"rate": answer.get("rate") or answer["amount"] / seconds, "seconds": seconds, "bytes": answer["bytes"],
               "client_cpu_seconds": answer["cpu"], "daemon_cpu_seconds": case.directory.cpu_seconds() - cpu}
     if "device_read_bytes" in counters:
         sample["device_read_bytes"] = case.directory.counters()["device_read_bytes"] - counters["device_read_bytes"]
@@ -196,11 +203,12 @@ def measure(run, case, step, turn):
         run.results.add(step.row, case.way, sample)
 
 
-def run_group(run, chance, name, prepare, finish):
+def run_group(run, chance, name, prepare):
     if not run.phases[name]:
         return
     run.start_phase(name)
     run.show(f"{name}: preparing")
+    run.group = run.stack.enter_context(contextlib.ExitStack())
     needed = [case for case in prepare(run) if any(run.is_needed(step.row) for step in case.steps)]
     rounds = run.options.rounds
     for turn, at, case in verdict.in_turns(needed, rounds, chance):
@@ -211,7 +219,7 @@ def run_group(run, chance, name, prepare, finish):
                 measure(run, case, step, cases.Turn(turn == 0, chance.getrandbits(64)))
             except (Failure, OSError) as error:
                 raise Failure(f"{step.row}, {case.way}: {error}") from error
-    finish(run)
+    run.end_group()
 
 
 def idle_cpu(run):

@@ -15,7 +15,6 @@ from .verdict import check, in_turns
 
 AGED_OF_FRESH, AGE_ROUNDS, AGE_STEP, FULL = 0.9, 50, 10, 0.9
 SMALL_FILE, IN_DIRECTORY = 4096, 1000
-THROUGHPUT = "throughput, GB/s"
 
 
 def curve(name, title, x_title, y_title, unit, points, limit="", checks=()):
@@ -23,83 +22,71 @@ def curve(name, title, x_title, y_title, unit, points, limit="", checks=()):
             "points": [{"x": x, "values": values} for x, values in points], "limit": limit, "checks": list(checks)}
 
 
-class Best:
-    """The best rate of a curve, and the CPU utilization at that rate, which shows the limiting resource."""
-
-    def __init__(self):
-        self.rate = self.busy = 0
-
-    def add(self, rate, busy):
-        self.rate, self.busy = max((self.rate, self.busy), (rate, busy))
-
-    def limit(self, reference):
-        processors = f"the processors are {self.busy:.0%} busy (reads)".replace("%", " %")
-        if not reference:
-            return processors
-        part = self.rate / reference
-        what = "the disk" if part >= 0.85 else "the processors" if self.busy >= 0.85 else "waiting"
-        return f"limited by {what}: at its best {part:.2f} of the reference, {processors}"
+def throughput(name, title, x_title, points, limit="", checks=()):
+    return curve(name, title, x_title, "throughput, GB/s", "GB/s", points, limit, checks)
 
 
-def gb_per_second(answer):
-    return answer["amount"] / answer["seconds"] / 1e9
+def limit_of(reads, reference):
+    """What limits the best one of (GB/s, the part of the processors that was busy)."""
+    best, busy = max(reads)
+    processors = f"the processors are {busy * 100:.0f} % busy (reads)"
+    if not reference:
+        return processors
+    what = "the disk" if best >= 0.85 * reference else "the processors" if busy >= 0.85 else "waiting"
+    return f"limited by {what}: at its best {best / reference:.2f} of the reference, {processors}"
 
 
 def read_reference(run):
     if run.no_raw_reads or shutil.which("fio") is None:
         return 0
     job = {"size": run.size, **run.raw()}
-    return statistics.median(fio(mode="read", call=MIB, depth=32, direct=not run.in_memory, **job)["rate"]
+    return statistics.median(fio(mode="read", depth=32, direct=not run.in_memory, **job)["rate"]
                              for _ in range(3)) / 1e9
 
 
 def streams(run, reference):
     """Reads as many files at once as there are streams."""
-    best, points, rounds, chance = Best(), [], run.options.rounds, random.Random(run.options.seed)
+    points, reads, rounds, chance = [], [], run.options.rounds, random.Random(run.options.seed)
     size, names = max(run.size // 8 // MIB * MIB, MIB), [f"stream-{index}" for index in range(8)]
     if shutil.which("fio") is None:
         return []
-
-    def measure(directory, do, count):
-        if do == "read":
-            directory.make_cold(*map(directory.file, names[:count]))
-        else:
-            for name in names:
-                directory.remove(name)
-        return fio(directory.file("stream-%"), do, MIB, size, direct=False, jobs=count)["rate"] / 1e9
-
     for number, count in enumerate((1, 2, 4, 8)):
         rates = {}
         for turn, at, (way, directory) in in_turns(compared(run), rounds, chance):
             run.show(f"scaling: {count} files at once", (number + turn / (rounds + 1)) / 4)
             for do in ("write", "read"):
+                directory.remove(*names) if do == "write" else directory.make_cold(*map(directory.file, names[:count]))
                 times = ProcessorTimes()
-                rate = measure(directory, do, count)
+                rate = fio(directory.file("stream-%"), do, size, direct=False, jobs=count)["rate"] / 1e9
                 if turn and (way, do) == ("weightfs", "read"):
-                    best.add(rate, times.parts_since()[0])
+                    reads.append((rate, times.parts_since()[0]))
                 rates.setdefault(f"{way}, {do}", []).extend([rate] * (turn > 0))
         points.append((count, {name: statistics.median(rates[name]) for name in sorted(rates)}))
     for _, directory in compared(run):
-        for name in names:
-            directory.remove(name)
-    return [curve("streams", "Files at once", "files read or written at once", THROUGHPUT, "GB/s", points,
-                  best.limit(reference))]
+        directory.remove(*names)
+    return [throughput("streams", "Files at once", "files read or written at once", points,
+                       limit_of(reads, reference))]
 
 
 def write_and_read(run, directory, size, turns=1):
-    """The rates of a new file, which is removed again: written, and read cold."""
+    """The rates of a new file, which is removed again: written, and read cold; and how busy the processors were."""
+    def gb_per_second(do):
+        answer = run.worker.ask(do, path=path, size=size)
+        return answer["bytes"] / answer["seconds"] / 1e9
+
     path = directory.file("new")
-    written = gb_per_second(run.worker.ask("write", path=path, size=size))
+    written = gb_per_second("write")
     times, reads = ProcessorTimes(), []
     for _ in range(turns):
         directory.make_cold(path)
-        reads.append(gb_per_second(run.worker.ask("read", path=path, size=size)))
+        reads.append(gb_per_second("read"))
+    busy = times.parts_since()[0]
     directory.remove("new")
-    return {"weightfs, read": statistics.median(reads), "weightfs, write": written}, times.parts_since()[0]
+    return {"weightfs, read": statistics.median(reads), "weightfs, write": written}, busy
 
 
 def large(run, reference):
-    best, points, moved, most = Best(), [], 0, run.options.large_size
+    points, reads, moved, most = [], [], 0, run.options.large_size
     sizes = [run.size, max(most // 4 // run.size, 1) * run.size, most]
     run.show("scaling: making a store for the large file")
     with contextlib.ExitStack() as stack:
@@ -108,47 +95,36 @@ def large(run, reference):
             run.show(f"scaling: one file of {size_text(size)}", moved / sum(sizes))
             moved += size
             rates, busy = write_and_read(run, directory, size)
-            best.add(rates["weightfs, read"], busy)
+            reads.append((rates["weightfs, read"], busy))
             points.append((size / GIB, rates))
-    return [curve("large", "One large file", "GiB in the file", THROUGHPUT, "GB/s", points, best.limit(reference))]
+    return [throughput("large", "One large file", "GiB in the file", points, limit_of(reads, reference))]
 
 
 def aging(run, reference):
     """A store that is kept full while files of all sizes are deleted and created."""
-    chance, files, points = random.Random(run.options.seed), {}, []
+    chance, files, points, made = random.Random(run.options.seed), {}, [], 0
     with contextlib.ExitStack() as stack:
         directory = run.on(run.make_store("aging", max(2 * run.size, 512 * MIB), stack))
         space = shutil.disk_usage(directory.path).free
-
-        def fill():
-            # As many small files as large ones: 64 KiB to 64 MiB, or a hundredth of the pool.
-            most = math.log2(min(max(space // 100, MIB), 64 * MIB))
-            while sum(files.values()) < FULL * space:
-                name = f"aged-{fill.made}"
-                fill.made += 1
-                files[name] = math.ceil(2 ** chance.uniform(16, most) / 4096) * 4096
-                run.worker.ask("write", path=directory.file(name), size=files[name])
-
-        def measure(turn):
-            size = min(space // 20 // MIB * MIB, run.size)
-            points.append((turn, write_and_read(run, directory, size, 3)[0]))
-
-        fill.made = 0
-        measure(0)
-        fill()
-        for turn in range(1, AGE_ROUNDS + 1):
+        # As many small files as large ones: 64 KiB to 64 MiB, or a hundredth of the pool.
+        most = math.log2(min(max(space // 100, MIB), 64 * MIB))
+        for turn in range(AGE_ROUNDS + 1):
             run.show("scaling: aging a store", turn / AGE_ROUNDS)
             for name in chance.sample(sorted(files), len(files) // 10):
                 directory.remove(name)
                 del files[name]
-            fill()
+            while turn and sum(files.values()) < FULL * space:
+                name, made = f"aged-{made}", made + 1
+                files[name] = math.ceil(2 ** chance.uniform(16, most) / 4096) * 4096
+                run.worker.ask("write", path=directory.file(name), size=files[name])
             if turn % AGE_STEP == 0:
-                measure(turn)
+                size = min(space // 20 // MIB * MIB, run.size)
+                points.append((turn, write_and_read(run, directory, size, 3)[0]))
     fresh, aged = points[0][1]["weightfs, read"], points[-1][1]["weightfs, read"]
-    limit = reference and (f"a fresh store reads at {fresh / reference:.2f} of the reference, the aged one at "
-                           f"{aged / reference:.2f}") or ""
-    return [curve("aging", "A store that ages at 90 %", "rounds of deletes and creates", THROUGHPUT, "GB/s", points,
-                  limit, [check("aged to fresh", aged / fresh, at_least=AGED_OF_FRESH)])]
+    limit = (f"a fresh store reads at {fresh / reference:.2f} of the reference, the aged one at "
+             f"{aged / reference:.2f}") if reference else ""
+    return [throughput("aging", "A store that ages at 90 %", "rounds of deletes and creates", points, limit,
+                       [check("aged to fresh", aged / fresh, at_least=AGED_OF_FRESH)])]
 
 
 def many_files(run, _):
@@ -160,7 +136,7 @@ def many_files(run, _):
             while made < many * quarter // 4:
                 run.show("scaling: making files", made / many)
                 count = min(IN_DIRECTORY, many * quarter // 4 - made)
-                run.worker.ask("create", path=f"{store.mount}/from-{made:07}", count=count, size=SMALL_FILE)
+                run.worker.ask("create", path=f"{store.mount}/from-{made:07}", count=count, size=SMALL_FILE, sync=False)
                 made += count
             rates.append((made, {"weightfs": (made - first) / (time.monotonic() - begin)}))
             busy = times.parts_since()[0]

@@ -4,7 +4,7 @@
 import os
 import shutil
 
-from .cases import SMALL_FILE, Case, Step, compared, fio_case, new_file, nothing
+from .cases import SMALL_FILE, Case, Step, by_fio, compared, nothing, write
 from .machine import MIB, children_cpu_seconds, sync_file
 from .program import Failure, command
 
@@ -16,23 +16,15 @@ def small_cases(run):
     dropped; otherwise the rows measure the requests that the kernel's caches let through."""
     count = 200 if run.options.quick else 2000
 
-    def steps(directory, name, size):
-        files = {"path": directory.file(name), "count": count, "size": size}
-
-        def step(row, do, before=nothing, after=nothing):
-            moved = count * size if do in ("create", "read-all") else 0
-            check = {"check": True} if do == "read-all" else {}
-            return Step(row, lambda turn: {**run.worker.ask(do, **files, **(check if turn.warm_up else {})),
-                                           "bytes": moved}, before, after)
-
-        return files, step
+    def drop_names(_):
+        os.sync() if run.options.drop_caches else None
+        run.drop_caches()
 
     def life(directory):
-        files, step = steps(directory, "small", SMALL_FILE)
+        files = {"path": directory.file("small"), "count": count, "size": SMALL_FILE}
 
-        def drop_names(_):
-            os.sync() if run.options.drop_caches else None
-            run.drop_caches()
+        def step(row, do, before=nothing, after=nothing):
+            return Step(row, lambda _: run.worker.ask(do, sync=False, **files), before, after)
 
         def compare(turn):
             if turn.warm_up:
@@ -44,15 +36,18 @@ def small_cases(run):
 
     def reads(directory):
         """Files that one request reads, opened, read and closed: first from the disk, then from the kernel's cache."""
-        files, step = steps(directory, "small-reads", SMALL_READ)
+        files = {"path": directory.file("small-reads"), "count": count, "size": SMALL_READ}
 
         def make_files(_):
-            run.worker.ask("create", **files)
+            run.worker.ask("create", sync=False, **files)
             sync_file(files["path"])
             directory.make_cold(files["path"])
 
-        return [step("small-read-cold", "read-all", make_files),
-                step("small-read", "read-all", after=lambda _: run.worker.ask("unlink", **files))]
+        def work(turn):
+            return run.worker.ask("read-all", check=turn.warm_up, **files)
+
+        return [Step("small-read-cold", work, make_files),
+                Step("small-read", work, after=lambda _: run.worker.ask("unlink", **files))]
 
     return [Case(way, directory, make(directory)) for make in (life, reads) for way, directory in compared(run)] + (
         git_cases(run))
@@ -68,7 +63,7 @@ def git_cases(run):
         def make_repository(_):
             directory.remove("git")
             command("git", "init", "--quiet", "--template=", repository)
-            run.worker.ask("create", path=f"{repository}/files", count=count, size=SMALL_READ)
+            run.worker.ask("create", path=f"{repository}/files", count=count, size=SMALL_READ, sync=False)
 
         def add(_):
             cpu = children_cpu_seconds()
@@ -80,7 +75,6 @@ def git_cases(run):
                 command("git", "-C", repository, "fsck", "--strict")
                 if len(command("git", "-C", repository, "ls-files").splitlines()) != count:
                     raise Failure(f"git add did not add all of {count} files")
-            directory.remove("git")
 
         return Case(way, directory, [Step("git-add", add, make_repository, after)])
 
@@ -100,29 +94,25 @@ def small_write_cases(run):
         size = min(run.size, 256 * MIB) // jobs
         paths = [directory.file(f"{row}-{number}") for number in range(jobs)]
 
-        def prepare(make_files):
-            for path in paths * make_files:
+        def make_files(_):
+            for path in paths:
                 run.worker.ask("write", path=path, size=size)
-            return {"path": directory.file(f"{row}-%"), "size": size}
 
         def remove(_):
             for path in paths:
                 os.unlink(path)
             sync_file(directory.path)
 
-        cases = fio_case(run, way, directory, row, prepare, "randwrite", SMALL_READ, jobs=jobs, sync=sync, direct=False,
-                         seconds=seconds)
-        for case in cases:
-            case.steps[0].after = remove
-        return cases
+        return by_fio(run, way, directory, row, "randwrite", lambda: {"path": directory.file(f"{row}-%")}, make_files,
+                      remove, size=size, call=SMALL_READ, jobs=jobs, sync=sync, direct=False, seconds=seconds)
 
     cases = []
     for way, directory in compared(run):
-        cases += [new_file(run, way, directory, row, count * call, count, call=call, sync=False)
+        cases += [write(run, way, directory, row, size=count * call, calls=count, call=call, sync=False)
                   for row, call in (("append-4", 4), ("append-4k", SMALL_READ))]
         cases += [*overwrite(way, directory, "write-4k-random", sync=False), *overwrite(way, directory, "fsync-4k"),
                   *overwrite(way, directory, "fsync-4k-8", jobs=8)]
     return cases
 
 
-GROUPS = [("small", small_cases, nothing), ("small-writes", small_write_cases, nothing)]
+GROUPS = [("small", small_cases), ("small-writes", small_write_cases)]

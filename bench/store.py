@@ -103,8 +103,9 @@ class Directory:
         self.worker.ask("cold", paths=files, on_mount=self.daemon is not None)
         self.drop_caches()
 
-    def remove(self, name):
-        """Deletes a file or a directory, if it exists, and waits until the filesystem has processed the deletion."""
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.file(name)) if os.path.isdir(self.file(name)) else os.unlink(self.file(name))
+    def remove(self, *names):
+        """Deletes files or directories, if they exist, and waits until the filesystem has processed the deletion."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.file(name)) if os.path.isdir(self.file(name)) else os.unlink(self.file(name))
         sync_file(self.path)

@@ -25,7 +25,6 @@
 #include <random>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "client/handle.h"
@@ -39,7 +38,37 @@ namespace weightfs::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Amount = Result<uint64_t>;  // of work done: bytes, rows or files; kCorrupt if bytes differ from the content
+using Json = nlohmann::json;
+using Outcome = Result<Json>;  // the answer of a job; kCorrupt if bytes differ from the content
+using client::MemoryView;
+
+// The memory of a tensor or of the calls.
+enum class Alignment : unsigned char {
+  kHuge,        // huge pages
+  kUnaligned,   // begins 32 bytes into a page, like the memory of a Python object
+  kSmallPages,  // 4 KiB pages, like the memory of a program without special allocation
+};
+constexpr uint64_t kUnalignment = 32;
+
+struct Job {
+  std::string path;                // the file, or the directory of many
+  std::vector<std::string> paths;  // cold
+  uint64_t bytes = 0;              // prepare: the size of the large file
+  bool warm = false;               // prepare: touch the machine's free memory first
+  uint64_t size = 0;               // of each file; 0: of the large file
+  uint64_t call = kMiB;            // bytes of each call
+  unsigned count = 0;              // of files
+  Alignment alignment = Alignment::kHuge;
+  bool sync = true;       // fsync a written file before it is closed
+  bool direct = false;    // tensor-*: require a lease
+  bool on_mount = false;  // cold
+  bool check = false;     // compare the data that was read; never set while timed
+  unsigned depth = 1;     // reader
+  double duration = 0;    // reader: seconds
+  uint64_t seed = 0;      // reader
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Job, path, paths, bytes, warm, size, call, count, alignment, sync,
+                                                direct, on_mount, check, depth, duration, seed)
 
 // Memory that begins on a huge page. All its pages have been touched, because in a virtual machine the first touch
 // takes four times as long as later ones and must not be timed.
@@ -55,34 +84,18 @@ struct Content {
   const std::byte* At(uint64_t offset) const { return data + offset % period; }
 };
 
-struct FileJob {
+struct File {
   std::string path;
   uint64_t size, call;  // bytes of the file, and of each call
   Content content;
   std::byte* into;  // destination of reads: `call` bytes
-  bool check;       // verify the data read; never set while timed
-  bool sync;        // write: fsync before the close
+  bool check, sync;
 };
 
-// Many small files in one directory. Each has different content from its neighbors.
-struct SmallFiles {
-  std::string directory;  // created by CreateAll, and never removed
-  unsigned count = 0;
-  Content content;
-  uint64_t size = 0;     // of each
-  bool durable = false;  // fsync each file
-  bool check = false;    // verify the data read; never set while timed
+// The name of one of many small files in a directory.
+std::string SmallName(unsigned index) { return fmt::format("file-{:06}", index); }
 
-  static std::string Name(unsigned index) { return fmt::format("file-{:06}", index); }
-  std::string Path(unsigned index) const { return directory + "/" + Name(index); }
-  const std::byte* Bytes(unsigned index) const { return content.At(index % (content.period / size) * size); }
-};
-
-// close(2) may report the failure of an earlier write.
-Result<void> Close(UniqueFd& file, std::string_view path) {
-  if (file.Close() != 0) return SystemError(path, "close");
-  return {};
-}
+Json Moved(uint64_t amount, uint64_t bytes) { return {{"amount", amount}, {"bytes", bytes}}; }
 
 // Returns the sum of the 8-byte words, like a program that accesses every byte. `size` is a multiple of 8.
 uint64_t SumWords(const std::byte* data, uint64_t size) {
@@ -95,6 +108,12 @@ Error WrongBytes(const std::string& path, uint64_t offset) {
           fmt::format("{}: wrong bytes at {}: the benchmark measures nothing that is not right", path, offset)};
 }
 
+Result<void> Compare(const std::string& path, uint64_t offset, const std::byte* read, const std::byte* expected,
+                     uint64_t size) {
+  if (std::memcmp(read, expected, size) != 0) return WrongBytes(path, offset);
+  return {};
+}
+
 // With O_CLOEXEC and mode 0644.
 Result<UniqueFd> OpenFile(const std::string& path, int flags) {
   UniqueFd file(open(path.c_str(), flags | O_CLOEXEC, 0644));
@@ -102,9 +121,20 @@ Result<UniqueFd> OpenFile(const std::string& path, int flags) {
   return file;
 }
 
-Result<void> Sync(const UniqueFd& file, std::string_view path) {
+// close(2) may report the failure of an earlier write.
+Result<void> Close(UniqueFd& file, const std::string& path) {
+  if (file.Close() != 0) return SystemError(path, "close");
+  return {};
+}
+
+Result<void> Sync(const UniqueFd& file, const std::string& path) {
   if (fsync(file.get()) != 0) return SystemError(path, "fsync");
   return {};
+}
+
+Result<void> MakeDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) == 0 || errno == EEXIST) return {};
+  return SystemError(path, "cannot be made");
 }
 
 Result<Memory> AllocateTouched(uint64_t size, bool huge = true) {
@@ -122,7 +152,7 @@ Result<Memory> AllocateTouched(uint64_t size, bool huge = true) {
 
 // File operations of typical programs. Each one opens, works and closes.
 
-Amount ReadFile(const FileJob& job) {
+Result<void> ReadFile(const File& job) {
   ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_RDONLY));
   // A call for the whole file continues where the kernel stopped (at 2 GiB less a page); all others start at `into`.
   for (uint64_t at = 0; at < job.size;) {
@@ -130,16 +160,13 @@ Amount ReadFile(const FileJob& job) {
     const ssize_t got = read(file.get(), job.into + in_call, std::min(job.call - in_call, job.size - at));
     if (got < 0) return SystemError(job.path, "cannot be read");
     if (got == 0) return Error{ErrorCode::kIo, fmt::format("{}: ends before {} bytes", job.path, job.size)};
-    if (job.check && std::memcmp(job.into + in_call, job.content.At(at), static_cast<size_t>(got)) != 0) {
-      return WrongBytes(job.path, at);
-    }
+    if (job.check) RETURN_IF_ERROR(Compare(job.path, at, job.into + in_call, job.content.At(at), got));
     at += static_cast<uint64_t>(got);
   }
-  RETURN_IF_ERROR(Close(file, job.path));
-  return job.size;
+  return Close(file, job.path);
 }
 
-Amount WriteFile(const FileJob& job) {
+Result<void> WriteFile(const File& job) {
   ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_WRONLY | O_CREAT | O_TRUNC));
   for (uint64_t at = 0; at < job.size;) {
     const ssize_t put = write(file.get(), job.content.At(at), std::min(job.call - at % job.call, job.size - at));
@@ -147,11 +174,10 @@ Amount WriteFile(const FileJob& job) {
     at += static_cast<uint64_t>(put);
   }
   if (job.sync) RETURN_IF_ERROR(Sync(file, job.path));
-  RETURN_IF_ERROR(Close(file, job.path));
-  return job.size;
+  return Close(file, job.path);
 }
 
-Amount MapFile(const FileJob& job) {
+Result<void> MapFile(const File& job) {
   ASSIGN_OR_RETURN(UniqueFd file, OpenFile(job.path, O_RDONLY));
   void* const mapped = mmap(nullptr, job.size, PROT_READ, MAP_SHARED, file.get(), 0);
   if (mapped == MAP_FAILED) return SystemError(job.path, "cannot be mapped");
@@ -165,189 +191,157 @@ Amount MapFile(const FileJob& job) {
   // Prevents the compiler from removing the unused sum.
   [[maybe_unused]] volatile const uint64_t used = sum;
   if (job.check && sum != expected) return WrongBytes(job.path, 0);
-  RETURN_IF_ERROR(Close(file, job.path));
-  return job.size;
+  return Close(file, job.path);
 }
 
-template <typename Work>
-Amount ForEach(const SmallFiles& files, const Work& work) {
-  for (unsigned index = 0; index < files.count; ++index) RETURN_IF_ERROR(work(index, files.Path(index)));
-  return files.count;
+Result<void> StatFile(const File& job) {
+  struct stat status = {};
+  if (stat(job.path.c_str(), &status) != 0) return SystemError(job.path, "stat");
+  if (static_cast<uint64_t>(status.st_size) == job.size) return {};
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: has {} bytes, not {}", job.path, status.st_size, job.size)};
 }
 
-Result<void> MakeDirectory(const std::string& path) {
-  if (mkdir(path.c_str(), 0755) == 0 || errno == EEXIST) return {};
-  return SystemError(path, "cannot be made");
+Result<void> UnlinkFile(const File& job) {
+  if (unlink(job.path.c_str()) != 0) return SystemError(job.path, "cannot be removed");
+  return {};
 }
 
-Amount CreateAll(const SmallFiles& files) {
-  RETURN_IF_ERROR(MakeDirectory(files.directory));
-  return ForEach(files, [&](unsigned index, const std::string& path) -> Result<void> {
-    ASSIGN_OR_RETURN(UniqueFd file, OpenFile(path, O_WRONLY | O_CREAT | O_EXCL));
-    if (write(file.get(), files.Bytes(index), files.size) != static_cast<ssize_t>(files.size)) {
-      return SystemError(path, "cannot be written");
-    }
-    if (files.durable) RETURN_IF_ERROR(Sync(file, path));
-    return Close(file, path);
-  });
-}
-
-Amount StatAll(const SmallFiles& files) {
-  return ForEach(files, [&](unsigned, const std::string& path) -> Result<void> {
-    struct stat status = {};
-    if (stat(path.c_str(), &status) != 0) return SystemError(path, "stat");
-    if (static_cast<uint64_t>(status.st_size) == files.size) return {};
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: has {} bytes, not {}", path, status.st_size, files.size)};
-  });
-}
-
-Amount ListAll(const SmallFiles& files) {
-  DIR* const directory = opendir(files.directory.c_str());
-  if (directory == nullptr) return SystemError(files.directory, "cannot be listed");
+// {"path", "count"}
+Outcome ListDirectory(const Job& job) {
+  DIR* const directory = opendir(job.path.c_str());
+  if (directory == nullptr) return SystemError(job.path, "cannot be listed");
   unsigned count = 0;
   while (const dirent* entry = readdir(directory)) count += entry->d_name[0] == '.' ? 0 : 1;
   closedir(directory);
-  if (count == files.count) return count;
-  return Error{ErrorCode::kCorrupt, fmt::format("{}: lists {} files of {}", files.directory, count, files.count)};
+  if (count == job.count) return Moved(count, 0);
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: lists {} files of {}", job.path, count, job.count)};
 }
 
-Amount ReadAll(const SmallFiles& files) {
-  std::vector<std::byte> bytes(files.size);
-  return ForEach(files, [&](unsigned index, const std::string& path) -> Result<void> {
+// {"paths", "on_mount"}: writes dirty data and drops the pages from the kernel's and the daemon's caches.
+Outcome MakeCold(const Job& job) {
+  for (const std::string& path : job.paths) {
     ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
-    if (read(file.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
-      return SystemError(path, "cannot be read");
+    RETURN_IF_ERROR(Sync(file, path));
+    posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
+    if (job.on_mount && ioctl(file.get(), WEIGHTFS_IOC_DROP_CACHE) != 0) {
+      return SystemError(path, "its cache cannot be dropped");
     }
-    if (files.check && std::memcmp(bytes.data(), files.Bytes(index), bytes.size()) != 0) return WrongBytes(path, 0);
-    return {};
-  });
+  }
+  return Moved(job.paths.size(), 0);
 }
 
-Amount RemoveAll(const SmallFiles& files) {
-  return ForEach(files, [](unsigned, const std::string& path) -> Result<void> {
-    if (unlink(path.c_str()) != 0) return SystemError(path, "cannot be removed");
-    return {};
-  });
+// {"path"}: the counters of its mount; nothing if the mount does not provide them.
+Outcome ReadCounters(const Job& job) {
+  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(job.path, O_RDONLY));
+  weightfs_stats stats{};
+  stats.version = WEIGHTFS_IOC_VERSION;
+  if (ioctl(file.get(), WEIGHTFS_IOC_STATS, &stats) != 0) return Json::object();
+  return Json{{"device_read_bytes", stats.device_read_bytes}, {"buffer_capacity", stats.buffer_capacity}};
 }
-
-using Json = nlohmann::json;
-using client::MemoryView;
-
-const std::map<std::string, Amount (*)(const FileJob&)> kFileJobs = {
-    {"read", ReadFile}, {"write", WriteFile}, {"map", MapFile}};
-const std::map<std::string, Amount (*)(const SmallFiles&)> kSmallFileJobs = {
-    {"create", CreateAll}, {"stat", StatAll}, {"list", ListAll}, {"read-all", ReadAll}, {"unlink", RemoveAll}};
-
-// The memory of a tensor.
-enum class Alignment : unsigned char {
-  kHuge,        // huge pages
-  kUnaligned,   // begins 32 bytes into a page, like the memory of a Python object
-  kSmallPages,  // 4 KiB pages, like the memory of a program without special allocation
-};
-constexpr uint64_t kUnalignment = 32;
 
 // Of all threads of this process.
 double CpuSeconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
-// Writes a file's dirty data and drops its pages from the kernel's and the daemon's caches.
-Result<void> MakeCold(const std::string& path, bool on_mount) {
-  ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(path, O_RDONLY));
-  RETURN_IF_ERROR(Sync(file, path));
-  posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
-  if (!on_mount || ioctl(file.get(), WEIGHTFS_IOC_DROP_CACHE) == 0) return {};
-  return SystemError(path, "its cache cannot be dropped");
+double SecondsSince(Clock::time_point begin) {
+  return std::max(std::chrono::duration<double>(Clock::now() - begin).count(), 1e-9);
 }
 
 class Worker {
  public:
-  Json Answer(const Json& job) {
-    Json answer = Json::object();
+  Json Answer(const Json& line) {
     const double cpu = CpuSeconds();
     const auto begin = Clock::now();
-    const Amount amount = Do(job, &answer);
-    const std::chrono::duration<double> seconds = Clock::now() - begin;
-    if (!amount.has_value()) return {{"error", amount.error().what}};
-    answer["amount"] = *amount;
-    answer["cpu"] = CpuSeconds() - cpu;
-    if (!answer.contains("seconds")) answer["seconds"] = std::max(seconds.count(), 1e-9);
-    return answer;
+    Outcome outcome = Do(line.at("do").get<std::string>(), line.get<Job>());
+    const double seconds = SecondsSince(begin);
+    if (!outcome.has_value()) return {{"error", outcome.error().what}};
+    outcome->emplace("cpu", CpuSeconds() - cpu);
+    outcome->emplace("seconds", seconds);  // unless the job has its own
+    return *outcome;
   }
 
  private:
-  Amount Do(const Json& job, Json* answer) {
-    const auto name = job.at("do").get<std::string>();
+  Outcome Do(const std::string& name, const Job& job) {
+    static const std::map<std::string, Result<void> (*)(const File&)> kWhole = {
+        {"read", ReadFile}, {"write", WriteFile}, {"map", MapFile}};
+    static const std::map<std::string, Result<void> (*)(const File&)> kMany = {
+        {"create", WriteFile}, {"stat", StatFile}, {"read-all", ReadFile}, {"unlink", UnlinkFile}};
     if (name == "prepare") return Prepare(job);
-    if (name == "cold") return MakeAllCold(job);
-    if (name == "counters") return ReadCounters(job, answer);
-    if (const auto found = kFileJobs.find(name); found != kFileJobs.end()) return found->second(FileJobOf(job));
-    if (const auto found = kSmallFileJobs.find(name); found != kSmallFileJobs.end()) {
-      return found->second(SmallFilesOf(job));
+    if (name == "cold") return MakeCold(job);
+    if (name == "counters") return ReadCounters(job);
+    if (name == "list") return ListDirectory(job);
+    if (const auto found = kWhole.find(name); found != kWhole.end()) {
+      const File file = FileOf(job);
+      RETURN_IF_ERROR(found->second(file));
+      return Moved(file.size, file.size);
     }
-    if (name == "reader") return ReadRows(job, answer);
+    if (const auto found = kMany.find(name); found != kMany.end()) {
+      if (name == "create") RETURN_IF_ERROR(MakeDirectory(job.path));
+      for (unsigned index = 0; index < job.count; ++index) RETURN_IF_ERROR(found->second(SmallFileOf(job, index)));
+      return Moved(job.count, name == "create" || name == "read-all" ? job.count * job.size : 0);
+    }
+    if (name == "reader") return ReadRows(job);
     RETURN_IF_ERROR(CreateHandles());
-    if (name == "save-many" || name == "load-many") return MoveMany(SmallFilesOf(job), name == "save-many");
+    if (name == "save-many" || name == "load-many") return MoveMany(job, name == "save-many");
     if (name == "tensor-write" || name == "tensor-read") return MoveTensor(job, name == "tensor-write");
     return Error{ErrorCode::kInvalid, fmt::format("{}: no job of bench-worker", name)};
   }
 
-  // {"bytes", "warm"}: the size of the large file.
-  Amount Prepare(const Json& job) {
-    const auto size = job.at("bytes").get<uint64_t>();
+  // {"bytes", "warm"}
+  Outcome Prepare(const Job& job) {
     struct sysinfo machine = {};
-    if (job.at("warm").get<bool>() && sysinfo(&machine) == 0) {  // so that the hypervisor has allocated it
+    if (job.warm && sysinfo(&machine) == 0) {  // so that the hypervisor has allocated it
       (void)AllocateTouched(std::min(machine.freeram * machine.mem_unit / 2, 6 * kGiB));
     }
-    ASSIGN_OR_RETURN(source_, AllocateTouched(size + kMiB));
-    ASSIGN_OR_RETURN(into_, AllocateTouched(std::max(size + kMiB, 128 * kMiB)));
+    ASSIGN_OR_RETURN(source_, AllocateTouched(job.bytes + kMiB));
+    ASSIGN_OR_RETURN(into_, AllocateTouched(std::max(job.bytes + kMiB, 128 * kMiB)));
     // Random words, which no device or hypervisor can compress or deduplicate.
     std::mt19937_64 random(1);
-    std::generate_n(reinterpret_cast<uint64_t*>(source_.get()), (size + kMiB) / sizeof(uint64_t), std::ref(random));
-    content_ = {source_.get(), size};
-    return size;
+    std::generate_n(reinterpret_cast<uint64_t*>(source_.get()), (job.bytes + kMiB) / sizeof(uint64_t),
+                    std::ref(random));
+    content_ = {source_.get(), job.bytes};
+    return Moved(job.bytes, 0);
   }
 
-  // {"paths", "on_mount"}
-  static Amount MakeAllCold(const Json& job) {
-    const auto paths = job.at("paths").get<std::vector<std::string>>();
-    for (const auto& path : paths) RETURN_IF_ERROR(MakeCold(path, job.at("on_mount").get<bool>()));
-    return paths.size();
+  File FileOf(const Job& job) const {
+    Content content = content_;
+    if (job.alignment == Alignment::kUnaligned) content.data += kUnalignment;
+    return {job.path, job.size != 0 ? job.size : content.period, job.call, content, into_.get(), job.check, job.sync};
   }
 
-  // {"path"}: the counters of its mount; nothing if the mount does not provide them.
-  static Amount ReadCounters(const Json& job, Json* answer) {
-    ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(job.at("path").get<std::string>(), O_RDONLY));
-    weightfs_stats stats{};
-    stats.version = WEIGHTFS_IOC_VERSION;
-    if (ioctl(file.get(), WEIGHTFS_IOC_STATS, &stats) != 0) return 0;
-    (*answer)["device_read_bytes"] = stats.device_read_bytes;
-    (*answer)["buffer_capacity"] = stats.buffer_capacity;
-    return 2;
+  // The content of a small file differs from that of its neighbors.
+  const std::byte* SmallContent(const Job& job, unsigned index) const {
+    return content_.At(index % (content_.period / job.size) * job.size);
+  }
+
+  File SmallFileOf(const Job& job, unsigned index) const {
+    return {job.path + "/" + SmallName(index), job.size,  job.size, {SmallContent(job, index), content_.period},
+            into_.get(),                       job.check, job.sync};
   }
 
   // Aligned reads of {"call"} bytes at random offsets through a reader with a lease, for {"duration"} seconds: one at a
   // time with {"depth"} 1, otherwise in batches. The time is that of the reads, without opening the file.
-  Amount ReadRows(const Json& job, Json* answer) {
+  Outcome ReadRows(const Job& job) {
     constexpr size_t kBatch = 1024;
-    const FileJob file = FileJobOf(job);
-    const unsigned depth = job.at("depth");
-    ASSIGN_OR_RETURN(const auto reader,
-                     client::RandomReader::Open(file.path, {.queue_depth = depth, .direct = client::Direct::kRequire}));
-    std::mt19937_64 random(job.value("seed", uint64_t{0}));
-    std::vector<uint64_t> offsets(depth == 1 ? 1 : kBatch);
+    const File file = FileOf(job);
+    ASSIGN_OR_RETURN(const auto reader, client::RandomReader::Open(file.path, {.queue_depth = job.depth,
+                                                                               .direct = client::Direct::kRequire}));
+    std::mt19937_64 random(job.seed);
+    std::vector<uint64_t> offsets(job.depth == 1 ? 1 : kBatch);
     const MemoryView memory(std::span(file.into, offsets.size() * file.call));
-    const std::chrono::duration<double> limit(job.at("duration").get<double>());
+    const std::chrono::duration<double> limit(job.duration);
     const auto begin = Clock::now();
     uint64_t done = 0;
     for (; Clock::now() - begin < limit; done += offsets.size()) {
       for (uint64_t& offset : offsets) offset = random() % (file.size / file.call) * file.call;
       RETURN_IF_ERROR(reader->ReadRows(offsets, file.call, memory));
       for (size_t i = 0; file.check && i < offsets.size(); ++i) {
-        const int different = std::memcmp(file.into + i * file.call, content_.At(offsets[i]), file.call);
-        if (different != 0) return WrongBytes(file.path, offsets[i]);
+        RETURN_IF_ERROR(
+            Compare(file.path, offsets[i], file.into + i * file.call, content_.At(offsets[i]), file.call));
       }
     }
-    (*answer)["seconds"] = std::max(std::chrono::duration<double>(Clock::now() - begin).count(), 1e-9);
-    return done;
+    Json answer = Moved(done, done * file.call);
+    answer["seconds"] = SecondsSince(begin);
+    return answer;
   }
 
   // On first use: a handle that requires a lease, one without, and memory of small pages with the content.
@@ -364,55 +358,39 @@ class Worker {
   }
 
   // {"path", "direct", "alignment", "check"}: one tensor of the content's size. Writes are durable.
-  Amount MoveTensor(const Json& job, bool write) {
-    const auto path = job.at("path").get<std::string>();
-    const auto alignment = static_cast<Alignment>(job.value("alignment", 0));
-    const uint64_t shift = alignment == Alignment::kUnaligned ? kUnalignment : 0;
-    const bool check = job.value("check", false);
-    std::byte* const memory = alignment == Alignment::kSmallPages ? small_pages_.get()
-                              : write                            ? source_.get() + shift
-                                                                 : into_.get() + shift;
-    if (check) std::memset(memory, 0, content_.period);
-    client::Handle& handle = job.at("direct").get<bool>() ? *direct_ : *plain_;
+  Outcome MoveTensor(const Job& job, bool write) {
+    std::byte* memory = write ? source_.get() : into_.get();
+    if (job.alignment == Alignment::kUnaligned) memory += kUnalignment;
+    if (job.alignment == Alignment::kSmallPages) memory = small_pages_.get();
+    if (job.check) std::memset(memory, 0, content_.period);
+    client::Handle& handle = job.direct ? *direct_ : *plain_;
     const MemoryView view(std::span(memory, content_.period));
-    RETURN_IF_ERROR(write ? handle.Write(path, view, {.durable = true}) : handle.Read(path, view));
-    if (check && std::memcmp(memory, content_.data, content_.period) != 0) return WrongBytes(path, 0);
-    return content_.period;
+    RETURN_IF_ERROR(write ? handle.Write(job.path, view, {.durable = true}) : handle.Read(job.path, view));
+    if (job.check) RETURN_IF_ERROR(Compare(job.path, 0, memory, content_.data, content_.period));
+    return Moved(content_.period, content_.period);
   }
 
-  // Many small tensors through leases of the mount: in one durable commit, or in one read.
-  Amount MoveMany(const SmallFiles& files, bool save) {
-    if (save) RETURN_IF_ERROR(MakeDirectory(files.directory));
+  // {"path", "count", "size", "check"}: many small tensors through leases of the mount, in one durable commit or in one
+  // read.
+  Outcome MoveMany(const Job& job, bool save) {
+    if (save) RETURN_IF_ERROR(MakeDirectory(job.path));
     std::vector<client::NamedMemory> tensors;
-    for (unsigned index = 0; index < files.count; ++index) {
-      auto* const memory = save ? const_cast<std::byte*>(files.Bytes(index)) : into_.get() + index * files.size;
-      tensors.push_back({SmallFiles::Name(index), MemoryView(std::span(memory, files.size))});
+    for (unsigned index = 0; index < job.count; ++index) {
+      auto* const memory =
+          save ? const_cast<std::byte*>(SmallContent(job, index)) : into_.get() + index * job.size;
+      tensors.push_back({SmallName(index), MemoryView(std::span(memory, job.size))});
     }
     if (save) {
-      RETURN_IF_ERROR(direct_->SaveMany(files.directory, tensors));
-      return files.count;
+      RETURN_IF_ERROR(direct_->SaveMany(job.path, tensors));
+      return Moved(job.count, job.count * job.size);
     }
-    ASSIGN_OR_RETURN(const auto failed, direct_->LoadMany(files.directory, tensors));
+    ASSIGN_OR_RETURN(const auto failed, direct_->LoadMany(job.path, tensors));
     if (!failed.empty()) return failed.front().error;
-    for (unsigned index = 0; files.check && index < files.count; ++index) {
-      const int different = std::memcmp(into_.get() + index * files.size, files.Bytes(index), files.size);
-      if (different != 0) return WrongBytes(files.Path(index), 0);
+    for (unsigned index = 0; job.check && index < job.count; ++index) {
+      RETURN_IF_ERROR(Compare(job.path + "/" + SmallName(index), 0, into_.get() + index * job.size,
+                              SmallContent(job, index), job.size));
     }
-    return files.count;
-  }
-
-  // {"path", "size", "call", "unaligned", "check", "sync"}
-  FileJob FileJobOf(const Json& job) const {
-    FileJob file{job.at("path"), job.value("size", content_.period), job.value("call", kMiB), content_, into_.get(),
-                 job.value("check", false), job.value("sync", true)};
-    if (job.value("unaligned", false)) file.content.data += kUnalignment;
-    return file;
-  }
-
-  // {"path", "count", "size", "durable", "check"}
-  SmallFiles SmallFilesOf(const Json& job) const {
-    return {job.at("path").get<std::string>(), job.at("count").get<unsigned>(), content_,
-            job.at("size").get<uint64_t>(),    job.value("durable", false),     job.value("check", false)};
+    return Moved(job.count, job.count * job.size);
   }
 
   Content content_;

@@ -102,13 +102,13 @@ def of_the_disk(run, row, reference_row, mode, aio=True, **job):
 
 
 def read(run, way, directory, row, do="read", passes=0, before=None, **job):
-    """The worker reads the large file, or a file that before() makes cold, after `passes` reads without dropping
+    """The worker reads the large file, or a file that `before` makes cold, after `passes` reads without dropping
     caches."""
     def work(turn):
         return run.worker.ask(do, **{"path": directory.file("big"), **job}, check=turn.warm_up)
 
     def prepare(turn):
-        before() if before else run.make_large_file_cold(directory)
+        before(turn) if before else run.make_large_file_cold(directory)
         for _ in range(passes):
             work(turn)
 

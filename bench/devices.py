@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 
-from .cases import Case, Step
+from .cases import read, write
 from .machine import MIB, read_text, write_text
 from .program import Failure, Impossible, command, uninterrupted
 from .verdict import THROTTLED_DEVICES, THROTTLED_RATE
@@ -96,24 +96,22 @@ def device_cases(run):
         run.not_measured("devices", str(error))
         return []
 
-    def steps(directory):
-        lead_in, read, written = (directory.file(name) for name in ("lead-in", "read", "written"))
+    def cases(way, directory):
+        lead_in, path = directory.file("lead-in"), directory.file("read")
 
         def before_read(_):
-            directory.make_cold(read, lead_in)
+            directory.make_cold(path, lead_in)
             run.worker.ask("read", path=lead_in, size=LEAD_IN)
 
         def before_write(_):
-            directory.remove("written")
             run.worker.ask("write", path=lead_in, size=LEAD_IN)
 
-        run.worker.ask("write", path=lead_in, size=LEAD_IN)
-        run.worker.ask("write", path=read, size=size)
-        yield Step("devices-read", lambda turn: run.worker.ask("read", path=read, size=size, check=turn.warm_up),
-                   before_read)
-        yield Step("devices-write", lambda _: run.worker.ask("write", path=written, size=size), before_write)
+        for name, bytes_of in ((lead_in, LEAD_IN), (path, size)):
+            run.worker.ask("write", path=name, size=bytes_of)
+        return [read(run, way, directory, "devices-read", before=before_read, path=path, size=size),
+                write(run, way, directory, "devices-write", before=before_write, size=size)]
 
-    return [Case(way, directory, [step]) for way, directory in stores.items() for step in steps(directory)]
+    return [case for way, directory in stores.items() for case in cases(way, directory)]
 
 
 GROUPS = [("devices", device_cases)]

@@ -36,7 +36,6 @@ import threading
 import typing
 from collections.abc import Iterable
 
-from weightfs._core import process
 from weightfs._core.arguments import flag, whole
 from weightfs._core.future import Future
 from weightfs._core.publish import Publication, made_publication
@@ -50,7 +49,9 @@ if typing.TYPE_CHECKING:
 
 log = logging.getLogger("weightfs")
 _MOST_VERSION = (1 << 63) - 1
-_MOST_CONNECTIONS = 256
+_MOST = {"version": _MOST_VERSION, "keep": _MOST_VERSION, "connections": 256}
+_SWITCHES = {"verify", "take_over", "all_versions", "dry_run", "publish", "no_sign_request", "path_style",
+             "requester_pays"}
 _END_LIMIT_S = 10   # after SIGTERM, before SIGKILL
 
 
@@ -195,9 +196,7 @@ def push(path: Path, url: str, *, version: int | None = None, verify: bool = Fal
         S3Error: the program failed. No version exists that did not exist before, unless the message says that old
             versions could not be removed.
         FileNotFoundError: there is no program."""
-    options = {"version": version, "verify": verify, "take_over": take_over, "keep": keep, "all_versions": all_versions,
-               "storage_class": storage_class, "sse": sse, "sse_kms_key_id": sse_kms_key_id, **connection}
-    return _push(path, url, progress, program, options).run()
+    return push_run(**_flat(locals())).run()
 
 
 def push_async(path: Path, url: str, *, version: int | None = None, verify: bool = False, take_over: bool = False,
@@ -205,9 +204,7 @@ def push_async(path: Path, url: str, *, version: int | None = None, verify: bool
                sse: str | None = None, sse_kms_key_id: str | None = None, progress: Progress = None,
                program: Path | None = None, **connection: Unpack[_Connection]) -> Future[Pushed]:
     """Starts push(), and returns its weightfs.Future. `progress` is called on another thread."""
-    options = {"version": version, "verify": verify, "take_over": take_over, "keep": keep, "all_versions": all_versions,
-               "storage_class": storage_class, "sse": sse, "sse_kms_key_id": sse_kms_key_id, **connection}
-    return _push(path, url, progress, program, options).start()
+    return push_run(**_flat(locals())).start()
 
 
 def pull(url: str, directory: Path, *, version: int | None = None, files: Iterable[str] | None = None,
@@ -232,14 +229,14 @@ def pull(url: str, directory: Path, *, version: int | None = None, files: Iterab
         S3Error: the program failed. There is no new directory, unless the message says that the pull is complete, but
             was not published.
         FileNotFoundError: there is no program."""
-    return _pull(url, directory, version, files, slices, publish, progress, program, connection).run()
+    return _pull_run(**_flat(locals())).run()
 
 
 def pull_async(url: str, directory: Path, *, version: int | None = None, files: Iterable[str] | None = None,
                slices: Iterable[tuple[str, str]] | None = None, publish: bool = False, progress: Progress = None,
                program: Path | None = None, **connection: Unpack[_Connection]) -> Future[Pulled]:
     """Starts pull(), and returns its weightfs.Future. `progress` is called on another thread."""
-    return _pull(url, directory, version, files, slices, publish, progress, program, connection).start()
+    return _pull_run(**_flat(locals())).start()
 
 
 def versions(url: str, *, unfinished: bool = False, program: Path | None = None,
@@ -252,8 +249,8 @@ def versions(url: str, *, unfinished: bool = False, program: Path | None = None,
 
     Returns:
         a list of Version."""
-    words = ["versions", *_switches(all=("unfinished", unfinished)), *_connection(**connection)]
-    return _Run(_command(program, words, url), _versions).run()
+    words = ["versions", *(["--all"] if flag("unfinished", unfinished) else []), *_words(versions, connection)]
+    return _Run(program, words, [url], _versions).run()
 
 
 def prune(url: str, keep: int, *, unfinished_after_days: float = 7.0, all_versions: bool = False, dry_run: bool = False,
@@ -270,20 +267,20 @@ def prune(url: str, keep: int, *, unfinished_after_days: float = 7.0, all_versio
 
     Returns:
         a Pruned."""
-    words = ["prune", *_values(keep=whole("keep", keep, 1, _MOST_VERSION)),
+    words = ["prune", f"--keep={whole('keep', keep, 1, _MOST_VERSION)}",
              f"--unfinished-after={float(unfinished_after_days)}",
-             *_switches(all_versions=("all_versions", all_versions), dry_run=("dry_run", dry_run)),
-             *_connection(**connection)]
-    return _Run(_command(program, words, url), _pruned).run()
+             *_words(prune, {"all_versions": all_versions, "dry_run": dry_run, **connection})]
+    return _Run(program, words, [url], _pruned).run()
 
 
 class _Run:
     """One run of the program. Thread-safe."""
 
-    def __init__(self, command, made, progress=None):
+    def __init__(self, program, words, names, made, progress=None):
         """made(json) makes the result."""
-        self._command, self._made, self._progress = command, made, progress
-        self._owner, self._guard, self._child, self._stopped = process.pid, threading.Lock(), None, False
+        self._command = [os.fsencode(word) for word in (_find(program), *words, "--json", "--", *names)]
+        self._made, self._progress = made, progress
+        self._guard, self._child, self._stopped = threading.Lock(), None, False
 
     def start(self):
         """Runs the program on another thread. Returns the future."""
@@ -329,8 +326,8 @@ class _Run:
                 future._set_cancelled()
             else:
                 future.set_exception(error)
-            return
-        future.set_result(result)
+        else:
+            future.set_result(result)
 
     def _output(self):
         """Runs the program. Returns the JSON that it printed."""
@@ -345,7 +342,8 @@ class _Run:
                 _end(child)
                 raise
             if code != 0:
-                raise S3Error("\n".join(lines) or self._describe(code))
+                ended = f"signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"status {code}"
+                raise S3Error("\n".join(lines) or f"{self._title()} ended with {ended}")
             output.seek(0)
             return json.loads(output.read())
 
@@ -370,32 +368,18 @@ class _Run:
                 if self._progress is not None and numbers is not None:
                     self._progress(*numbers)
             elif text.startswith("weightfs: warning: "):
-                log.warning("%s", text[len("weightfs: warning: "):])
+                log.warning("%s", text.removeprefix("weightfs: warning: "))
             elif text:
-                errors.append(text[len("weightfs: "):] if text.startswith("weightfs: ") else text)
+                errors.append(text.removeprefix("weightfs: "))
         if self._progress is not None and last is not None and last[0] < last[1] and self._child.wait() == 0:
             self._progress(last[1], last[1])
         return errors
-
-    def _describe(self, code):
-        ended = signal.strsignal(-code) if code < 0 else None
-        return f"{self._title()} ended with {f'signal {-code} ({ended})' if ended else f'status {code}'}"
 
 
 # --- Commands ---
 
 
-def push_words(*, version=None, verify=False, take_over=False, keep=None, all_versions=False, storage_class=None,
-               sse=None, sse_kms_key_id=None, **connection):
-    """The options of a push on the command line. TypeError and ValueError for wrong ones."""
-    return [*_values(version=None if version is None else whole("version", version, 1, _MOST_VERSION),
-                     keep=None if keep is None else whole("keep", keep, 1, _MOST_VERSION),
-                     storage_class=storage_class, sse=sse, sse_kms_key_id=sse_kms_key_id),
-            *_switches(verify=("verify", verify), take_over=("take_over", take_over),
-                       all_versions=("all_versions", all_versions)), *_connection(**connection)]
-
-
-def find_program(program=None):
+def _find(program):
     """The path of the program. FileNotFoundError if there is none."""
     wanted = os.fsdecode(program or os.environ.get("WEIGHTFS_PROGRAM") or "weightfs")
     found = shutil.which(wanted)
@@ -405,16 +389,14 @@ def find_program(program=None):
     return os.path.abspath(found)
 
 
-def _push(path, url, progress, program, options):
-    words = ["push", "--progress", *push_words(**options)]
-    return _Run(_command(program, words, os.path.abspath(os.fsencode(path)), url), lambda made: Pushed(**made),
-                    progress)
+def push_run(path, url, progress=None, program=None, **options):
+    """A _Run of push(). TypeError and ValueError for wrong options, FileNotFoundError without a program."""
+    words = ["push", "--progress", *_words(push, options)]
+    return _Run(program, words, [os.path.abspath(os.fsencode(path)), url], lambda made: Pushed(**made), progress)
 
 
-def _pull(url, directory, version, files, slices, publish, progress, program, connection):
-    words = ["pull", "--progress",
-             *_values(version=None if version is None else whole("version", version, 1, _MOST_VERSION)),
-             *_switches(publish=("publish", publish)), *_connection(**connection)]
+def _pull_run(url, directory, files, slices, progress, program, **options):
+    words = ["pull", "--progress", *_words(pull, options)]
     if isinstance(files, str):
         raise TypeError(f"files is {files!r}: it must be a list of patterns")
     words += [f"--files={pattern}" for pattern in files or ()]
@@ -422,28 +404,27 @@ def _pull(url, directory, version, files, slices, publish, progress, program, co
         if ":" in pattern:
             raise ValueError(f"slices has the path {pattern!r}: a path in slices cannot have a colon; use '?' for it")
         words.append(f"--slice={pattern}:{names}")
-    return _Run(_command(program, words, url, os.path.abspath(os.fsencode(directory))), _pulled, progress)
+    return _Run(program, words, [url, os.path.abspath(os.fsencode(directory))], _pulled, progress)
 
 
-def _command(program, words, *names):
-    return [os.fsencode(word) for word in (find_program(program), *words, "--json", "--", *names)]
+def _flat(given):
+    """The arguments of a function, from its locals()."""
+    connection = given.pop("connection")
+    return {**given, **connection}
 
 
-def _connection(*, endpoint_url=None, region=None, profile=None, ca_bundle=None, no_sign_request=False,
-                path_style=False, requester_pays=False, connections=None):
-    most = None if connections is None else whole("connections", connections, 1, _MOST_CONNECTIONS)
-    bundle = None if ca_bundle is None else os.fsdecode(ca_bundle)
-    return [*_values(endpoint_url=endpoint_url, region=region, profile=profile, ca_bundle=bundle, connections=most),
-            *_switches(no_sign_request=("no_sign_request", no_sign_request), path_style=("path_style", path_style),
-                       requester_pays=("requester_pays", requester_pays))]
-
-
-def _values(**values):
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
-
-
-def _switches(**switches):
-    return [f"--{option.replace('_', '-')}" for option, (name, value) in switches.items() if flag(name, value)]
+def _words(function, options):
+    """Options of a function as words of the command line. TypeError and ValueError for wrong ones."""
+    words = []
+    for name, value in options.items():
+        if name not in function.__kwdefaults__ and name not in _Connection.__annotations__:
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+        word = f"--{name.replace('_', '-')}"
+        if name in _SWITCHES:
+            words += [word] if flag(name, value) else []
+        elif value is not None:
+            words.append(f"{word}={whole(name, value, 1, _MOST[name]) if name in _MOST else os.fsdecode(value)}")
+    return words
 
 
 def _pulled(made):
@@ -460,8 +441,7 @@ def _versions(made):
 
 
 def _pruned(made):
-    return Pruned([PrunedVersion(**one) for one in made["removed"]], made["kept"], made["unfinished"], made["foreign"],
-                  made["damaged"])
+    return Pruned([PrunedVersion(**one) for one in made["removed"]], *(made[name] for name in Pruned._fields[1:]))
 
 
 def _numbers(text):
@@ -480,6 +460,7 @@ def _time(text):
 # --- Ends ---
 
 _running = set()   # runs whose program may run
+os.register_at_fork(after_in_child=_running.clear)
 
 
 @functools.lru_cache(maxsize=None)
@@ -508,16 +489,9 @@ def _end(child):
 
 @atexit.register
 def _end_all():
-    own = [run for run in list(_running) if run._owner == process.pid]
-    for run in own:
+    runs = list(_running)
+    for run in runs:
         run.stop()
-    for run in own:
+    for run in runs:
         if run._child is not None:
             _end(run._child)
-
-
-def _after_fork():
-    _running.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

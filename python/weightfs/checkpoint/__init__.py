@@ -44,18 +44,10 @@ log = logging.getLogger("weightfs")
 _MOST_STEP = (1 << 63) - 1
 
 
-class _Pushing(Future[s3.Pushed]):
-    """The push of a step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-
-
 class _Saving(Future[str]):
     """The save of a step."""
 
-    def __init__(self, step: int, after: list[int | None], pushed: _Pushing | None) -> None:
+    def __init__(self, step: int, after: list[int | None], pushed: Future[s3.Pushed] | None) -> None:
         super().__init__()
         self.step, self.after, self.pushed = step, after, pushed
 
@@ -128,7 +120,7 @@ class Manager:
             self._wait_saved()
             self._steps.check_mounted()
             self._snapshot.take(state)
-            self._saving = saving = _Saving(step, self._after, None if self._pushes is None else _Pushing(step))
+            self._saving = saving = _Saving(step, self._after, None if self._pushes is None else Future())
             writer = threading.Thread(target=self._write, args=(saving,), name=f"weightfs step {step}")
             try:
                 writer.start()
@@ -250,28 +242,25 @@ class Manager:
     def _write(self, saving):
         """Writes the snapshot and publishes it as a step. Sets the outcome of `saving`."""
         with self._files:
-            self._write_locked(saving)
-
-    def _write_locked(self, saving):
-        failure = None
-        try:
-            path = self._publish(saving)
-        except BaseException as error:
-            failure = error.with_traceback(None)   # its frames refer to the snapshot, which could not grow then
-            failure.__context__ = None
-        if failure is not None:
-            log.error("step %d was not saved: %s", saving.step, failure)
-            saving.set_exception(failure)
+            failure = None
+            try:
+                path = self._publish(saving)
+            except BaseException as error:
+                failure = error.with_traceback(None)   # its frames refer to the snapshot, which could not grow then
+                failure.__context__ = None
+            if failure is not None:
+                log.error("step %d was not saved: %s", saving.step, failure)
+                saving.set_exception(failure)
+                if saving.pushed is not None:
+                    saving.pushed.set_exception(failure)   # wait() raises that of the save, not this one
+                return
+            self._newest = saving.step
+            if self._after is saving.after:   # otherwise the run has gone back meanwhile
+                self._after = [saving.step]
             if saving.pushed is not None:
-                saving.pushed.set_exception(failure)   # wait() raises that of the save, not this one
-            return
-        self._newest = saving.step
-        if self._after is saving.after:   # otherwise the run has gone back meanwhile
-            self._after = [saving.step]
-        if saving.pushed is not None:
-            self._pushes.add(saving.pushed, path)
-        self._prune()
-        saving.set_result(path)
+                self._pushes.add(saving.pushed, saving.step, path)
+            self._prune()
+            saving.set_result(path)
 
     def _prune(self):
         """Removes the steps beyond `keep` whose push is not pending. The caller holds _files."""

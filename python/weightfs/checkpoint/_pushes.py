@@ -24,18 +24,16 @@ class Pushes:
         if not isinstance(options.get("url"), str):
             raise TypeError(f"push is {target!r}: it must be a URL, or a dict with a URL as `url`")
         self._url, self._options, self._pushed = options.pop("url"), options, pushed
-        words = {name: value for name, value in options.items() if name not in ("progress", "program")}
-        if "version" in words:
+        if "version" in options:
             raise TypeError("push cannot have a version: it is the number of the step")
-        s3.push_words(**words)
-        s3.find_program(options.get("program"))
+        s3.push_run("", self._url, **options)
         self._guard, self._thread, self._pending, self._unasked = threading.Lock(), None, collections.deque(), []
 
-    def add(self, pushing, path):
-        """Queues the push of the directory of a step."""
+    def add(self, pushing, step, path):
+        """Queues the push of a step, whose directory is `path`. `pushing` is its future."""
         with self._guard:
             self._unasked = [one for one in self._unasked if not one.done() or one._failed_unasked()] + [pushing]
-            self._pending.append((pushing, path))
+            self._pending.append((pushing, step, path))
             if self._thread is not None:
                 return
             self._thread = threading.Thread(target=self._run, name="weightfs push")
@@ -47,7 +45,7 @@ class Pushes:
     def steps(self):
         """The steps that are queued or under way."""
         with self._guard:
-            return {pushing.step for pushing, _ in self._pending}
+            return {step for _, step, _ in self._pending}
 
     def wait(self):
         """Waits for all pushes. Raises the first exception that nobody has asked for; all are logged."""
@@ -72,12 +70,12 @@ class Pushes:
                 if not self._pending:
                     self._thread = None
                     return
-                pushing, path = self._pending[0]   # it stays there until the push has ended
+                pushing, step, path = self._pending[0]   # it stays there until the push has ended
             result = failure = None
             try:
-                result = s3.push(path, self._url, version=pushing.step, **self._options)
+                result = s3.push(path, self._url, version=step, **self._options)
             except BaseException as error:
-                failure = s3.S3Error(f"step {pushing.step} is saved, but was not pushed: {error}")
+                failure = s3.S3Error(f"step {step} is saved, but was not pushed: {error}")
                 failure.__cause__ = error
                 log.error("%s", failure)
             with self._guard:
@@ -85,7 +83,7 @@ class Pushes:
             try:
                 self._pushed()
             except Exception:   # the push has its outcome all the same, and the next one must begin
-                log.exception("after the push of step %s", pushing.step)
+                log.exception("after the push of step %s", step)
             if failure is None:
                 pushing.set_result(result)
             else:

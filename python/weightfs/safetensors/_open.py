@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import operator
 from typing import Any
 
 import torch
@@ -131,7 +130,7 @@ class _Source:
         given = self._handle_given
         return given if getattr(given, "_process", process.pid) == process.pid else None
 
-    def _handle(self):
+    def handle(self):
         return handle_for(self._given, self.device)
 
     def tensor(self, shard, name):
@@ -146,12 +145,8 @@ class _Source:
                 for name, tensor in self.read(shard, 0, shard.size).tensors(shard.tensors).items()}
 
     def read(self, shard, begin, end):
-        with self._handle() as handle:
+        with self.handle() as handle:
             return shard.read(handle, self.device, begin, end)
-
-    def read_ranges(self, shard, memory, ranges):
-        with self._handle() as handle:
-            shard.read_ranges(handle, memory, ranges)
 
     def converted(self, tensor):
         return to_numpy(tensor) if self.as_arrays else tensor
@@ -194,72 +189,55 @@ class SafeSlice:
             raise kind(str(error)) from error
 
     def _part(self, index):
-        shape = self._facts["shape"]
         if not _is_basic(index):
             return self._source.tensor(self._shard, self._name)[index]
-        picks = [_pick(one, length, at) for at, (one, length) in enumerate(zip(_one_each(index, shape), shape))]
-        box = [range(pick, pick + 1) if isinstance(pick, int) else pick for pick in picks]
-        out = self._read(box)
-        kept = [len(pick) for pick in picks if not isinstance(pick, int)]
-        return self._source.converted(out.view(kept))
+        tensor = torch.empty(self._facts["shape"], dtype=BITS[self._dtype.itemsize], device="meta")
+        return self._source.converted(self._read(tensor[index]))
 
-    def _read(self, box):
-        """The elements of a box of indices, one range for each dimension."""
-        shape = [len(pick) for pick in box]
-        steps = _strides(self._facts["shape"], self._dtype.itemsize)
-        first = self._facts["data_offsets"][0] + sum(pick.start * step for pick, step in zip(box, steps))
-        if 0 in shape:
-            return torch.empty(shape, dtype=self._dtype, device=self._source.device)
-        outer, run = _runs(box, steps, self._dtype.itemsize)
-        if math.prod(shape[:outer]) == 1 and run == math.prod(shape) * self._dtype.itemsize:
-            facts = {**self._facts, "shape": shape, "data_offsets": (first, first + run)}
-            return self._source.read(self._shard, first, first + run).tensor(facts, first)
-        out = torch.empty(shape, dtype=BITS[self._dtype.itemsize])   # torch copies few of the smallest types
+    def _read(self, view):
+        """The elements of a view of the tensor on the device "meta", which has their offsets."""
+        if view.is_contiguous():
+            begin = self._offset_of(view)
+            facts = {**self._facts, "shape": view.shape, "data_offsets": (begin, begin + view.nbytes)}
+            return self._source.read(self._shard, begin, begin + view.nbytes).tensor(facts, begin)
+        out = torch.empty(view.shape, dtype=view.dtype)   # torch copies few of the smallest types
         advise_huge_pages(out)
-        self._gather(out, box, steps)
+        self._gather(out, view)
         return out.view(self._dtype).to(self._source.device)
 
-    def _gather(self, out, box, steps):
-        """Reads a box into a contiguous tensor of its shape, in parts where it has too many ranges or gaps."""
-        shape, item = list(out.shape), self._dtype.itemsize
-        outer, run = _runs(box, steps, item)
-        count = math.prod(shape[:outer])
+    def _gather(self, out, view):
+        """Reads a view into a contiguous tensor of its shape, in parts where it has too many ranges or gaps."""
+        outer, run = _runs(view)
+        shape, item, count = view.shape, view.element_size(), math.prod(view.shape[:outer])
         dense = run * count == out.nbytes
         if (count > _MOST_RANGES or (not dense and run * count > _MOST_SCRATCH)) and out.numel() > 1:
             along = next(at for at, length in enumerate(shape) if length > 1)
-            middle = shape[along] // 2
-            for part in (slice(None, middle), slice(middle, None)):
-                self._gather(out[(slice(None),) * along + (part,)],
-                             [*box[:along], box[along][part], *box[along + 1:]], steps)
+            for half, read in zip(out.tensor_split(2, along), view.tensor_split(2, along)):
+                self._gather(half, read)
             return
-        offsets = [self._facts["data_offsets"][0] + sum(pick.start * step for pick, step in zip(box, steps))]
-        for pick, step in zip(box[:outer], steps):
-            offsets = [offset + at * pick.step * step for offset in offsets for at in range(len(pick))]
+        offsets = [self._offset_of(view)]
+        for length, step in zip(shape[:outer], view.stride()):
+            offsets = [offset + at * step * item for offset in offsets for at in range(length)]
         memory = out if dense else torch.empty(run * count, dtype=torch.uint8)
-        self._source.read_ranges(self._shard, memory, [(offset, run) for offset in offsets])
+        with self._source.handle() as handle:
+            self._shard.read_ranges(handle, memory, [(offset, run) for offset in offsets])
         if not dense:
-            inner = [pick.step * step // item for pick, step in zip(box[outer:], steps[outer:])]
-            ahead = [step * run // item for step in _strides(shape[:outer], 1)]
-            out.copy_(memory.view(out.dtype).as_strided(shape, ahead + inner))
+            ahead = [math.prod(shape[at + 1:outer]) * run // item for at in range(outer)]
+            out.copy_(memory.view(out.dtype).as_strided(shape, [*ahead, *view.stride()[outer:]]))
+
+    def _offset_of(self, view):
+        return self._facts["data_offsets"][0] + view.storage_offset() * view.element_size()
 
 
-def _strides(shape, item):
-    strides, step = [], item
-    for length in reversed(shape):
-        strides.insert(0, step)
-        step *= length
-    return strides
-
-
-def _runs(box, steps, item):
+def _runs(view):
     """Returns (outer, bytes): each index of the first `outer` dimensions is a run of bytes in the file, which contains
     its elements of the other dimensions and gaps of less than a block between them."""
-    outer, run = len(box), item
-    for pick, step in zip(reversed(box), reversed(steps)):
-        apart = pick.step * step
-        if len(pick) > 1 and apart - run >= _NEARBY:
+    outer, run = view.dim(), view.element_size()
+    for length, step in zip(reversed(view.shape), reversed(view.stride())):
+        apart = step * view.element_size()
+        if length > 1 and apart - run >= _NEARBY:
             break
-        outer, run = outer - 1, run + (len(pick) - 1) * apart
+        outer, run = outer - 1, run + (length - 1) * apart
     return outer, run
 
 
@@ -267,30 +245,6 @@ def _is_basic(index):
     """Whether an index has only numbers, slices and ellipses."""
     return all(one is Ellipsis or isinstance(one, (numbers.Integral, slice)) and not isinstance(one, bool)
                for one in (index if isinstance(index, tuple) else (index,)))
-
-
-def _one_each(index, shape):
-    """The index of each dimension."""
-    index = index if isinstance(index, tuple) else (index,)
-    ellipses = sum(one is Ellipsis for one in index)
-    if ellipses > 1 or len(index) - ellipses > len(shape):
-        raise IndexError(f"{index!r} has too many indices for the shape {shape}")
-    at = next((at for at, one in enumerate(index) if one is Ellipsis), len(index))
-    missing = len(shape) - (len(index) - ellipses)
-    return (*index[:at], *(slice(None),) * missing, *index[at + 1:])
-
-
-def _pick(one, length, dimension):
-    """A range of indices of a dimension, or one index."""
-    if isinstance(one, slice):
-        pick = range(*one.indices(length))
-        if pick.step < 1:
-            raise ValueError(f"the step of dimension {dimension} is {pick.step}: it must be at least 1")
-        return pick
-    number = operator.index(one)
-    if not -length <= number < length:
-        raise IndexError(f"index {number} is out of bounds for dimension {dimension} with size {length}")
-    return number % length
 
 
 def load_file(filename: Files, device: Device = "cpu", *, backend: str = "mmap", handle: Handle | None = None,

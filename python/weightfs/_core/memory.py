@@ -60,9 +60,9 @@ def describe(buffer, writable=False):
     if hasattr(buffer, "data_ptr") and hasattr(buffer, "is_contiguous"):
         return _of_tensor(buffer, writable)
     if hasattr(buffer, "__cuda_array_interface__"):
-        return _of_device_array(buffer, writable)
+        return _of_array(buffer, buffer.__cuda_array_interface__, writable, on_device=True)
     if hasattr(buffer, "__array_interface__") and not _is_numpy_scalar(buffer):
-        return _of_array(buffer, writable)
+        return _of_array(buffer, buffer.__array_interface__, writable)
     try:
         view = memoryview(buffer)
     except TypeError:
@@ -151,19 +151,41 @@ class _Scatter:
             stream.synchronize()
 
 
-def _of_device_array(array, writable):
-    facts = array.__cuda_array_interface__
-    label, shape, kind, strides = _layout_of(array, facts, "GPU array")
-    address, read_only = _place_of(label, facts["data"])
+def _is_numpy_scalar(buffer):
+    """True for a numpy scalar. Its array interface exposes a temporary copy, but it also has a read-only buffer."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(buffer, numpy.generic)
+
+
+def _of_array(array, facts, writable, on_device=False):
+    kind = str(facts["typestr"])   # such as "<f4" or "<M8[ns]"
+    label = (f"{'GPU array' if on_device else 'array'} of shape {facts['shape']!r} and "
+             f"{getattr(array, 'dtype', kind)}")
+    if getattr(getattr(array, "dtype", None), "hasobject", False) or kind[1] == "O":
+        raise ValueError(f"{label} holds Python objects, which cannot be transferred as bytes")
+    if facts.get("data") is None:
+        return _of_view(memoryview(array), array, writable)
+    if not isinstance(facts["data"], tuple):
+        raise TypeError(f"{label} exposes a copy of its elements, not their memory: convert it to a numpy array")
+    (address,), read_only = numbers_of(label, "address", facts["data"][:1]), facts["data"][1]
     if writable and read_only:
         raise ValueError(f"{label} is read-only")
-    item_size = _item_size(label, kind)
-    if bytes_of_shape(label, shape, item_size) == 0:
+    digits = re.match(r"\d+", kind[2:])
+    if digits is None:
+        raise ValueError(f"{label} has elements of type {kind!r}, whose size is unknown")
+    item_size = int(digits[0]) * (4 if kind[1] == "U" else 1)
+    shape, strides = numbers_of(label, "shape", facts["shape"]), facts.get("strides")
+    if strides is not None:
+        strides = numbers_of(label, "strides", strides)
+    memory = Memory(address, item_size, shape, strides, array, label)
+    if memory.nbytes == 0:
         return Memory(0, 1, [0], None, array, label)
-    if not _is_one_run(shape, strides, item_size):
-        raise ValueError(f"{label} is not contiguous: of GPU arrays, only torch tensors may be non-contiguous")
-    stream = facts.get("stream", _LEGACY_STREAM)
-    return Memory(address, item_size, shape, None, array, label, _NO_STREAM if stream is None else stream)
+    if on_device:
+        stream = facts.get("stream", _LEGACY_STREAM)
+        memory.strides, memory.stream = None, _NO_STREAM if stream is None else stream
+        if not _is_one_run(shape, strides, item_size):
+            raise ValueError(f"{label} is not contiguous: of GPU arrays, only torch tensors may be non-contiguous")
+    return memory
 
 
 def _is_one_run(shape, strides, item_size):
@@ -173,56 +195,6 @@ def _is_one_run(shape, strides, item_size):
             return False
         expected *= count
     return True
-
-
-def _is_numpy_scalar(buffer):
-    """True for a numpy scalar. Its array interface exposes a temporary copy, but it also has a read-only buffer."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(buffer, numpy.generic)
-
-
-def _of_array(array, writable):
-    facts = array.__array_interface__
-    label, shape, kind, strides = _layout_of(array, facts, "array")
-    if getattr(getattr(array, "dtype", None), "hasobject", False) or kind[1] == "O":
-        raise ValueError(f"{label} holds Python objects, which cannot be transferred as bytes")
-    if facts.get("data") is None:
-        return _of_view(memoryview(array), array, writable)
-    if not isinstance(facts["data"], tuple):
-        raise TypeError(f"{label} exposes a copy of its elements, not their memory: convert it to a numpy array")
-    address, read_only = _place_of(label, facts["data"])
-    if writable and read_only:
-        raise ValueError(f"{label} is read-only")
-    item_size = _item_size(label, kind) * (4 if kind[1] == "U" else 1)
-    if bytes_of_shape(label, shape, item_size) == 0:
-        return Memory(0, 1, [0], None, array, label)
-    return Memory(address, item_size, shape, strides, array, label)
-
-
-def _layout_of(array, facts, what):
-    """Returns (label, shape, type, strides or None) from an array interface."""
-    kind = str(facts["typestr"])
-    label = f"{what} of shape {facts['shape']!r} and {getattr(array, 'dtype', kind)}"
-    shape, strides = numbers_of(label, "shape", facts["shape"]), facts.get("strides")
-    if strides is not None:
-        strides = numbers_of(label, "strides", strides)
-        if len(strides) != len(shape):
-            raise ValueError(f"{label} has {len(shape)} dimensions and {len(strides)} strides")
-    return label, shape, kind, strides
-
-
-def _place_of(label, data):
-    """Returns (address, whether it is read-only)."""
-    address, read_only = data
-    return numbers_of(label, "address", [address])[0], read_only
-
-
-def _item_size(label, kind):
-    """The item size of a type such as "<f4" or "<M8[ns]"."""
-    digits = re.match(r"\d+", kind[2:])
-    if digits is None:
-        raise ValueError(f"{label} has elements of type {kind!r}, whose size is unknown")
-    return int(digits[0])
 
 
 def _of_view(view, buffer, writable):
@@ -255,16 +227,17 @@ def new_like(num_elem, example):
     if num_elem < 0:
         raise ValueError(f"num_elem is {num_elem}: it cannot be negative")
     if hasattr(example, "data_ptr"):
-        import torch
+        import torch as library
         if num_elem == 0:
-            return torch.empty(0, dtype=example.dtype)
-        memory = _native.LockedMemory(bytes_of_elements(num_elem, example.element_size()))
-        return torch.frombuffer(memory, dtype=example.dtype, count=num_elem)
-    if hasattr(example, "__array_interface__"):
-        import numpy
-        memory = _native.LockedMemory(bytes_of_elements(num_elem, example.dtype.itemsize))
-        return numpy.frombuffer(memory, dtype=example.dtype, count=num_elem)
-    raise TypeError(f"example_tensor must be a tensor or an array, not {type(example).__name__}")
+            return library.empty(0, dtype=example.dtype)
+        item_size = example.element_size()
+    elif hasattr(example, "__array_interface__"):
+        import numpy as library
+        item_size = example.dtype.itemsize
+    else:
+        raise TypeError(f"example_tensor must be a tensor or an array, not {type(example).__name__}")
+    memory = _native.LockedMemory(bytes_of_elements(num_elem, item_size))
+    return library.frombuffer(memory, dtype=example.dtype, count=num_elem)
 
 
 def unlock(tensor):

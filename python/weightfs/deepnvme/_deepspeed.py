@@ -4,6 +4,7 @@ DeepSpeed, and main() runs programs with them."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -71,9 +72,8 @@ _OLDEST = (0, 15)
 _METHODS = ("get_op_builder", "create_op_builder")
 _INSTALL = f"python -m pip install 'deepspeed>={_OLDEST[0]}.{_OLDEST[1]}'"
 
-_theirs = {}       # (module name, attribute) -> DeepSpeed's builder
-_compatible = {}   # name of a builder -> what DeepSpeed's table of usable builders said, None if nothing
-_accelerator = None   # the one whose methods are replaced
+_theirs = {}   # (module name, attribute) -> DeepSpeed's builder
+_undo = contextlib.ExitStack()   # restores the accelerator and the table of usable builders
 
 
 def install() -> str:
@@ -87,21 +87,24 @@ def install() -> str:
 
     Raises:
         ImportError: deepspeed is missing or older than 0.15."""
-    global _accelerator
     version, accelerator = _load()
+    first = not _theirs
     for module in _modules():
         for name, ours in _OURS.items():
             found = vars(module).get(name)
             if found is not None and found is not ours:
                 _theirs[module.__name__, name] = found
                 setattr(module, name, ours)
-    if _accelerator is None:
-        _accelerator = accelerator
+    if first:
         for method in _METHODS:
             setattr(accelerator, method, _looking_here_first(getattr(accelerator, method), method == _METHODS[1]))
+            _undo.callback(delattr, accelerator, method)
+        # Names of builders -> whether they can be used, which programs of DeepSpeed ask before they load one.
+        table = getattr(importlib.import_module("deepspeed.ops"), "__compatible_ops__", {})
+        _undo.callback(table.update, {one.NAME: table[one.NAME] for one in _OURS.values() if one.NAME in table})
         for builder in _OURS.values():
-            _compatible[builder.NAME] = _table().get(builder.NAME)
-            _table()[builder.NAME] = builder().is_compatible()
+            _undo.callback(table.pop, builder.NAME, None)
+            table[builder.NAME] = builder().is_compatible()
     modules = len({module for module, _ in _theirs})
     line = (f"weightfs.deepnvme: replaced {', '.join(_OURS)} of deepspeed {version} in {modules} modules and in the "
             f"accelerator {accelerator.device_name()}")
@@ -111,23 +114,15 @@ def install() -> str:
 
 def uninstall() -> str:
     """Restores DeepSpeed's builders everywhere. Returns a line that says so."""
-    global _accelerator
-    if _accelerator is None:
+    if not _theirs:
         return "weightfs.deepnvme: nothing is installed"
-    package = importlib.import_module("deepspeed.ops.op_builder")
     for module in _modules():
         for name, ours in _OURS.items():
             if vars(module).get(name) is ours:
                 # A module that was imported meanwhile took it from the package.
-                setattr(module, name, _theirs.get((module.__name__, name), _theirs[package.__name__, name]))
-    for method in _METHODS:
-        delattr(_accelerator, method)
-    for name, before in _compatible.items():
-        _table().pop(name, None)
-        if before is not None:
-            _table()[name] = before
+                setattr(module, name, _theirs.get((module.__name__, name), _theirs["deepspeed.ops.op_builder", name]))
+    _undo.close()
     _theirs.clear()
-    _accelerator = None
     line = "weightfs.deepnvme: DeepSpeed's own builders are back"
     log.info("%s", line)
     return line
@@ -160,17 +155,10 @@ def _modules():
             if name.partition(".")[0] in ("deepspeed", "op_builder") and hasattr(module, "__dict__")]
 
 
-def _table():
-    """Names of builders -> whether they can be used, which programs of DeepSpeed ask before they load one."""
-    return getattr(importlib.import_module("deepspeed.ops"), "__compatible_ops__", {})
-
-
 def _looking_here_first(method, makes_one):
     def lookup(class_name):
         ours = _OURS.get(class_name)
-        if ours is None:
-            return method(class_name)
-        return ours() if makes_one else ours
+        return method(class_name) if ours is None else ours() if makes_one else ours
     return lookup
 
 
@@ -190,11 +178,10 @@ def main(words):
         return 2
     # The launcher of DeepSpeed puts --local_rank in front of the script, which expects it among its own arguments.
     sys.argv = [words[0], *local_rank, *words[1:]]
+    sys.path.insert(0, os.getcwd() if as_module else os.path.dirname(os.path.abspath(words[0])))
     import runpy
     if as_module:
-        sys.path.insert(0, os.getcwd())
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(words[0])))
         runpy.run_path(words[0], run_name="__main__")
     return 0

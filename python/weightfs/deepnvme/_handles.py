@@ -130,8 +130,7 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
     def get_intra_op_parallelism(self) -> int:
         return self._options[4]
 
-    def get_thread_count(self) -> int:
-        return self._options[4]
+    get_thread_count = get_intra_op_parallelism
 
     def get_alignment(self) -> int:
         return 512 * self._options[4]
@@ -266,9 +265,7 @@ class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
             return True
         return False
 
-    def unpin_device_tensor(self, tensor: Any) -> bool:
-        """Unpins a tensor. Returns False if it is not pinned."""
-        return self.unpin(tensor)
+    unpin_device_tensor = Handle.unpin
 
     def is_pinned(self, buffer: Any) -> bool:
         """For a CPU tensor, as in aio_handle. For a GPU tensor or view: True if this handle pinned it."""

@@ -24,11 +24,8 @@ class ZipChecksums(io.RawIOBase):
 
     def __init__(self, stream):
         super().__init__()
-        self._stream, self._next = stream, self._take_header
-        self._left, self._has_data, self._name = 0, False, b""
-        self._checksums = []   # of all records, in order
-        self._combined = 0     # from those of the records with data
-        self._size = 0         # of the last record
+        self._stream, self._archive = stream, self._follow()
+        next(self._archive)
 
     def writable(self):
         return True
@@ -38,73 +35,69 @@ class ZipChecksums(io.RawIOBase):
 
     def write(self, data):
         view = memoryview(data).cast("B")
-        self._next(view)
+        self._archive.send(view)
         return view.nbytes
 
     def flush(self):
         if not self.closed:   # close() flushes, too, and leaves the other stream open
             self._stream.flush()
 
-    def _take_header(self, view):
-        if view[:4] == _ENTRY:
-            self._write_directory(view)
-            return
-        if view.nbytes != _HEADER_SIZE or view[:4] != _HEADER:
-            self._reject("a header")
-        flags, checksum, name, extra = struct.unpack_from("<6xH6xL8xHH", view)
-        if checksum != 0:
-            self._reject("a header without a checksum")
-        self._left = name + extra
-        self._has_data, self._name = bool(flags & _HAS_DESCRIPTOR), b""
-        self._stream.write(view)
-        self._next = self._take_names
+    def _follow(self):
+        """A generator that takes the writes one after the other."""
+        checksums, combined = [], 0   # of all records, and from those of the records with data
+        while (view := (yield))[:4] != _ENTRY:
+            if view.nbytes != _HEADER_SIZE or view[:4] != _HEADER:
+                self._reject("a header")
+            flags, checksum, name_size, extra_size = struct.unpack_from("<6xH6xL8xHH", view)
+            if checksum != 0:
+                self._reject("a header without a checksum")
+            self._stream.write(view)
+            names = b""   # the name, and the extra field in one write or two
+            while len(names) < name_size + extra_size:
+                names += (view := (yield))
+                if len(names) > name_size + extra_size:
+                    self._reject("a name or an extra field")
+                self._stream.write(view)
+            if flags & _HAS_DESCRIPTOR:
+                view = yield
+                if names[:name_size].endswith(_ID_NAME):
+                    if view.nbytes != 2 * _ID_DIGITS:
+                        self._reject("an id of 40 digits")
+                    view = memoryview(bytes(view[:_ID_DIGITS]) + b"%020d" % combined)
+                checksum, size = self._write_data(view), view.nbytes
+                combined = _combine(combined, checksum)
+                del view   # of torch's memory
+                self._write_descriptor((yield), size, checksum)
+            checksums.append(checksum)
+        self._write_directory(view, checksums)
+        while True:
+            self._stream.write((yield))   # the ends of the directory have no checksums
 
-    def _take_names(self, view):
-        """The name, and the extra field in one write or two."""
-        if view.nbytes > self._left:
-            self._reject("a name or an extra field")
-        self._name, self._left = self._name or bytes(view), self._left - view.nbytes
-        self._stream.write(view)
-        if self._left > 0:
-            return
-        if self._has_data:
-            self._next = self._take_data
-        else:
-            self._checksums.append(0)
-            self._next = self._take_header
-
-    def _take_data(self, view):
-        if self._name.endswith(_ID_NAME):
-            if view.nbytes != 2 * _ID_DIGITS:
-                self._reject("an id of 40 digits")
-            view = memoryview(bytes(view[:_ID_DIGITS]) + b"%020d" % self._combined)
-        self._size = view.nbytes
+    def _write_data(self, view):
+        """Returns the checksum."""
+        memory = describe(view)
         if view.nbytes < _PARALLEL:
             self._stream.write(view)
-            checksum = _checksum(view)
-        else:
-            thread = _native.ZipCrc32Thread(describe(view).address, view.nbytes)
-            try:
-                self._stream.write(view)
-            finally:
-                checksum = thread.result()   # it no longer uses the memory
-        self._checksums.append(checksum)
-        self._combined = _combine(self._combined, checksum)
-        self._next = self._take_descriptor
+            return _native.zip_crc32(memory.address, view.nbytes) if view.nbytes else 0
+        thread = _native.ZipCrc32Thread(memory.address, view.nbytes)
+        try:
+            self._stream.write(view)
+        finally:
+            checksum = thread.result()   # it no longer uses the memory
+        return checksum
 
-    def _take_descriptor(self, view):
+    def _write_descriptor(self, view, size, checksum):
         # The sizes have 8 bytes each in archives of 4 GiB or more.
         sizes = {16: "<LL", 24: "<QQ"}.get(view.nbytes)
-        if sizes is None or view[:4] != _DESCRIPTOR or struct.unpack_from(sizes, view, 8) != (self._size, self._size):
+        if sizes is None or view[:4] != _DESCRIPTOR or struct.unpack_from(sizes, view, 8) != (size, size):
             self._reject("a descriptor")
         descriptor = bytearray(view)
-        struct.pack_into("<L", descriptor, 4, self._checksums[-1])
+        struct.pack_into("<L", descriptor, 4, checksum)
         self._stream.write(descriptor)
-        self._next = self._take_header
 
-    def _write_directory(self, view):
+    def _write_directory(self, view, checksums):
         directory, at = bytearray(view), 0
-        for checksum in self._checksums:
+        for checksum in checksums:
             if directory[at:at + 4] != _ENTRY:
                 self._reject("a directory with an entry for each record")
             struct.pack_into("<L", directory, at + 16, checksum)
@@ -112,18 +105,12 @@ class ZipChecksums(io.RawIOBase):
         if at != len(directory):
             self._reject("the end of the directory")
         self._stream.write(directory)
-        self._next = self._stream.write   # the ends of the directory have no checksums
 
     def _reject(self, expected):
         error = ValueError(f"torch did not write {expected} where it was expected in an archive: save with crc32=False, "
                            f"and report this version of torch")
         self._stream.error = self._stream.error or error   # torch raises another exception
         raise error
-
-
-def _checksum(view):
-    memory = describe(view)
-    return _native.zip_crc32(memory.address, memory.nbytes) if memory.nbytes else 0
 
 
 def _combine(seed, value):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from weightfs._core.arguments import bytes_from, whole
+from weightfs._core.future import Future
 from weightfs._core.handle import Handle
 from weightfs._core.types import Files
 from weightfs.safetensors._files import Device, device_of, handle_for, open_all
@@ -28,33 +29,20 @@ class _Read:
 
     def __init__(self, shard, begin, end, names):
         self.shard, self.begin, self.end, self.names = shard, begin, end, names
-        self.memory, self._future, self._error = None, None, None
+        self.memory, self.future = None, None
 
     @property
     def nbytes(self):
         return self.end - self.begin
 
     def start(self, handle, device):
-        """Keeps an error for result(), because tensors before this one must be yielded first."""
+        """An error is the outcome of the future, because tensors before this one must be yielded first."""
         try:
             self.memory = self.shard.memory(device, self.begin, self.end)
-            self._future = self.shard.start_read(handle, self.memory, self.begin)
+            self.future = self.shard.start_read(handle, self.memory, self.begin)
         except Exception as error:
-            self._error = error
-
-    def cancel(self):
-        if self._future is not None:
-            self._future.cancel()
-
-    def wait(self):
-        if self._future is not None:
-            self._future.wait()
-
-    def result(self):
-        if self._error is not None:
-            raise self._error
-        with self.shard.reading():
-            self._future.result()
+            self.future = Future()
+            self.future.set_exception(error)
 
 
 class Reads:
@@ -65,7 +53,7 @@ class Reads:
         """chosen: a container of the names. The other arguments are those of weightfs.safetensors.stream."""
         self._budget, self._concurrency, self._device = memory, concurrency, device
         self._used, self._under_way = 0, collections.deque()
-        self._planned = collections.deque(_plan(shards, chosen, min(_GROUP, memory)))
+        self._planned = _plan(shards, chosen, min(_GROUP, memory))
         with contextlib.ExitStack() as stack:
             self._handle = stack.enter_context(handle_for(handle, device))
             self._stack = stack.pop_all()
@@ -88,9 +76,9 @@ class Reads:
         """Cancels the reads that are under way and waits for them. The stream is then at its end."""
         self._planned.clear()
         for read in self._under_way:
-            read.cancel()
+            read.future.cancel()
         while self._under_way:
-            self._under_way[0].wait()
+            self._under_way[0].future.wait()
             self._under_way.popleft()
         self._stack.close()
 
@@ -115,7 +103,8 @@ class Reads:
             self._under_way.append(self._planned.popleft())
 
     def _yielded(self, read):
-        read.result()
+        with read.shard.reading():
+            read.future.result()
         name = read.names.popleft()
         tensor = read.memory.tensor(read.shard.tensors[name], read.begin)
         if not read.names:
@@ -165,18 +154,17 @@ def _chosen(names, places):
 
 
 def _plan(shards, chosen, most):
+    """The reads of neighbors, of at most `most` bytes unless one tensor has more."""
+    planned = collections.deque()
     for shard in shards:
-        read = None
         for name, facts in shard.tensors.items():
+            begin, end = facts["data_offsets"]
+            read = planned[-1] if planned else None
             if name not in chosen:
                 continue
-            begin, end = facts["data_offsets"]
-            if read is not None and read.end == begin and end - read.begin <= most:
+            if read is not None and read.shard is shard and read.end == begin and end - read.begin <= most:
                 read.names.append(name)
                 read.end = end
-                continue
-            if read is not None:
-                yield read
-            read = _Read(shard, begin, end, collections.deque([name]))
-        if read is not None:
-            yield read
+            else:
+                planned.append(_Read(shard, begin, end, collections.deque([name])))
+    return planned

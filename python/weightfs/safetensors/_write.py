@@ -176,14 +176,12 @@ class FileWriter:
                 raise ValueError(f"{self._path}: " + ("the file is complete" if self._stopped else
                                                       f"{name!r} was written before"))
             self._under_way.add(name)
-        done = set()
         try:
             self._stream.write_at(tensor.detach(), self._offsets[name])
-            done = {name}
+            self._written.add(name)
         finally:
             with self._changed:
                 self._under_way.discard(name)
-                self._written |= done
                 self._changed.notify_all()
 
     __setitem__ = write

@@ -36,15 +36,37 @@ def errors_of(path, opened_as):
         raise
 
 
-class _Stream(io.RawIOBase):
+class ErrorKeeping(io.RawIOBase):
     """`error` is the stream's first error or interrupt. It is kept because torch raises another exception when a stream
     fails."""
 
+    error = None
+
+    @contextlib.contextmanager
+    def raising_its_error(self):
+        """Raises this stream's own error, whatever exception the block makes of it."""
+        try:
+            yield
+        except Exception:
+            if self.error is not None:
+                raise self.error from None
+            raise
+
+    @contextlib.contextmanager
+    def keeping_its_error(self):
+        try:
+            yield
+        except BaseException as error:   # includes exceptions of signal handlers and of a closed handle
+            self.error = self.error or error
+            raise
+
+
+class _Stream(ErrorKeeping):
     _descriptor = -1
 
     def __init__(self, path, shown, flags):
         super().__init__()
-        self.shown, self.error = os.fsdecode(shown), None
+        self.shown = os.fsdecode(shown)
         with errors_of(self.shown, None):
             self._descriptor = os.open(path, flags | os.O_CLOEXEC, MODE_OF_NEW_FILES)
         self._name = name_of(self._descriptor)
@@ -59,23 +81,9 @@ class _Stream(io.RawIOBase):
                 os.close(descriptor)
 
     @contextlib.contextmanager
-    def raising_its_error(self):
-        """Raises this stream's own error, whatever exception the block makes of it."""
-        try:
-            yield
-        except Exception:
-            if self.error is not None:
-                raise self.error from None
-            raise
-
-    @contextlib.contextmanager
     def _failing(self):
-        try:
-            with errors_of(self.shown, self._name):
-                yield
-        except BaseException as error:   # includes exceptions of signal handlers and of a closed handle
-            self.error = self.error or error
-            raise
+        with self.keeping_its_error(), errors_of(self.shown, self._name):
+            yield
 
 
 class DirectWriter(_Stream):

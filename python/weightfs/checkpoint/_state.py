@@ -3,14 +3,13 @@
 
 import contextlib
 import ctypes
-import io
 import mmap
 
 import torch
 
 import weightfs.torch
 from weightfs._core.memory import describe
-from weightfs._core.streams import DirectReader
+from weightfs._core.streams import DirectReader, ErrorKeeping
 from weightfs.torch._archive import fill, marked_as, outline, start_of
 
 _HUGE_PAGE = 2 << 20
@@ -35,11 +34,8 @@ class Snapshot:
         self._end = 0
         stream = _Stream(self._append)
         try:
-            weightfs.torch.save(state, stream, crc32=False)
-        except RuntimeError:
-            if stream.error is not None:   # torch raises another exception when a stream fails
-                raise stream.error from None
-            raise
+            with stream.raising_its_error():
+                weightfs.torch.save(state, stream, crc32=False)
         finally:
             stream.append = None
 
@@ -82,13 +78,13 @@ class Snapshot:
             self._memory.madvise(mmap.MADV_HUGEPAGE)
 
 
-class _Stream(io.RawIOBase):
+class _Stream(ErrorKeeping):
     """Passes data to `append` until that is None. torch's writer outlives a failed save as long as the traceback does,
     and writes the end of its archive when it is deleted: that must not reach the next snapshot."""
 
     def __init__(self, append):
         super().__init__()
-        self.append, self.error = append, None
+        self.append = append
 
     def writable(self):
         return True
@@ -96,11 +92,8 @@ class _Stream(io.RawIOBase):
     def write(self, data):
         view = memoryview(data).cast("B")
         if self.append is not None:
-            try:
+            with self.keeping_its_error():
                 self.append(view)
-            except BaseException as error:   # includes exceptions of signal handlers
-                self.error = error
-                raise
         return view.nbytes
 
 
@@ -110,10 +103,9 @@ def load_into(state, path, handle):
         match = _Match()
         match.compare(state, outline(stream), "state", None)
         if match.problems:
-            count = len(match.problems)
-            more = f"; and {count - _SHOWN} more" if count > _SHOWN else ""
+            shown, more = match.problems[:_SHOWN], len(match.problems) - _SHOWN
             raise ValueError(f"{path} does not match the state, which is unchanged: "
-                             f"{'; '.join(match.problems[:_SHOWN])}{more}")
+                             f"{'; '.join(shown)}{f'; and {more} more' if more > 0 else ''}")
         for target, source in match.tensors:
             fill(target, source, stream)
         new = _New(stream)

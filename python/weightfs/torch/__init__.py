@@ -52,7 +52,8 @@ def save(obj: object, f: Path | IO[bytes], *arguments: Any, handle: Handle | Non
 
     Raises OSError if the file cannot be written, also for a path on another filesystem with direct="require"."""
     with contextlib.ExitStack() as around:
-        around.enter_context(_settings(storage_alignment))
+        if storage_alignment is not None:
+            _align(around, storage_alignment)
         computes = crc32 and _is_path(f) and _computes_checksums(arguments, options)
         stream = around.enter_context(writing(f, chosen(handle, direct), durable, atomic)) if _is_path(f) else f
         if computes:
@@ -105,20 +106,16 @@ def _maps(mmap):
     return False   # this version is older than the setting
 
 
-@contextlib.contextmanager
-def _settings(storage_alignment):
-    """Sets torch's setting and restores it afterwards."""
-    with contextlib.ExitStack() as before:
-        if storage_alignment is not None:
-            alignment = whole("storage_alignment", storage_alignment, 1, 1 << 30)
-            if alignment & (alignment - 1):
-                raise ValueError(f"storage_alignment is {storage_alignment}: it must be a power of two")
-            try:
-                from torch.utils.serialization import config
-                before.enter_context(config.patch({"save.storage_alignment": storage_alignment}))
-            except (ImportError, AttributeError) as error:
-                raise NotImplementedError("storage_alignment needs torch 2.7 or newer") from error
-        yield
+def _align(around, storage_alignment):
+    """Sets torch's setting within a stack of contexts."""
+    alignment = whole("storage_alignment", storage_alignment, 1, 1 << 30)
+    if alignment & (alignment - 1):
+        raise ValueError(f"storage_alignment is {storage_alignment}: it must be a power of two")
+    try:
+        from torch.utils.serialization import config
+        around.enter_context(config.patch({"save.storage_alignment": storage_alignment}))
+    except (ImportError, AttributeError) as error:
+        raise NotImplementedError("storage_alignment needs torch 2.7 or newer") from error
 
 
 @functools.cache

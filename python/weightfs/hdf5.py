@@ -8,8 +8,7 @@ The driver is a plugin that HDF5 1.14 or newer loads at run time; files stay pla
   all files that it opens without another driver. The variables must be set before HDF5 is loaded.
 
 Settings are keywords of `File` or words of `HDF5_DRIVER_CONFIG` (docs/HDF5.md describes them):
-`num_threads`, `block_size`, `queue_depth`, `direct_size`, `cache`, `read_ahead`, `sync`, `direct`.
-"""
+`num_threads`, `block_size`, `queue_depth`, `direct_size`, `cache`, `read_ahead`, `sync`, `direct`."""
 
 import argparse
 import ctypes
@@ -35,14 +34,8 @@ _set_driver_by_name = None
 
 
 def plugin_path() -> Path:
-    """Finds the plugin of this package.
-
-    Returns:
-        The shared object. HDF5_PLUGIN_PATH takes the directory that contains it.
-
-    Raises:
-        FileNotFoundError: The package was installed without the plugin.
-    """
+    """Returns the plugin of this package, a shared object; HDF5_PLUGIN_PATH takes its directory. FileNotFoundError if
+    the package was installed without it."""
     if not _PLUGIN.is_file():
         raise FileNotFoundError(f"weightfs was installed without its HDF5 plugin: {_PLUGIN} is missing; "
                                 "install the package again with `pip install .` in the clone")
@@ -61,8 +54,7 @@ def environment(**settings: Union[int, str]) -> Dict[str, str]:
 
     Raises:
         FileNotFoundError: The plugin is missing.
-        TypeError: A setting is unknown.
-    """
+        TypeError: A setting is unknown."""
     folders = [str(plugin_path().parent)]
     folders += [folder for folder in os.environ.get("HDF5_PLUGIN_PATH", "").split(":") if folder not in ("", *folders)]
     variables = {"HDF5_PLUGIN_PATH": ":".join(folders), "HDF5_DRIVER": DRIVER}
@@ -89,8 +81,7 @@ def File(name: Union[str, os.PathLike], mode: str = "r", **options: Any) -> "h5p
         RuntimeError: h5py's HDF5 is too old to load drivers.
         FileNotFoundError: The plugin or, as in h5py.File, the file is missing.
         OSError: The plugin cannot be loaded, a setting is wrong, or the file cannot be opened. The text names
-            the cause.
-    """
+            the cause."""
     register()
     import h5py
 
@@ -112,8 +103,7 @@ def register() -> None:
         ModuleNotFoundError: h5py is not installed.
         RuntimeError: h5py's HDF5 is too old to load drivers.
         FileNotFoundError: The plugin is missing.
-        OSError: The plugin cannot be loaded.
-    """
+        OSError: The plugin cannot be loaded."""
     global _set_driver_by_name
     with _lock:
         if _set_driver_by_name is not None:
@@ -138,15 +128,8 @@ def register() -> None:
 
 
 def direct_operations() -> int:
-    """Returns the number of the driver's operations in this process that bypassed a mount by a lease.
-
-    Returns:
-        The number so far; 0 if the process has not used the driver.
-
-    Raises:
-        FileNotFoundError: The plugin is missing.
-        OSError: The plugin cannot be loaded.
-    """
+    """Returns the number of the driver's operations in this process that bypassed a mount by a lease so far; 0 if the
+    process has not used the driver. FileNotFoundError if the plugin is missing, OSError if it cannot be loaded."""
     function = ctypes.CDLL(str(plugin_path())).weightfs_hdf5_direct_operations
     function.argtypes, function.restype = [], ctypes.c_uint64
     return function()
@@ -166,12 +149,10 @@ def _set_access(properties: Any, **settings: Any) -> None:
                       "driver interface; HDF5 1.14 to 2.2 work")
 
 
-def _words(text: List[str]) -> Dict[str, str]:
-    pairs = [word.partition("=") for word in text]
-    for name, equals, _ in pairs:
-        if not equals:
-            raise TypeError(f"{name!r} is not a setting: expected NAME=VALUE")
-    return {name: value for name, _, value in pairs}
+def _setting(word: str) -> List[str]:
+    if "=" not in word:
+        raise TypeError(f"{word!r} is not a setting: expected NAME=VALUE")
+    return word.split("=", 1)
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -183,15 +164,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     try:
-        variables = environment(**_words(given.settings))
+        variables = environment(**dict(map(_setting, given.settings)))
     except (TypeError, FileNotFoundError) as error:
         print(f"weightfs.hdf5: {error}", file=sys.stderr)
         return 2
-    if given.json:
-        print(json.dumps(variables))
-    else:
-        for name, value in variables.items():
-            print(f"export {name}={shlex.quote(value)}")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    print(json.dumps(variables) if given.json else "\n".join(lines))
     return 0
 
 

@@ -210,20 +210,16 @@ def explaining_publication(path):
     except PermissionError as error:
         if error.errno != errno.EPERM:
             raise
-        at = os.path.realpath(os.fsdecode(path))
-        while (found := _publication_of(at)) is None:
-            if at == (at := os.path.dirname(at)):
+        at, found = os.path.realpath(os.fsdecode(path)), None
+        while found is None:
+            with contextlib.suppress(OSError):
+                found = publication(at)
+            if found is None and at == (at := os.path.dirname(at)):
                 raise
         raise PermissionError(
             errno.EPERM, f"{at} is published (version {found.version}), so nothing in it can change; save to another "
                          f"directory, or first run: weightfs publish --undo {shlex.quote(at)}",
                          os.fsdecode(path)) from None
-
-
-def _publication_of(path):
-    with contextlib.suppress(OSError):
-        return publication(path)
-    return None
 
 
 def lock(path):

@@ -156,14 +156,10 @@ class Handle(Opened):
         durable: data and names are on the device on return. mode: permission bits of the files; None: a file that
         replaces another one has its mode, and its owner and group if this process may set them, and the umask decides
         for the others. checksum and progress: as in write_async."""
-        # Not a dict, because "a" and b"a" are the same name.
-        named = [(os.fsencode(name), describe(tensor)) for name, tensor in items_of(tensors)]
-
         def tell(why):
             log.info("save_many: the files are written and renamed one by one: %s", why)
 
-        total = bytes_of_all(memory for _, memory in named)
-        items = [(name, memory.arguments) for name, memory in named]
+        _, items, total = _named(tensors)
         mode = None if mode is None else whole("mode", mode, 0, 0o777)
         self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress, tell)
         return total
@@ -179,16 +175,13 @@ class Handle(Opened):
 
         Raises the OSError of the first file that could not be read; its attribute `errors` has the errors of all files
         by name, and the other buffers are filled. verify and progress: as in read_async."""
-        named = [(os.fsencode(name), describe(buffer, writable=True)) for name, buffer in items_of(buffers)]
-        total = bytes_of_all(memory for _, memory in named)
-        items = [(name, memory.arguments) for name, memory in named]
-        errors = self._native.load_many(os.fsencode(directory), items, verify, progress)
-        memories, failed = dict(named), {name for name, _ in errors}
+        memories, items, total = _named(buffers, writable=True)
+        errors = dict(self._native.load_many(os.fsencode(directory), items, verify, progress))
         for name, memory in memories.items():
-            if memory.finish is not None and name not in failed:
+            if memory.finish is not None and name not in errors:
                 memory.finish()
         if errors:
-            errors = {os.fsdecode(name): with_label(error, memories[name]) for name, error in errors}
+            errors = {os.fsdecode(name): with_label(error, memories[name]) for name, error in errors.items()}
             first = next(iter(errors.values()))
             first.errors = errors
             raise first
@@ -288,6 +281,14 @@ class Handle(Opened):
         return memory
 
 
+def _named(tensors, writable=False):
+    """Returns (name -> Memory, pairs for the native module, bytes of all)."""
+    # The pairs are no dict, because "a" and b"a" are the same name.
+    named = [(os.fsencode(name), describe(tensor, writable)) for name, tensor in items_of(tensors)]
+    total = bytes_of_all(memory for _, memory in named)
+    return dict(named), [(name, memory.arguments) for name, memory in named], total
+
+
 def mode_of_process():
     """The mode of handles for tensors of GPUs, if the program chooses none."""
     return os.environ.get("WEIGHTFS_GDS_MODE") or "auto"
@@ -335,13 +336,11 @@ def the_handle(handle, mode=None):
     make = functools.partial(Handle, overlap_events=True, intra_op_parallelism=_THREADS, direct=key[1], mode=mode)
     if not closes_at_exit():
         return make()
-    made = _of_process.get(key)
-    if made is None or not _serves(made):
-        with process.lock:
-            made = _of_process.get(key)
-            if made is None or not _serves(made):
-                made = _of_process[key] = make()
-                made._user = os.geteuid()
+    with process.lock:
+        made = _of_process.get(key)
+        if made is None or not _serves(made):
+            made = _of_process[key] = make()
+            made._user = os.geteuid()
     return contextlib.nullcontext(made)
 
 

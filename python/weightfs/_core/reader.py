@@ -50,8 +50,7 @@ class reader(Opened):  # noqa: N801  (like open)
                 window fails with ESTALE.
 
         Raises:
-            OSError: the file cannot be opened, or with "require" not leased.
-        """
+            OSError: the file cannot be opened, or with "require" not leased."""
         self._arguments = (whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH),
                            whole("memory", memory, 1, _MOST_MEMORY), direct)
         super().__init__(_native.Reader(file_name(file), *self._arguments))
@@ -71,8 +70,7 @@ class reader(Opened):  # noqa: N801  (like open)
         Raises:
             OSError: ENODATA for an offset from which the file has too few bytes. EIO for a block that differs from its
                 checksum, with the file and the offset of the block. EPIPE if the mount has ended. ESTALE: see `memory`.
-            ValueError: `out` has another size or shape.
-        """
+            ValueError: `out` has another size or shape."""
         return self._read(offsets, out)
 
     def read_async(self, offsets: Any, out: Any) -> Future[int]:
@@ -97,8 +95,7 @@ class reader(Opened):  # noqa: N801  (like open)
 
         Raises:
             IndexError: there is no such row, or there are more or fewer truth values than rows.
-            OSError, ValueError: as read() does.
-        """
+            OSError, ValueError: as read() does."""
         return self._read(indices, out, (base, row_bytes, count))
 
     def rows_async(self, indices: Any, out: Any, *, base: int = 0, row_bytes: int | None = None,
@@ -111,8 +108,7 @@ class reader(Opened):  # noqa: N801  (like open)
         renamed over it or the mount was restarted. A reader of a descriptor stays at its file.
 
         Raises:
-            OSError: as the constructor does. The reader is then unchanged.
-        """
+            OSError: as the constructor does. The reader is then unchanged."""
         self._native.refresh()
 
     @property

@@ -68,20 +68,20 @@ class Training:
         if names is None or names == self.names:
             self.state = store.entry(name, self.state_layout.nbytes)
             return names or []
-        self._before = [member for member in self.group.members if member.name in names]
+        self._before = self._members(names)
         self.state = store.entry(name, self.state_layout.nbytes, _state_layout(self._before).nbytes)
         return [one for one in self.names if one in names]
 
     def _saved_names(self, directory, file, saved):
         """The parameters whose states the file has, None if there is no file."""
-        path = directory.committed_file(file)
+        _, path = directory.committed_file(file)
         names = saved.get("states", {}).get(self.group.name)
         if path is None or names is not None:
             return None if path is None else names
         # state.json of an earlier version: those that have been updated, or also others that could have been.
         size, trained = os.stat(path).st_size, [one.name for one in self.group.members if one.name in saved["counts"]]
         fitting = [list(one) for one in {tuple(trained), tuple(self.names)}
-                   if set(one) >= set(trained) and self._size_of_states(one) == size]
+                   if set(one) >= set(trained) and _state_layout(self._members(one)).nbytes == size]
         if len(fitting) != 1:
             raise ValueError(f"an earlier version of weightfs wrote {directory.path}, and its state.json does not say "
                              f"which parameters the states of {self.group.name} belong to: make the same ones trainable "
@@ -89,8 +89,8 @@ class Training:
                              "states start new")
         return fitting[0]
 
-    def _size_of_states(self, names):
-        return _state_layout([one for one in self.group.members if one.name in names]).nbytes
+    def _members(self, names):
+        return [one for one in self.group.members if one.name in names]
 
     def convert(self, cache):
         """Brings the states of other parameters into the present form: those of common ones continue, others are new.

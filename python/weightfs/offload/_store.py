@@ -182,8 +182,10 @@ class Cache:
             handle.write_from(tensor, path, durable=durable)
 
     def _fetch(self, entries, upcoming, room):
-        missing = sorted((entry for entry in entries if entry.begin is None), key=lambda entry: -entry.nbytes)
-        if all(self._place(entry, upcoming, None) for entry in missing) and self._has_room(room):
+        def missing():
+            return sorted((entry for entry in entries if entry.begin is None), key=lambda entry: -entry.nbytes)
+
+        if all(self._place(entry, upcoming, None) for entry in missing()) and self._has_room(room):
             return
         # The memory is fragmented: places these entries anew.
         self.release(entries)
@@ -195,10 +197,10 @@ class Cache:
         finally:
             for entry in entries:
                 entry.pins += 1
-        for entry in sorted((entry for entry in entries if entry.begin is None), key=lambda entry: -entry.nbytes):
+        for entry in missing():
             if not self._place(entry, {}, None):
                 in_use = sum(other.nbytes for other in self._held if other.pins)
-                wanted = sum(other.nbytes for other in entries if other.begin is None)
+                wanted = sum(other.nbytes for other in missing())
                 raise MemoryError(f"{os.path.basename(entry.path)} and the entries used with it need {wanted} bytes "
                                   f"beside {in_use} in use, but memory= is {self.memory}: raise memory=, or make the "
                                   "blocks smaller (blocks=)")
@@ -273,15 +275,12 @@ class Cache:
             self.stats.waited_s += time.perf_counter() - begun
             if transfer.done():
                 entry.transfer, entry.reading = None, False
-                if transfer.cancelled() or transfer.exception() is not None:
-                    self._failed(entry, reading)
-
-    def _failed(self, entry, reading):
-        if reading:
-            self._held.remove(entry)
-            entry.begin = None
-        else:
-            entry.dirty = True   # its only content is in memory
+                failed = transfer.cancelled() or transfer.exception() is not None
+                if failed and reading:
+                    self._held.remove(entry)
+                    entry.begin = None
+                elif failed:
+                    entry.dirty = True   # its only content is in memory
 
     def _upcoming(self):
         """The entries of the predicted order, with their positions."""
@@ -325,23 +324,18 @@ class Directory:
         self.path = os.path.abspath(os.fsdecode(path))
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path)
-        self._lock = open(os.path.join(self.path, _LOCK), "w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.ExitStack() as held:
+            lock = held.enter_context(open(os.path.join(self.path, _LOCK), "w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BlockingIOError(errno.EAGAIN, "another program, or another module of this one, uses the "
+                                      "directory: end it, or call weightfs.offload.close()", self.path) from None
             self.state = self._read_state()
             if self.state is not None and not resume:
                 raise FileExistsError(errno.EEXIST, "the directory has an offloaded module: continue it with "
                                       "resume=True, or delete the directory", self.path)
-        except BlockingIOError:
-            self.close()
-            raise BlockingIOError(errno.EAGAIN, "another program, or another module of this one, uses the directory: "
-                                  "end it, or call weightfs.offload.close()", self.path) from None
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self):
-        self._lock.close()
+            self.close = held.pop_all().close
 
     def file(self, name):
         return os.path.join(self.path, name)
@@ -367,23 +361,18 @@ class Directory:
                              f"the format {_FORMAT}")
         return state
 
-    def _generation(self, name):
-        return None if self.state is None else self.state["generations"].get(name)
-
     def committed_file(self, name):
-        """The path of a file in state.json, None if it has none."""
-        generation = self._generation(name)
-        return None if generation is None else self.file(f"{name}.{generation}")
+        """(generation, path) of a file in state.json, (None, None) if it has none."""
+        generation = None if self.state is None else self.state["generations"].get(name)
+        return generation, None if generation is None else self.file(f"{name}.{generation}")
 
     def committed(self, name, nbytes):
         """The generation of a file in state.json, None if it has none. Raises FileNotFoundError, or ValueError for a
         file of another size."""
-        generation, path = self._generation(name), self.committed_file(name)
-        if path is not None:
-            size = os.stat(path).st_size
-            if size != nbytes:
-                raise ValueError(f"{path} has {size} bytes instead of {nbytes}: it is damaged; restore the directory "
-                                 "from a backup, or delete it")
+        generation, path = self.committed_file(name)
+        if path is not None and (size := os.stat(path).st_size) != nbytes:
+            raise ValueError(f"{path} has {size} bytes instead of {nbytes}: it is damaged; restore the directory from "
+                             "a backup, or delete it")
         return generation
 
     def check_groups(self, described):

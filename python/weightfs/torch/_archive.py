@@ -2,6 +2,7 @@
 """Reads single tensors of a torch.save archive into the memory of other tensors."""
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 _RUN = 64 << 10      # shorter runs of bytes are read together with the gaps between them
 _SPAN = 64 << 20     # the most memory for such a read
@@ -12,8 +13,9 @@ def outline(stream):
     """Loads an archive without the data of its tensors, which are on the device "meta". Only plain objects are allowed
     (weights_only=True). NotImplementedError if this torch or this file does not say where the data is."""
     saved = torch.load(stream, map_location="meta", weights_only=True)
-    for tensor in _tensors_of(saved):
-        start_of(tensor)
+    for tensor in tree_flatten(saved)[0]:
+        if isinstance(tensor, torch.Tensor):
+            start_of(tensor)
     return saved
 
 
@@ -87,14 +89,3 @@ def _read(target, dtype, stream, at):
     if stream.readinto(memory) != nbytes:
         raise EOFError(f"{stream.shown}: the file ends before offset {at + nbytes}")
     target.copy_(torch.frombuffer(memory, dtype=dtype).view(target.shape))
-
-
-def _tensors_of(value):
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors_of(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors_of(item)

@@ -57,8 +57,6 @@ def _storage_of(tensor):
 
 def _overlapping(names, tensors):
     """The names in sets, by address: a tensor that begins before the previous one ended belongs to the same set."""
-    if len(names) < 2:
-        return [set(names)]
     areas = sorted((*_area_of(tensors[name]), name) for name in names)
     sets, last_end = [], 0
     for begin, end, name in areas:

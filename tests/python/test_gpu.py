@@ -23,8 +23,8 @@ SIZE = 1_000_001
 @pytest.fixture
 def gpu(monkeypatch):
     if not LIBRARY.exists():
-        pytest.fail(f"{LIBRARY} is missing: build it first (target weightfs_fake_gpu), or name a weightfs beside one "
-                    "in WEIGHTFS_BIN")
+        pytest.fail(f"{LIBRARY} is missing: build it first (targets weightfs_fake_cuda and weightfs_fake_cufile), or "
+                    "name a weightfs beside one in WEIGHTFS_BIN")
     if any(name in LIBRARY.read_bytes() for name in SANITIZERS):
         pytest.skip("needs a build without sanitizers: the fake GPU is loaded into Python")
     monkeypatch.setenv("WEIGHTFS_CUDA_LIBRARY", str(LIBRARY))

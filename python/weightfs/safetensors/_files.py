@@ -117,22 +117,19 @@ class Shard:
         if not self.slices:
             self._close()
 
-    def memory(self, device, begin, end):
-        """Memory for a range (weightfs.safetensors._memory)."""
-        return memory_for(device, end - begin, self.begin + begin)
-
     def read(self, handle, device, begin, end):
-        """Memory with a range of the file."""
-        memory = self.memory(device, begin, end)
+        """Memory with a range of the file (weightfs.safetensors._memory)."""
+        memory = memory_for(device, end - begin, self.begin + begin)
         if end > begin:
             with self.reading():
                 handle.read_into(memory.target, self._name, self.begin + begin)
         return memory
 
-    def start_read(self, handle, memory, begin):
-        """Starts a read from an offset and returns its Future. Errors name the file within reading()."""
+    def start_read(self, handle, device, begin, end):
+        """Starts the same and returns (memory, Future). Errors of the future name the file within reading()."""
+        memory = memory_for(device, end - begin, self.begin + begin)
         with self.reading():
-            return handle.read_async(memory.target, self._name, self.begin + begin)
+            return memory, handle.read_async(memory.target, self._name, self.begin + begin)
 
     def read_ranges(self, handle, memory, ranges):
         """Reads ranges (offset, size) into contiguous host memory, as handle.read_ranges does."""

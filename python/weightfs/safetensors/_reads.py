@@ -38,8 +38,7 @@ class _Read:
     def start(self, handle, device):
         """An error is the outcome of the future, because tensors before this one must be yielded first."""
         try:
-            self.memory = self.shard.memory(device, self.begin, self.end)
-            self.future = self.shard.start_read(handle, self.memory, self.begin)
+            self.memory, self.future = self.shard.start_read(handle, device, self.begin, self.end)
         except Exception as error:
             self.future = Future()
             self.future.set_exception(error)

@@ -47,8 +47,8 @@ class ReadAttempts {
 
 enum class ReadOutcome : unsigned char { kIntact, kMismatch, kUnreadable };
 
-// Reads until a checksum matches, at most ReadAttempts::kMost times. `read` returns the checksum of what it has read, or
-// an error. kMismatch: at least one read succeeded; kUnreadable: none did.
+// Reads until a checksum matches, at most ReadAttempts::kMost times. `read` returns the checksum of what it has read,
+// or an error. kMismatch: at least one read succeeded; kUnreadable: none did.
 template <typename Read>
 ReadOutcome ReadVerified(uint32_t expected, const Read& read) {
   auto outcome = ReadOutcome::kUnreadable;

@@ -135,10 +135,7 @@ void Filesystem::WaitForOrphans() {
 }
 
 void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
-  if (!entry.has_value()) {
-    reply.Fail(entry.error());
-    return;
-  }
+  if (!entry.has_value()) return reply.Fail(entry.error());
   // Count it first: the kernel may forget the inode before this thread continues after the reply.
   store_.inodes().AddLookups(entry->ino, 1);
   if (!reply.Entry(*entry, cache_seconds())) names().Forget(entry->ino, 1);

@@ -22,16 +22,8 @@
 namespace weightfs {
 namespace {
 
-void ReplyAttributes(Filesystem& filesystem, Reply reply, const Result<Attributes>& attributes) {
-  if (attributes.has_value()) {
-    reply.Attribute(*attributes, filesystem.cache_seconds());
-  } else {
-    reply.Fail(attributes.error());
-  }
-}
-
 void GetAttributes(Filesystem& filesystem, Reply reply, InodeId ino) {
-  ReplyAttributes(filesystem, std::move(reply), filesystem.names().GetAttributes(ino));
+  reply.Attribute(filesystem.names().GetAttributes(ino), filesystem.cache_seconds());
 }
 
 Timestamp ToTimestamp(const timespec& time) {
@@ -54,12 +46,9 @@ AttributeChange ToChange(const struct stat& attributes, int set) {
 }
 
 void SetAttributes(Filesystem& filesystem, Reply reply, InodeId ino, const AttributeChange& change) {
-  if (change.size.value_or(0) > kMaximumFileSize) {
-    reply.Errno(EFBIG);
-    return;
-  }
+  if (change.size.value_or(0) > kMaximumFileSize) return reply.Errno(EFBIG);
   const auto apply = [&filesystem, ino, change](Reply later) {
-    ReplyAttributes(filesystem, std::move(later), filesystem.store().SetAttributes(ino, change));
+    later.Attribute(filesystem.store().SetAttributes(ino, change), filesystem.cache_seconds());
   };
   // A truncation may read the block at the new end.
   if (change.size.has_value()) {
@@ -83,16 +72,10 @@ bool KeepsSetGroupId(Filesystem& filesystem, const Reply& reply, InodeId ino, st
 // the mount writable until the reply, and an attribute of this namespace needs no other right.
 void PermitChange(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view key) {
   lease::Token token{};
-  if (key.size() != token.size()) {
-    reply.Errno(EINVAL);
-    return;
-  }
+  if (key.size() != token.size()) return reply.Errno(EINVAL);
   std::memcpy(token.data(), key.data(), token.size());
   const LeaseTickets::Opened opened = filesystem.tickets().Find(token, reply.caller().uid);
-  if (opened.directory == nullptr || opened.directory->inode->id != ino) {
-    reply.Errno(EBADF);
-    return;
-  }
+  if (opened.directory == nullptr || opened.directory->inode->id != ino) return reply.Errno(EBADF);
   opened.directory->PermitChange();
   reply.Ok();
 }
@@ -100,15 +83,9 @@ void PermitChange(Filesystem& filesystem, Reply reply, InodeId ino, std::string_
 // A value waits in memory, so that a user's values together are limited.
 void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, std::string_view value,
                  int flags) {
-  if (name == WEIGHTFS_CHANGE_ATTRIBUTE) {
-    PermitChange(filesystem, std::move(reply), ino, value);
-    return;
-  }
+  if (name == WEIGHTFS_CHANGE_ATTRIBUTE) return PermitChange(filesystem, std::move(reply), ino, value);
   auto waiting = filesystem.waiting_values().Take(reply.caller().uid, value.size());
-  if (!waiting.has_value()) {
-    reply.Errno(ENOMEM);
-    return;
-  }
+  if (!waiting.has_value()) return reply.Errno(ENOMEM);
   const AttributeWrite mode = (flags & XATTR_CREATE) != 0    ? AttributeWrite::kCreate
                               : (flags & XATTR_REPLACE) != 0 ? AttributeWrite::kReplace
                                                              : AttributeWrite::kAny;
@@ -121,20 +98,12 @@ void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_v
 }
 
 void GetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, size_t capacity) {
-  const Result<std::string> value = filesystem.names().GetExtendedAttribute(ino, name);
-  if (value.has_value()) {
-    reply.ExtendedAttribute(*value, capacity);
-  } else {
-    reply.Fail(value.error());
-  }
+  reply.ExtendedAttribute(filesystem.names().GetExtendedAttribute(ino, name), capacity);
 }
 
 void ListExtended(Filesystem& filesystem, Reply reply, InodeId ino, size_t capacity) {
   const Result<std::vector<std::string>> names = filesystem.names().ListExtendedAttributes(ino);
-  if (!names.has_value()) {
-    reply.Fail(names.error());
-    return;
-  }
+  if (!names.has_value()) return reply.Fail(names.error());
   // The kernel protects the values of trusted attributes, but leaves their names to us.
   const auto is_trusted = [](const std::string& name) { return name.starts_with("trusted."); };
   const bool hidden = std::any_of(names->begin(), names->end(), is_trusted) && !CallerOf(reply).Can(CAP_SYS_ADMIN);

@@ -28,10 +28,7 @@ void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_i
   auto share = TakeOpen(filesystem, reply);
   if (!share.has_value()) return;
   Result<InodePtr> inode = filesystem.names().Open(ino);
-  if (!inode.has_value()) {
-    reply.Fail(inode.error());
-    return;
-  }
+  if (!inode.has_value()) return reply.Fail(inode.error());
   auto handle = std::make_shared<DirectoryHandle>(std::move(*inode), filesystem.listing_memory());
   handle->share = std::move(*share);
   file.fh = filesystem.directories().Add(std::move(handle));
@@ -124,10 +121,7 @@ fuse_entry_param EntryWithAttributes(Filesystem& filesystem, const DirectoryEntr
 
 void ReadDirectory(Filesystem& filesystem, Reply reply, const ListingRequest& listing) {
   const auto entries = ReadEntries(filesystem, listing);
-  if (!entries.has_value()) {
-    reply.Fail(entries.error());
-    return;
-  }
+  if (!entries.has_value()) return reply.Fail(entries.error());
   std::vector<char> out(listing.size);
   std::vector<InodeId> known;  // the kernel counts a lookup for each
   size_t used = 0;

@@ -31,10 +31,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
     return filesystem.store().OpenFile(ino, truncate, MayWrite(file.flags));
   };
   const Result<InodePtr> inode = open();
-  if (!inode.has_value()) {
-    reply.Fail(inode.error());
-    return;
-  }
+  if (!inode.has_value()) return reply.Fail(inode.error());
   const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(*share), reply);
   if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
 }
@@ -42,10 +39,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
 // Opens a newly created file and replies with both. Reverts everything if the kernel rejects the reply.
 void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>& created, fuse_file_info file,
                   UserLimit::Share share) {
-  if (!created.has_value()) {
-    reply.Fail(created.error());
-    return;
-  }
+  if (!created.has_value()) return reply.Fail(created.error());
   const InodeId ino = created->ino;
   filesystem.store().inodes().AddLookups(ino, 1);
   const Result<InodePtr> inode = filesystem.store().OpenFile(ino, false, MayWrite(file.flags));
@@ -85,13 +79,7 @@ void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
   // Keep the handle until the reply, because the store uses its stream until then.
   const auto read = [&filesystem, file, offset, size, kept = Share(std::move(reply))] {
     filesystem.store().files().Read(file->inode, ByteOffset{offset}, ByteCount{size}, &file->stream,
-                            [file, kept](const Result<ReadView>& view) {
-                              if (view.has_value()) {
-                                kept->Data(*view);
-                              } else {
-                                kept->Fail(view.error());
-                              }
-                            });
+                            [file, kept](const Result<ReadView>& view) { kept->Data(view); });
   };
   if (!fills_pages || file->pages->BeginFill({offset, offset + size}, read)) read();
 }
@@ -104,27 +92,22 @@ void FinishWrite(Filesystem& filesystem, Reply reply, const FilePtr& file, size_
     filesystem.store().files().WhenWritesBelow(limit, [kept = Share(std::move(reply)), size] { kept->Written(size); });
     return;
   }
-  if (!sync) {
-    reply.Written(size);
-    return;
-  }
+  if (!sync) return reply.Written(size);
   const auto answer = [kept = Share(std::move(reply)), size](const Result<void>& result) {
-    if (result.has_value()) {
-      kept->Written(size);
-    } else {
-      kept->Fail(result.error());
-    }
+    if (!result.has_value()) return kept->Fail(result.error());
+    kept->Written(size);
   };
   // This may be a part of a long write, whose error the kernel hides behind the bytes of earlier parts.
   filesystem.store().Sync(file->inode, answer, /*kept=*/true);
 }
 
-// The state of a direct write until the store has it.
+// The state of a write until the store has it.
 struct PendingWrite {
   FilePtr file;
   uint64_t offset = 0;
   std::span<const std::byte> data;
   bool sync = false;
+  WriteReach reach = WriteReach::kAnywhere;
   Buffer holder;                     // owns the data; empty if the data is elsewhere
   std::vector<std::byte> copy = {};  // same
   InodePages::DirectWrite direct = {};
@@ -133,14 +116,11 @@ struct PendingWrite {
 void ApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite& write) {
   const auto answer = [&](const Result<void>& written) {
     write.direct.End();
-    if (written.has_value()) {
-      FinishWrite(filesystem, std::move(reply), write.file, write.data.size(), write.sync);
-    } else {
-      reply.Fail(written.error());
-    }
+    if (!written.has_value()) return reply.Fail(written.error());
+    FinishWrite(filesystem, std::move(reply), write.file, write.data.size(), write.sync);
   };
   filesystem.store().files().Write(write.file->inode, ByteOffset{write.offset}, write.data, write.holder,
-                                   WriteReach::kAnywhere, answer);
+                                   write.reach, answer);
 }
 
 // Makes the kernel drop the pages of the range first. Uses another thread, because the kernel may send dirty pages to
@@ -153,11 +133,8 @@ void DropPagesAndApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite wr
   const auto kept = std::make_shared<PendingWrite>(std::move(write));
   filesystem.RunOnPagePool(std::move(reply), [&filesystem, kept](Reply later) {
     const Result<void> dropped = filesystem.DropPages(*kept->file->inode, kept->direct);
-    if (dropped.has_value()) {
-      ApplyWrite(filesystem, std::move(later), *kept);
-    } else {
-      later.Fail(dropped.error());
-    }
+    if (!dropped.has_value()) return later.Fail(dropped.error());
+    ApplyWrite(filesystem, std::move(later), *kept);
   });
 }
 
@@ -173,29 +150,12 @@ uint32_t WriteFlags(std::span<const std::byte> data) {
   return flags;
 }
 
-// Stores dirty pages of a shared mapping. A mapping does not extend a file: page content beyond the end was truncated
-// after the pages were changed.
-void TakePages(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset,
-               std::span<const std::byte> data, Buffer holder, bool sync) {
-  const auto answer = [&](const Result<void>& written) {
-    if (written.has_value()) {
-      FinishWrite(filesystem, std::move(reply), file, data.size(), sync);
-    } else {
-      reply.Fail(written.error());
-    }
-  };
-  filesystem.store().files().Write(file->inode, ByteOffset{offset}, data, holder, WriteReach::kWithinFile, answer);
-}
-
 // `offset` is also right for O_APPEND: the kernel takes the end of the file under the inode's lock, and only the kernel
 // moves it. The parts of a large append arrive concurrently and in any order, so appending them here would reorder
 // them.
 void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, std::span<const std::byte> data,
            int flags, uint64_t lock_owner) {
-  if (offset > kMaximumFileSize || data.size() > kMaximumFileSize - offset) {
-    reply.Errno(EFBIG);
-    return;
-  }
+  if (offset > kMaximumFileSize || data.size() > kMaximumFileSize - offset) return reply.Errno(EFBIG);
   filesystem.NoteChange(*file, lock_owner);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   const uint32_t write_flags = WriteFlags(data);
@@ -203,20 +163,21 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   const bool kill_set_ids = (write_flags & kKillSetIds) != 0;
   if (!from_page_cache) {
     const Result<void> cleared = filesystem.ClearPrivileges(file->inode, kill_set_ids);
-    if (!cleared.has_value()) {
-      reply.Fail(cleared.error());
-      return;
-    }
+    if (!cleared.has_value()) return reply.Fail(cleared.error());
   }
   Buffer holder;
   if (data.size() >= kLargeWrite) holder = ReceiveBuffer::Claim(data, offset);
-  if (from_page_cache) {
-    TakePages(filesystem, std::move(reply), file, offset, data, std::move(holder), sync);
-    return;
-  }
-  PendingWrite write{.file = file, .offset = offset, .data = data, .sync = sync, .holder = std::move(holder)};
+  // A mapping does not extend a file: content of its dirty pages beyond the end was truncated after they were changed.
+  PendingWrite write{.file = file,
+                     .offset = offset,
+                     .data = data,
+                     .sync = sync,
+                     .reach = from_page_cache ? WriteReach::kWithinFile : WriteReach::kAnywhere,
+                     .holder = std::move(holder)};
   // For a write through its page cache, the kernel already has the bytes in its pages.
-  if (file->mode == OpenMode::kDirect) write.direct = {*file->pages, {offset, offset + data.size()}};
+  if (!from_page_cache && file->mode == OpenMode::kDirect) {
+    write.direct = {*file->pages, {offset, offset + data.size()}};
+  }
   if (write.direct.must_drop()) {
     DropPagesAndApplyWrite(filesystem, std::move(reply), std::move(write));
   } else {
@@ -226,10 +187,7 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
 
 // Reports failed writes only to handles opened for writing, because a reader cannot act on them.
 void Flush(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t lock_owner) {
-  if (!file->writable()) {
-    reply.Ok();
-    return;
-  }
+  if (!file->writable()) return reply.Ok();
   filesystem.NoteClose(file, lock_owner, reply);
   // Keep the handle until the reply.
   const auto answer = [file, kept = Share(std::move(reply))](const Result<void>& result) { kept->Finish(result); };

@@ -62,17 +62,14 @@ void Info(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   if (filesystem.read_only()) info.features |= WEIGHTFS_FEATURE_READ_ONLY;
   if (!filesystem.store().verifies()) info.features |= WEIGHTFS_FEATURE_UNVERIFIED;
   info.inode = request.ino.value;
-  reply.Ioctl(&info, sizeof(info));
+  reply.Ioctl(info);
 }
 
 template <typename List>
 void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<FileHandle>& file, List out) {
   constexpr size_t kMost = std::extent_v<decltype(out.extents)>;
   const auto found = filesystem.store().files().Extents(file->inode, FileBlock{out.start / kBlockSize}, kMost);
-  if (!found.has_value()) {
-    reply.Fail(found.error());
-    return;
-  }
+  if (!found.has_value()) return reply.Fail(found.error());
   std::memset(out.extents, 0, sizeof(out.extents));
   out.count = 0;
   for (const FileExtent& extent : *found) {
@@ -93,44 +90,24 @@ void ReplyExtents(Filesystem& filesystem, Reply reply, const std::shared_ptr<Fil
       out.pending = ToBytes(*pending).value;
     }
   }
-  reply.Ioctl(&out, sizeof(out));
+  reply.Ioctl(out);
 }
 
 template <typename List>
 void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   List out{};
-  if (request.directory || !TakeArgument(request, &out) || out.start > kMaximumFileSize) {
-    reply.Errno(EINVAL);
-    return;
-  }
+  if (request.directory || !TakeArgument(request, &out) || out.start > kMaximumFileSize) return reply.Errno(EINVAL);
   const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
   filesystem.RunOnReceiverOrPool(std::move(reply),
                       [&filesystem, file, out](Reply now) { ReplyExtents(filesystem, std::move(now), file, out); });
 }
 
-void Stats(Filesystem& filesystem, Reply reply) {
-  const weightfs_stats out = StatsOf(filesystem);
-  reply.Ioctl(&out, sizeof(out));
-}
-
-void Metrics(Filesystem& filesystem, Reply reply) {
-  const weightfs_metrics out = filesystem.metrics().Snapshot();
-  reply.Ioctl(&out, sizeof(out));
-}
-
 // The result names the processes and files of all users, so only a user who may see them anyway may request it.
 void Top(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  if (!RunsTheMount(CallerOf(reply))) {
-    reply.Errno(EPERM);
-    return;
-  }
+  if (!RunsTheMount(CallerOf(reply))) return reply.Errno(EPERM);
   weightfs_top asked{};
-  if (!TakeArgument(request, &asked)) {
-    reply.Errno(EINVAL);
-    return;
-  }
-  const weightfs_top out = filesystem.activity().Look(asked.since, reply.caller().pid);
-  reply.Ioctl(&out, sizeof(out));
+  if (!TakeArgument(request, &asked)) return reply.Errno(EINVAL);
+  reply.Ioctl(filesystem.activity().Look(asked.since, reply.caller().pid));
 }
 
 weightfs_scrub_findings FindingsOf(const ScrubFindings& found) {
@@ -177,7 +154,7 @@ void Scrub(Filesystem& filesystem, Reply reply) {
   const bool with_paths = RunsTheMount(caller) || caller.Can(CAP_SYS_ADMIN);
   if (report.state.running()) AddDamages(report.state.found, true, with_paths, &out);
   AddDamages(report.state.last_found, false, with_paths, &out);
-  reply.Ioctl(&out, sizeof(out));
+  reply.Ioctl(out);
 }
 
 // Occupies the disk of the catalog, and names its files.
@@ -201,7 +178,7 @@ void CheckCatalog(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
       out.damaged = 1;
       std::memcpy(out.damage, damage.data(), std::min(damage.size(), sizeof(out.damage) - 1));
     }
-    later.Ioctl(&out, sizeof(out));
+    later.Ioctl(out);
   });
 }
 
@@ -217,24 +194,15 @@ bool MayDropCache(const Reply& reply, FileHandle& file) {
 }
 
 void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  if (request.directory) {
-    reply.Errno(EINVAL);
-    return;
-  }
+  if (request.directory) return reply.Errno(EINVAL);
   const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
-  if (!MayDropCache(reply, *file)) {
-    reply.Errno(EPERM);
-    return;
-  }
+  if (!MayDropCache(reply, *file)) return reply.Errno(EPERM);
   filesystem.RunOnPagePool(std::move(reply), [&filesystem, file](Reply later) {
     filesystem.store().files().DropCached(file->inode);
     filesystem.read_history().Forget(file->inode->id);
     const Result<void> dropped = filesystem.DropPages(file->inode->id, kWholeFile);
-    if (dropped.has_value()) {
-      later.Ioctl(nullptr, 0);
-    } else {
-      later.Fail(dropped.error());
-    }
+    if (!dropped.has_value()) return later.Fail(dropped.error());
+    later.Ioctl();
   });
 }
 
@@ -269,37 +237,28 @@ void Ticket(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_lease_ticket out{};
   pid_t process = 0;
   const auto token = IssueTicket(filesystem, reply, request, &out, &process);
-  if (!token.has_value()) {
-    reply.Fail(token.error());
-    return;
-  }
+  if (!token.has_value()) return reply.Fail(token.error());
   const std::string& name = filesystem.leases()->name();
   out = {.version = WEIGHTFS_IOC_VERSION, .protocol = lease::kProtocolVersion};
   std::memcpy(out.token, token->data(), sizeof(out.token));
   std::memcpy(out.socket, name.data(), std::min(name.size(), sizeof(out.socket) - 1));
-  reply.Ioctl(&out, sizeof(out));
+  reply.Ioctl(out);
 }
 
 void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_lease_request asked{};
   pid_t process = 0;
   const auto token = IssueTicket(filesystem, reply, request, &asked, &process);
-  if (!token.has_value()) {
-    reply.Fail(token.error());
-    return;
-  }
+  if (!token.has_value()) return reply.Fail(token.error());
   const auto kind = static_cast<lease::Kind>(asked.kind);
   const bool reserves = kind == lease::Kind::kReserve || kind == lease::Kind::kReserveInPlace;
-  if (kind != lease::Kind::kRead && !reserves && kind != lease::Kind::kIdentify) {
-    reply.Errno(EINVAL);
-    return;
-  }
+  if (kind != lease::Kind::kRead && !reserves && kind != lease::Kind::kIdentify) return reply.Errno(EINVAL);
   std::memcpy(asked.token, token->data(), sizeof(asked.token));
   const AskedLease lease{kind, {*token, asked.offset, asked.length}, process};
   const auto ask = [&filesystem, asked, lease](Reply now, bool here) {
     const int error = filesystem.leases()->Ask(now.caller().uid, asked.connection, lease, here);
     if (error != 0) return now.Errno(error);
-    now.Ioctl(&asked, sizeof(asked));
+    now.Ioctl(asked);
   };
   // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes.
   if (reserves || filesystem.MayHaveMappedChanges(request.ino)) return ask(std::move(reply), false);
@@ -308,18 +267,12 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
 
 void ChangeKey(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_change_key out{};
-  if (!request.directory || !TakeArgument(request, &out)) {
-    reply.Errno(request.directory ? EINVAL : ENOTDIR);
-    return;
-  }
+  if (!request.directory || !TakeArgument(request, &out)) return reply.Errno(request.directory ? EINVAL : ENOTDIR);
   const auto directory = HandleRegistry<DirectoryHandle>::Get(request.file->fh);
   const auto key = filesystem.tickets().Issue({nullptr, directory}, reply.caller().uid);
-  if (!key.has_value()) {
-    reply.Fail(key.error());
-    return;
-  }
+  if (!key.has_value()) return reply.Fail(key.error());
   std::memcpy(out.key, key->data(), sizeof(out.key));
-  reply.Ioctl(&out, sizeof(out));
+  reply.Ioctl(out);
 }
 
 weightfs_publication ToIoctl(const PublicationRecord& publication) {
@@ -352,10 +305,7 @@ struct PublishRequest {
 void Publish(Filesystem& filesystem, Reply reply, const std::shared_ptr<PublishRequest>& request,
              std::chrono::milliseconds pause) {
   const CountedScope counted(filesystem.commits());
-  if (filesystem.read_only()) {
-    reply.Errno(EROFS);
-    return;
-  }
+  if (filesystem.read_only()) return reply.Errno(EROFS);
   if (!request->share) request->share = filesystem.publications().Take(reply.caller().uid);
   const auto published = request->share ? filesystem.store().PublishTree(&request->call)
                                         : Result<PublicationRecord>(ErrorCode::kAgain);
@@ -365,42 +315,25 @@ void Publish(Filesystem& filesystem, Reply reply, const std::shared_ptr<PublishR
     });
     return;
   }
-  const auto out = published.has_value() ? ToIoctl(*published) : ToIoctl(published.error(), request->call.failed());
-  reply.Ioctl(&out, sizeof(out));
+  reply.Ioctl(published.has_value() ? ToIoctl(*published) : ToIoctl(published.error(), request->call.failed()));
 }
 
 void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_publication asked{};
-  if (!request.directory || !TakeArgument(request, &asked)) {
-    reply.Errno(request.directory ? EINVAL : ENOTDIR);
-    return;
-  }
+  if (!request.directory || !TakeArgument(request, &asked)) return reply.Errno(request.directory ? EINVAL : ENOTDIR);
   if (request.command == WEIGHTFS_IOC_PUBLICATION) {
     const auto found = filesystem.names().GetPublication(request.ino);
-    if (!found.has_value()) {
-      reply.Fail(found.error());
-      return;
-    }
-    const weightfs_publication out = ToIoctl(*found);
-    reply.Ioctl(&out, sizeof(out));
-    return;
+    return found.has_value() ? reply.Ioctl(ToIoctl(*found)) : reply.Fail(found.error());
   }
-  if (!HandleRegistry<DirectoryHandle>::Get(request.file->fh)->TakeChange()) {
-    reply.Errno(EROFS);
-    return;
-  }
+  if (!HandleRegistry<DirectoryHandle>::Get(request.file->fh)->TakeChange()) return reply.Errno(EROFS);
   const Credentials who = CallerOf(reply);
   if (request.command == WEIGHTFS_IOC_UNPUBLISH) {
     filesystem.RunOnPool(std::move(reply), [&filesystem, ino = request.ino, who](Reply later) {
       const CountedScope counted(filesystem.commits());
-      if (filesystem.read_only()) {
-        later.Errno(EROFS);
-        return;
-      }
+      if (filesystem.read_only()) return later.Errno(EROFS);
       std::string failed;
       const auto reverted = filesystem.store().UnpublishTree(ino, who, &failed);
-      const auto out = reverted.has_value() ? ToIoctl(PublicationRecord()) : ToIoctl(reverted.error(), failed);
-      later.Ioctl(&out, sizeof(out));
+      later.Ioctl(reverted.has_value() ? ToIoctl(PublicationRecord()) : ToIoctl(reverted.error(), failed));
     });
     return;
   }
@@ -414,45 +347,27 @@ void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& reques
 // lsattr(1) shows immutable inodes by this.
 void Flags(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   const auto inode = filesystem.store().inodes().Get(request.ino);
-  if (!inode.has_value()) {
-    reply.Fail(inode.error());
-    return;
-  }
+  if (!inode.has_value()) return reply.Fail(inode.error());
   MutexLock lock((*inode)->mutex);
   const uint32_t flags = (*inode)->IsImmutable() ? FS_IMMUTABLE_FL : 0;
   lock.Unlock();
-  reply.Ioctl(&flags, sizeof(flags));
+  reply.Ioctl(flags);
 }
 
 void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   uint32_t read_only = 0;
-  if (request.in.size() < sizeof(read_only)) {
-    reply.Errno(EINVAL);
-    return;
-  }
+  if (request.in.size() < sizeof(read_only)) return reply.Errno(EINVAL);
   std::memcpy(&read_only, request.in.data(), sizeof(read_only));
-  if (!CallerOf(reply).Can(CAP_SYS_ADMIN)) {
-    reply.Errno(EPERM);
-    return;
-  }
-  if (read_only == 0 && (filesystem.options().read_only || filesystem.store().read_only())) {
-    reply.Errno(EROFS);
-    return;
-  }
+  if (!CallerOf(reply).Can(CAP_SYS_ADMIN)) return reply.Errno(EPERM);
+  if (read_only == 0 && (filesystem.options().read_only || filesystem.store().read_only())) return reply.Errno(EROFS);
   filesystem.SetReadOnly(read_only != 0);
-  if (read_only == 0) {
-    reply.Ioctl(nullptr, 0);
-    return;
-  }
+  if (read_only == 0) return reply.Ioctl();
   // A commit waits for pages, which the kernel may send to this thread.
   filesystem.RunOnPagePool(std::move(reply), [&filesystem](Reply later) {
     filesystem.commits().WaitForNone();
     filesystem.store().SyncAll([kept = Share(std::move(later))](Result<void> synced) {
-      if (synced.has_value()) {
-        kept->Ioctl(nullptr, 0);
-      } else {
-        kept->Fail(synced.error());
-      }
+      if (!synced.has_value()) return kept->Fail(synced.error());
+      kept->Ioctl();
     });
   });
 }
@@ -460,34 +375,32 @@ void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) 
 void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   // The kernel takes the sizes from the command's number, so they can be too small only in a forged request.
   if (request.command == FS_IOC_GETFLAGS && request.out_size >= sizeof(uint32_t)) {
-    Flags(filesystem, std::move(reply), request);
-    return;
+    return Flags(filesystem, std::move(reply), request);
   }
   const bool answers = (_IOC_DIR(request.command) & _IOC_READ) != 0;
   if (_IOC_TYPE(request.command) != WEIGHTFS_IOC_MAGIC || (answers && request.out_size < _IOC_SIZE(request.command))) {
-    reply.Errno(ENOTTY);
-    return;
+    return reply.Errno(ENOTTY);
   }
   switch (request.command) {
-    case WEIGHTFS_IOC_INFO: Info(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_EXTENTS: Extents<weightfs_extents>(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_EXTENT_LIST: Extents<weightfs_extent_list>(filesystem, std::move(reply), request); return;
+    case WEIGHTFS_IOC_INFO: return Info(filesystem, std::move(reply), request);
+    case WEIGHTFS_IOC_EXTENTS: return Extents<weightfs_extents>(filesystem, std::move(reply), request);
+    case WEIGHTFS_IOC_EXTENT_LIST: return Extents<weightfs_extent_list>(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_STATS:
-      filesystem.RunOnReceiverOrPool(std::move(reply), [&filesystem](Reply now) { Stats(filesystem, std::move(now)); });
-      return;
-    case WEIGHTFS_IOC_METRICS: Metrics(filesystem, std::move(reply)); return;
-    case WEIGHTFS_IOC_TOP: Top(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_SCRUB: Scrub(filesystem, std::move(reply)); return;
-    case WEIGHTFS_IOC_CHECK_CATALOG: CheckCatalog(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_LEASE: Ticket(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_LEASE_REQUEST: RequestLease(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_CHANGE_KEY: ChangeKey(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_READ_ONLY: ReadOnly(filesystem, std::move(reply), request); return;
+      return filesystem.RunOnReceiverOrPool(std::move(reply),
+                                            [&filesystem](Reply now) { now.Ioctl(StatsOf(filesystem)); });
+    case WEIGHTFS_IOC_METRICS: return reply.Ioctl(filesystem.metrics().Snapshot());
+    case WEIGHTFS_IOC_TOP: return Top(filesystem, std::move(reply), request);
+    case WEIGHTFS_IOC_SCRUB: return Scrub(filesystem, std::move(reply));
+    case WEIGHTFS_IOC_CHECK_CATALOG: return CheckCatalog(filesystem, std::move(reply), request);
+    case WEIGHTFS_IOC_LEASE: return Ticket(filesystem, std::move(reply), request);
+    case WEIGHTFS_IOC_LEASE_REQUEST: return RequestLease(filesystem, std::move(reply), request);
+    case WEIGHTFS_IOC_CHANGE_KEY: return ChangeKey(filesystem, std::move(reply), request);
+    case WEIGHTFS_IOC_READ_ONLY: return ReadOnly(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_PUBLISH:
     case WEIGHTFS_IOC_UNPUBLISH:
-    case WEIGHTFS_IOC_PUBLICATION: Publication(filesystem, std::move(reply), request); return;
-    case WEIGHTFS_IOC_DROP_CACHE: DropCache(filesystem, std::move(reply), request); return;
-    default: reply.Errno(ENOTTY); return;
+    case WEIGHTFS_IOC_PUBLICATION: return Publication(filesystem, std::move(reply), request);
+    case WEIGHTFS_IOC_DROP_CACHE: return DropCache(filesystem, std::move(reply), request);
+    default: return reply.Errno(ENOTTY);
   }
 }
 

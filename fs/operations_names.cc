@@ -14,8 +14,7 @@ namespace {
 void Lookup(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
   Result<Attributes> found = filesystem.names().Lookup(parent, name);
   if (!found.has_value() && found.error().code == ErrorCode::kNotFound) {
-    reply.NoEntry(filesystem.cache_seconds());
-    return;
+    return reply.NoEntry(filesystem.cache_seconds());
   }
   filesystem.ReplyEntry(std::move(reply), found);
 }
@@ -46,12 +45,7 @@ void MakeSymlink(Filesystem& filesystem, Reply reply, InodeId parent, std::strin
 }
 
 void ReadLink(Filesystem& filesystem, Reply reply, InodeId ino) {
-  const Result<std::string> target = filesystem.names().ReadLink(ino);
-  if (target.has_value()) {
-    reply.Link(*target);
-  } else {
-    reply.Fail(target.error());
-  }
+  reply.Link(filesystem.names().ReadLink(ino));
 }
 
 void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, std::string_view name) {
@@ -79,7 +73,7 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     case 0: break;
     case RENAME_NOREPLACE: mode = RenameMode::kNoReplace; break;
     case RENAME_EXCHANGE: mode = RenameMode::kExchange; break;
-    default: reply.Errno(EINVAL); return;  // WHITEOUT is for overlays, which a tensor store does not need
+    default: return reply.Errno(EINVAL);  // WHITEOUT is for overlays, which a tensor store does not need
   }
   // For files below a directory, or behind a symbolic link, a rename includes those whose close has returned.
   const bool others = LeadsToOthers(filesystem, parent, name) ||

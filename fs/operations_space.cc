@@ -41,26 +41,17 @@ void RunWithoutPages(Filesystem& filesystem, Reply reply, const FilePtr& file, B
   }
   filesystem.RunOnPagePool(std::move(reply), [&filesystem, file, direct, run](Reply later) {
     const Result<void> dropped = filesystem.DropPages(*file->inode, *direct);
-    if (dropped.has_value()) {
-      run(std::move(later));
-    } else {
-      later.Fail(dropped.error());
-    }
+    if (!dropped.has_value()) return later.Fail(dropped.error());
+    run(std::move(later));
   });
 }
 
 void Allocate(Filesystem& filesystem, Reply reply, const FilePtr& file, int mode, uint64_t offset, uint64_t length) {
   filesystem.NoteChange(*file, 0);
   const std::optional<FallocateMode> known = ToMode(mode);
-  if (!known.has_value()) {
-    reply.Errno(EOPNOTSUPP);
-    return;
-  }
+  if (!known.has_value()) return reply.Errno(EOPNOTSUPP);
   const bool frees = *known == FallocateMode::kPunchHole;
-  if (!frees && (offset > kMaximumFileSize || length > kMaximumFileSize - offset)) {
-    reply.Errno(EFBIG);
-    return;
-  }
+  if (!frees && (offset > kMaximumFileSize || length > kMaximumFileSize - offset)) return reply.Errno(EFBIG);
   const auto allocate = [&filesystem, file, known, offset, length](Reply later) {
     later.Finish(filesystem.store().files().Fallocate(file->inode, *known, offset, length));
   };
@@ -72,18 +63,10 @@ void Allocate(Filesystem& filesystem, Reply reply, const FilePtr& file, int mode
 }
 
 void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, int whence) {
-  if (whence != SEEK_DATA && whence != SEEK_HOLE) {
-    reply.Errno(EINVAL);
-    return;
-  }
+  if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.Errno(EINVAL);
   const SeekTarget target = whence == SEEK_DATA ? SeekTarget::kData : SeekTarget::kHole;
   const auto answer = [&filesystem, file, offset, target](Reply later) {
-    const Result<uint64_t> found = filesystem.store().files().Seek(file->inode, offset, target);
-    if (found.has_value()) {
-      later.Offset(*found);
-    } else {
-      later.Fail(found.error());
-    }
+    later.Offset(filesystem.store().files().Seek(file->inode, offset, target));
   };
   if (!file->pages->MayHoldChanges()) {
     filesystem.RunOnReceiverOrPool(std::move(reply), answer);
@@ -93,11 +76,8 @@ void Seek(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t off
   // Fetch changes made through mappings first. The kernel sends them to the receivers, so wait on another thread.
   filesystem.RunOnPagePool(std::move(reply), [&filesystem, ino, answer](Reply later) {
     const Result<void> dropped = filesystem.DropPages(ino, kWholeFile);
-    if (dropped.has_value()) {
-      answer(std::move(later));
-    } else {
-      later.Fail(dropped.error());
-    }
+    if (!dropped.has_value()) return later.Fail(dropped.error());
+    answer(std::move(later));
   });
 }
 
@@ -125,30 +105,16 @@ void CopyRange(Filesystem& filesystem, Reply reply, CopyRequest request) {
   filesystem.NoteChange(*request.to, 0);
   // The protocol returns 32 bits; cp requests about 2^63.
   constexpr uint64_t kLongest = (uint64_t{1} << 31) - kBlockSize;
-  if (request.flags != 0) {
-    reply.Errno(EINVAL);
-    return;
-  }
+  if (request.flags != 0) return reply.Errno(EINVAL);
   request.length = std::min(request.length, kLongest);
-  if (request.to_offset > kMaximumFileSize) {
-    reply.Errno(EFBIG);
-    return;
-  }
+  if (request.to_offset > kMaximumFileSize) return reply.Errno(EFBIG);
   // After the copy the kernel drops the pages of the range, dirty or not. That would lose stores through a mapping that
   // were made after the copy, or to the rest of the first and last page. With this error the kernel copies by reading
   // and writing instead.
-  if (FillsPartOfAPage(request) || request.to->pages->MayHaveDirtyPages()) {
-    reply.Errno(EOPNOTSUPP);
-    return;
-  }
+  if (FillsPartOfAPage(request) || request.to->pages->MayHaveDirtyPages()) return reply.Errno(EOPNOTSUPP);
   const auto copy = [&filesystem, request](Reply later) {
-    const Result<uint64_t> copied = filesystem.store().files().CopyRange(request.from->inode, request.from_offset,
-                                                                 request.to->inode, request.to_offset, request.length);
-    if (copied.has_value()) {
-      later.Written(*copied);
-    } else {
-      later.Fail(copied.error());
-    }
+    later.Written(filesystem.store().files().CopyRange(request.from->inode, request.from_offset, request.to->inode,
+                                                       request.to_offset, request.length));
   };
   const ByteRange range{request.to_offset, request.to_offset + request.length};
   RunWithoutPages(filesystem, std::move(reply), request.to, range, copy);

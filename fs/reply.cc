@@ -97,6 +97,12 @@ bool Reply::Ended(int status, uint64_t bytes, bool failed) {
   return status == 0;
 }
 
+template <typename Send>
+bool Reply::Answer(const Send& send, uint64_t bytes) {
+  fuse_req_t request = Take();
+  return request != nullptr && Ended(send(request), bytes);
+}
+
 void Reply::Ok() { Errno(0); }
 
 void Reply::Errno(int error) {
@@ -112,100 +118,91 @@ void Reply::Fail(const Error& error) {
 }
 
 void Reply::Finish(const Result<void>& result) {
-  if (result.has_value()) {
-    Ok();
-  } else {
-    Fail(result.error());
-  }
+  if (!result.has_value()) return Fail(result.error());
+  Ok();
 }
 
 bool Reply::Entry(const Attributes& attributes, double valid_seconds) {
-  fuse_req_t request = Take();
-  if (request == nullptr) return false;
   const fuse_entry_param entry = ToEntry(attributes, valid_seconds);
-  return Ended(fuse_reply_entry(request, &entry));
+  return Answer([&](fuse_req_t request) { return fuse_reply_entry(request, &entry); });
 }
 
 void Reply::NoEntry(double valid_seconds) {
-  fuse_req_t request = Take();
-  if (request == nullptr) return;
   fuse_entry_param entry{};  // inode 0: a negative entry
   entry.entry_timeout = valid_seconds;
-  Ended(fuse_reply_entry(request, &entry));
+  Answer([&](fuse_req_t request) { return fuse_reply_entry(request, &entry); });
 }
 
-void Reply::Attribute(const Attributes& attributes, double valid_seconds) {
-  fuse_req_t request = Take();
-  if (request == nullptr) return;
-  const struct stat out = ToStat(attributes);
-  Ended(fuse_reply_attr(request, &out, valid_seconds));
+void Reply::Attribute(const Result<Attributes>& attributes, double valid_seconds) {
+  if (!attributes.has_value()) return Fail(attributes.error());
+  const struct stat out = ToStat(*attributes);
+  Answer([&](fuse_req_t request) { return fuse_reply_attr(request, &out, valid_seconds); });
 }
 
 bool Reply::Open(const fuse_file_info& file, uint32_t open_flags) {
-  fuse_req_t request = Take();
-  if (request == nullptr) return false;
-  return Ended(
-      WithOpenFlags(file, open_flags, [&](const fuse_file_info& info) { return fuse_reply_open(request, &info); }));
+  return Answer([&](fuse_req_t request) {
+    return WithOpenFlags(file, open_flags, [&](const fuse_file_info& info) { return fuse_reply_open(request, &info); });
+  });
 }
 
 bool Reply::Create(const Attributes& attributes, double valid_seconds, const fuse_file_info& file,
                    uint32_t open_flags) {
-  fuse_req_t request = Take();
-  if (request == nullptr) return false;
   const fuse_entry_param entry = ToEntry(attributes, valid_seconds);
-  return Ended(WithOpenFlags(file, open_flags,
-                             [&](const fuse_file_info& info) { return fuse_reply_create(request, &entry, &info); }));
+  return Answer([&](fuse_req_t request) {
+    return WithOpenFlags(file, open_flags,
+                         [&](const fuse_file_info& info) { return fuse_reply_create(request, &entry, &info); });
+  });
 }
 
-void Reply::Link(const std::string& target) {
-  if (fuse_req_t request = Take()) Ended(fuse_reply_readlink(request, target.c_str()));
+void Reply::Link(const Result<std::string>& target) {
+  if (!target.has_value()) return Fail(target.error());
+  Answer([&](fuse_req_t request) { return fuse_reply_readlink(request, target->c_str()); });
 }
 
-void Reply::Data(const ReadView& view) {
-  fuse_req_t request = Take();
-  if (request == nullptr) return;
-  if (view.pieces.size() <= kMaximumPieces) {
-    Ended(fuse_reply_iov(request, view.pieces.data(), static_cast<int>(view.pieces.size())), view.size.value);
-    return;
-  }
-  std::vector<char> whole;
-  whole.reserve(view.size.value);
-  for (const iovec& piece : view.pieces) {
-    const char* bytes = static_cast<const char*>(piece.iov_base);
-    whole.insert(whole.end(), bytes, bytes + piece.iov_len);
-  }
-  Ended(fuse_reply_buf(request, whole.data(), whole.size()), view.size.value);
+void Reply::Data(const Result<ReadView>& view) {
+  if (!view.has_value()) return Fail(view.error());
+  const auto send = [&pieces = view->pieces, size = view->size.value](fuse_req_t request) {
+    if (pieces.size() <= kMaximumPieces) return fuse_reply_iov(request, pieces.data(), static_cast<int>(pieces.size()));
+    std::vector<char> whole;
+    whole.reserve(size);
+    for (const iovec& piece : pieces) {
+      const char* bytes = static_cast<const char*>(piece.iov_base);
+      whole.insert(whole.end(), bytes, bytes + piece.iov_len);
+    }
+    return fuse_reply_buf(request, whole.data(), whole.size());
+  };
+  Answer(send, view->size.value);
 }
 
 bool Reply::Bytes(std::string_view bytes) {
-  fuse_req_t request = Take();
-  return request != nullptr && Ended(fuse_reply_buf(request, bytes.data(), bytes.size()));
+  return Answer([&](fuse_req_t request) { return fuse_reply_buf(request, bytes.data(), bytes.size()); });
 }
 
-void Reply::Written(size_t size) {
-  if (fuse_req_t request = Take()) Ended(fuse_reply_write(request, size), size);
+void Reply::Written(const Result<size_t>& size) {
+  if (!size.has_value()) return Fail(size.error());
+  Answer([&](fuse_req_t request) { return fuse_reply_write(request, *size); }, *size);
 }
 
 void Reply::Statistics(const struct statvfs& statistics) {
-  if (fuse_req_t request = Take()) Ended(fuse_reply_statfs(request, &statistics));
+  Answer([&](fuse_req_t request) { return fuse_reply_statfs(request, &statistics); });
 }
 
-void Reply::ExtendedAttribute(std::string_view value, size_t capacity) {
-  if (capacity != 0 && value.size() > capacity) {
-    Errno(ERANGE);
-    return;
-  }
-  fuse_req_t request = Take();
-  if (request == nullptr) return;
-  Ended(capacity == 0 ? fuse_reply_xattr(request, value.size()) : fuse_reply_buf(request, value.data(), value.size()));
+void Reply::ExtendedAttribute(const Result<std::string>& value, size_t capacity) {
+  if (!value.has_value()) return Fail(value.error());
+  if (capacity != 0 && value->size() > capacity) return Errno(ERANGE);
+  Answer([&](fuse_req_t request) {
+    return capacity == 0 ? fuse_reply_xattr(request, value->size())
+                         : fuse_reply_buf(request, value->data(), value->size());
+  });
 }
 
-void Reply::Offset(uint64_t offset) {
-  if (fuse_req_t request = Take()) Ended(fuse_reply_lseek(request, static_cast<off_t>(offset)));
+void Reply::Offset(const Result<uint64_t>& offset) {
+  if (!offset.has_value()) return Fail(offset.error());
+  Answer([&](fuse_req_t request) { return fuse_reply_lseek(request, static_cast<off_t>(*offset)); });
 }
 
 void Reply::Ioctl(const void* out, size_t size) {
-  if (fuse_req_t request = Take()) Ended(fuse_reply_ioctl(request, 0, out, size));
+  Answer([&](fuse_req_t request) { return fuse_reply_ioctl(request, 0, out, size); });
 }
 
 }  // namespace weightfs

@@ -72,23 +72,31 @@ class Reply {
 
   [[nodiscard]] bool Entry(const Attributes& attributes, double valid_seconds);
   void NoEntry(double valid_seconds);  // a negative entry, which the kernel may cache
-  void Attribute(const Attributes& attributes, double valid_seconds);
   // `open_flags` are FOPEN_ bits that fuse_file_info has no member for.
   [[nodiscard]] bool Open(const fuse_file_info& file, uint32_t open_flags);
   [[nodiscard]] bool Create(const Attributes& attributes, double valid_seconds, const fuse_file_info& file,
                             uint32_t open_flags);
-  void Link(const std::string& target);
-  void Data(const ReadView& view);  // reads the pieces before it returns
   [[nodiscard]] bool Bytes(std::string_view bytes);
-  void Written(size_t size);
   void Statistics(const struct statvfs& statistics);
-  // Answers with the value, with its size when the caller asked only for that (capacity 0), or with ERANGE.
-  void ExtendedAttribute(std::string_view value, size_t capacity);
-  void Offset(uint64_t offset);
-  void Ioctl(const void* out, size_t size);
+  void Ioctl(const void* out = nullptr, size_t size = 0);
+  template <typename Out>
+  void Ioctl(const Out& out) {
+    Ioctl(&out, sizeof(out));
+  }
+  // Answer with the value, or as Fail does.
+  void Attribute(const Result<Attributes>& attributes, double valid_seconds);
+  void Link(const Result<std::string>& target);
+  void Data(const Result<ReadView>& view);  // reads the pieces before it returns
+  void Written(const Result<size_t>& size);
+  void Offset(const Result<uint64_t>& offset);
+  // With the size of the value when the caller asked only for that (capacity 0), or with ERANGE.
+  void ExtendedAttribute(const Result<std::string>& value, size_t capacity);
 
  private:
   fuse_req_t Take();
+  // Answers by `send(request)`, a function of libfuse. Returns false when the kernel has discarded the reply.
+  template <typename Send>
+  bool Answer(const Send& send, uint64_t bytes = 0);
   // Counts the request as answered; `bytes` are those read or written.
   bool Ended(int status, uint64_t bytes = 0, bool failed = false);
 

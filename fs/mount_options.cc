@@ -7,6 +7,8 @@
 #include <charconv>
 #include <iterator>
 #include <limits>
+#include <span>
+#include <type_traits>
 #include <utility>
 
 #include "common/machine_memory.h"
@@ -24,6 +26,14 @@ struct Target {
   MountOptions& mount;
   StoreOptions& store;
 };
+
+bool OneOf(std::string_view text, std::span<const std::string_view> known) {
+  return std::ranges::find(known, text) != known.end();
+}
+
+bool HasPrefix(std::string_view text, std::span<const std::string_view> prefixes) {
+  return std::ranges::any_of(prefixes, [&](std::string_view prefix) { return text.starts_with(prefix); });
+}
 
 Error Impossible(std::string_view name, std::string_view value, std::string_view wanted) {
   return Error{ErrorCode::kInvalid, fmt::format("option {}={}: {}", name, value, wanted)};
@@ -79,6 +89,85 @@ Result<void> SetWithout(Target target, std::string_view, std::string_view value)
 
 using Setter = Result<void> (*)(Target, std::string_view name, std::string_view value);
 
+template <typename T>
+MountOptions& PartOf(Target target, T MountOptions::*) {
+  return target.mount;
+}
+template <typename T>
+StoreOptions& PartOf(Target target, T StoreOptions::*) {
+  return target.store;
+}
+
+// Setters of a member of MountOptions or StoreOptions.
+template <auto kMember, bool kValue = true>
+Result<void> SetFlag(Target target, std::string_view, std::string_view) {
+  PartOf(target, kMember).*kMember = kValue;
+  return {};
+}
+template <auto kMember, uint64_t kLeast, uint64_t kMost>
+Result<void> SetNumber(Target target, std::string_view name, std::string_view value) {
+  auto& member = PartOf(target, kMember).*kMember;
+  ASSIGN_OR_RETURN(const uint64_t number, ParseNumber(name, value, kLeast, kMost));
+  member = static_cast<std::remove_reference_t<decltype(member)>>(number);
+  return {};
+}
+template <auto kMember, uint64_t kLeast>
+Result<void> SetSize(Target target, std::string_view name, std::string_view value) {
+  ASSIGN_OR_RETURN(PartOf(target, kMember).*kMember, ParseBytes(name, value, ByteCount{kLeast}));
+  return {};
+}
+
+template <bool kReadOnly>
+Result<void> SetReadOnly(Target target, std::string_view, std::string_view) {
+  target.mount.read_only = target.store.read_only = kReadOnly;
+  return {};
+}
+
+Result<void> SetCache(Target target, std::string_view name, std::string_view value) {
+  if (value != "auto" && value != "never") return Impossible(name, value, "must be auto or never");
+  target.mount.page_cache = value == "auto";
+  return {};
+}
+
+Result<void> SetDirect(Target target, std::string_view name, std::string_view value) {
+  for (const DirectAccess direct : {DirectAccess::kOwner, DirectAccess::kRoot, DirectAccess::kOff}) {
+    if (value != DirectAccessName(direct)) continue;
+    target.mount.direct = direct;
+    return {};
+  }
+  return Impossible(name, value, "must be owner, root or off");
+}
+
+Result<void> SetCommit(Target target, std::string_view name, std::string_view value) {
+  ASSIGN_OR_RETURN(target.store.commit_interval, ParseSeconds(name, value));
+  return {};
+}
+
+Result<void> SetScrub(Target target, std::string_view name, std::string_view value) {
+  ASSIGN_OR_RETURN(target.store.scrub.period, ParseDays(name, value));
+  return {};
+}
+
+Result<void> SetScrubRate(Target target, std::string_view name, std::string_view value) {
+  ASSIGN_OR_RETURN(target.store.scrub.rate, ParseBytes(name, value, ByteCount{kMiB}));
+  return {};
+}
+
+Result<void> SetMetrics(Target target, std::string_view name, std::string_view value) {
+  if (value.find(':') == std::string_view::npos && !value.starts_with('/')) {
+    return Impossible(name, value, "must be HOST:PORT, such as 127.0.0.1:9464, or an absolute path");
+  }
+  target.mount.metrics = value;
+  return {};
+}
+
+Result<void> SetLog(Target target, std::string_view name, std::string_view value) {
+  constexpr std::string_view kLevels[] = {"error", "warn", "info", "debug"};
+  if (!OneOf(value, kLevels)) return Impossible(name, value, "must be error, warn, info or debug");
+  target.mount.log_level = spdlog::level::from_str(std::string(value));
+  return {};
+}
+
 struct Option {
   std::string_view name;
   std::string_view value;  // shown in --help; empty: the option takes no value
@@ -87,118 +176,33 @@ struct Option {
 };
 
 constexpr Option kOptions[] = {
-    {"ro", "", "mount read-only",
-     [](Target target, std::string_view, std::string_view) -> Result<void> {
-       target.mount.read_only = true;
-       target.store.read_only = true;
-       return {};
-     }},
-    {"rw", "", "mount for reading and writing (the default)",
-     [](Target target, std::string_view, std::string_view) -> Result<void> {
-       target.mount.read_only = false;
-       target.store.read_only = false;
-       return {};
-     }},
+    {"ro", "", "mount read-only", SetReadOnly<true>},
+    {"rw", "", "mount for reading and writing (the default)", SetReadOnly<false>},
     {"allow_other", "", "allow access by other users, with the permissions of the files",
-     [](Target target, std::string_view, std::string_view) -> Result<void> {
-       target.mount.allow_other = true;
-       return {};
-     }},
-    {"threads", "N", "threads that receive requests (2)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(const uint64_t threads, ParseNumber(name, value, 1, 64));
-       target.mount.threads = static_cast<unsigned>(threads);
-       return {};
-     }},
+     SetFlag<&MountOptions::allow_other>},
+    {"threads", "N", "threads that receive requests (2)", SetNumber<&MountOptions::threads, 1, 64>},
     {"spin", "MICROSECONDS", "busy-poll time of a receiver before it sleeps (50)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(const uint64_t spin, ParseNumber(name, value, 0, 1000));
-       target.mount.spin = std::chrono::microseconds(spin);
-       return {};
-     }},
-    {"cache", "auto|never", "the kernel's page cache for files that are read repeatedly (auto)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       if (value != "auto" && value != "never") return Impossible(name, value, "must be auto or never");
-       target.mount.page_cache = value == "auto";
-       return {};
-     }},
+     SetNumber<&MountOptions::spin, 0, 1000>},
+    {"cache", "auto|never", "the kernel's page cache for files that are read repeatedly (auto)", SetCache},
     {"direct", "owner|root|off",
-     "users with direct access to the devices: its user and root, only root, or nobody (owner)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       for (const DirectAccess direct : {DirectAccess::kOwner, DirectAccess::kRoot, DirectAccess::kOff}) {
-         if (value != DirectAccessName(direct)) continue;
-         target.mount.direct = direct;
-         return {};
-       }
-       return Impossible(name, value, "must be owner, root or off");
-     }},
+     "users with direct access to the devices: its user and root, only root, or nobody (owner)", SetDirect},
     {"memory", "SIZE", "memory for read-ahead and unwritten data (384M; at least 112M)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(target.store.memory, ParseBytes(name, value, kLeastMemory));
-       return {};
-     }},
+     SetSize<&StoreOptions::memory, kLeastMemory.value>},
     {"write_buffers", "SIZE", "memory that receives large writes (64M)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(target.mount.write_buffers, ParseBytes(name, value, ByteCount{4 * kMiB}));
-       return {};
-     }},
+     SetSize<&MountOptions::write_buffers, 4 * kMiB>},
     {"read_ahead", "SIZE", "the kernel's read-ahead for mappings (32M); 0 leaves it unchanged",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(target.mount.read_ahead, ParseBytes(name, value, ByteCount{0}));
-       return {};
-     }},
+     SetSize<&MountOptions::read_ahead, 0>},
     {"inodes", "N", "size of the inode cache (16384)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(target.store.resident_inodes, ParseNumber(name, value, 16, uint64_t{1} << 32));
-       return {};
-     }},
-    {"commit", "SECONDS", "maximum data loss after a crash, in seconds (5)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(target.store.commit_interval, ParseSeconds(name, value));
-       return {};
-     }},
-    {"sync_on_close", "", "close waits until the file is durable",
-     [](Target target, std::string_view, std::string_view) -> Result<void> {
-       target.store.sync_on_close = true;
-       return {};
-     }},
-    {"scrub", "DAYS|off", "read and verify everything every DAYS days, fractions allowed (off)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(target.store.scrub.period, ParseDays(name, value));
-       return {};
-     }},
-    {"scrub_rate", "SIZE", "maximum rate of scrub=, per second (256M; at least 1M)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       ASSIGN_OR_RETURN(target.store.scrub.rate, ParseBytes(name, value, ByteCount{kMiB}));
-       return {};
-     }},
+     SetNumber<&StoreOptions::resident_inodes, 16, uint64_t{1} << 32>},
+    {"commit", "SECONDS", "maximum data loss after a crash, in seconds (5)", SetCommit},
+    {"sync_on_close", "", "close waits until the file is durable", SetFlag<&StoreOptions::sync_on_close>},
+    {"scrub", "DAYS|off", "read and verify everything every DAYS days, fractions allowed (off)", SetScrub},
+    {"scrub_rate", "SIZE", "maximum rate of scrub=, per second (256M; at least 1M)", SetScrubRate},
     {"metrics", "ADDRESS", "serve metrics for Prometheus over HTTP at HOST:PORT, or at a Unix socket /PATH (off)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       if (value.find(':') == std::string_view::npos && !value.starts_with('/')) {
-         return Impossible(name, value, "must be HOST:PORT, such as 127.0.0.1:9464, or an absolute path");
-       }
-       target.mount.metrics = value;
-       return {};
-     }},
-    {"log", "error|warn|info|debug", "the least important messages of the log (info)",
-     [](Target target, std::string_view name, std::string_view value) -> Result<void> {
-       static constexpr std::pair<std::string_view, spdlog::level::level_enum> kLevels[] = {
-           {"error", spdlog::level::err},
-           {"warn", spdlog::level::warn},
-           {"info", spdlog::level::info},
-           {"debug", spdlog::level::debug}};
-       for (const auto& [level, meaning] : kLevels) {
-         if (value != level) continue;
-         target.mount.log_level = meaning;
-         return {};
-       }
-       return Impossible(name, value, "must be error, warn, info or debug");
-     }},
+     SetMetrics},
+    {"log", "error|warn|info|debug", "the least important messages of the log (info)", SetLog},
     {"noverify", "", "do not verify checksums on reads; for measurements only",
-     [](Target target, std::string_view, std::string_view) -> Result<void> {
-       target.store.verify = false;
-       return {};
-     }},
+     SetFlag<&StoreOptions::verify, false>},
     {"without", "FEATURE,...", "do not use these kernel features", SetWithout},
 };
 
@@ -212,41 +216,14 @@ constexpr std::string_view kKernelOptions[] = {"auto_unmount"};
 constexpr std::string_view kKernelPrefixes[] = {"context=", "fscontext=", "defcontext=", "rootcontext="};
 
 // Options between fstab and mount(8).
-constexpr std::string_view kIgnored[] = {"defaults",
-                                         "auto",
-                                         "noauto",
-                                         "user",
-                                         "nouser",
-                                         "users",
-                                         "owner",
-                                         "noowner",
-                                         "group",
-                                         "nogroup",
-                                         "nofail",
-                                         "_netdev",
-                                         "default_permissions"};
+constexpr std::string_view kIgnored[] = {"defaults", "auto",  "noauto", "user",    "nouser", "users",   "owner",
+                                         "noowner",  "group", "nogroup", "nofail", "_netdev", "default_permissions"};
 constexpr std::string_view kIgnoredPrefixes[] = {"x-", "X-", "comment=", "user="};
 
 // Options that mount(8) reads from the mount table and passes on a remount.
 constexpr std::string_view kTablePrefixes[] = {
     "user_id=", "group_id=", "rootmode=", "max_read=", "blksize=", "subtype=", "fsname=", "uhelper="};
 constexpr std::string_view kTableWords[] = {"seclabel"};
-
-template <size_t N>
-bool OneOf(std::string_view text, const std::string_view (&known)[N]) {
-  for (std::string_view candidate : known) {
-    if (text == candidate) return true;
-  }
-  return false;
-}
-
-template <size_t N>
-bool HasPrefix(std::string_view text, const std::string_view (&prefixes)[N]) {
-  for (std::string_view prefix : prefixes) {
-    if (text.substr(0, prefix.size()) == prefix) return true;
-  }
-  return false;
-}
 
 // The names that a user may have meant, without their values.
 std::vector<std::string> AllNames() {

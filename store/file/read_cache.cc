@@ -52,10 +52,8 @@ bool ReadChunk::ready() const {
 
 ChunkPtr ReadCache::Find(InodeId ino, uint64_t index) {
   MutexLock lock(mutex_);
-  const auto file = files_.find(ino);
-  if (file == files_.end()) return nullptr;
-  const auto found = file->second.chunks.find(index);
-  if (found == file->second.chunks.end()) return nullptr;
+  const auto found = chunks_.find({ino, index});
+  if (found == chunks_.end()) return nullptr;
   Entries& entries = ListOf(*found->second);
   entries.splice(entries.end(), entries, found->second);
   found->second->used = begun_;
@@ -74,17 +72,15 @@ ChunkPtr ReadCache::Begin(InodeId ino, uint64_t index, Buffer buffer) {
   MutexLock lock(mutex_);
   auto chunk = std::make_shared<ReadChunk>(std::move(buffer));
   const auto entry = unread_.insert(unread_.end(), Entry{ino, index, chunk, false, ++begun_});
-  const bool added = files_[ino].chunks.emplace(index, entry).second;
+  const bool added = chunks_.emplace(std::pair(ino, index), entry).second;
   WEIGHTFS_ASSERT(added);
   return chunk;
 }
 
 void ReadCache::NoteRead(InodeId ino, uint64_t index) {
   MutexLock lock(mutex_);
-  const auto file = files_.find(ino);
-  if (file == files_.end()) return;
-  const auto found = file->second.chunks.find(index);
-  if (found == file->second.chunks.end()) return;
+  const auto found = chunks_.find({ino, index});
+  if (found == chunks_.end()) return;
   Entries& from = ListOf(*found->second);
   found->second->read = true;
   read_.splice(read_.end(), from, found->second);
@@ -107,38 +103,21 @@ bool ReadCache::EvictFromLocked(Entries& entries, uint64_t used_before) {
 }
 
 void ReadCache::EraseLocked(Entries::iterator entry) {
-  const auto file = files_.find(entry->ino);
-  file->second.chunks.erase(entry->index);
-  if (file->second.chunks.empty()) files_.erase(file);
+  chunks_.erase({entry->ino, entry->index});
   ListOf(*entry).erase(entry);
 }
 
 void ReadCache::Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) {
   MutexLock lock(mutex_);
-  const auto file = files_.find(ino);
-  if (file == files_.end()) return;
-  const auto found = file->second.chunks.find(index);
-  if (found != file->second.chunks.end() && found->second->chunk.get() == chunk) EraseLocked(found->second);
+  const auto found = chunks_.find({ino, index});
+  if (found != chunks_.end() && found->second->chunk.get() == chunk) EraseLocked(found->second);
 }
 
 void ReadCache::Invalidate(InodeId ino, uint64_t offset, uint64_t end) {
+  const std::pair last(ino, end == 0 ? 0 : (end - 1) / kChunkBytes);
   MutexLock lock(mutex_);
-  const auto file = files_.find(ino);
-  if (file == files_.end()) return;
-  const uint64_t first = offset / kChunkBytes;
-  const uint64_t last = end == 0 ? 0 : (end - 1) / kChunkBytes;
-  std::vector<Entries::iterator> gone;
-  if (last - first < file->second.chunks.size()) {
-    for (uint64_t index = first; index <= last; ++index) {
-      const auto found = file->second.chunks.find(index);
-      if (found != file->second.chunks.end()) gone.push_back(found->second);
-    }
-  } else {
-    for (const auto& [index, entry] : file->second.chunks) {
-      if (index >= first && index <= last) gone.push_back(entry);
-    }
-  }
-  for (const auto& entry : gone) EraseLocked(entry);
+  auto next = chunks_.lower_bound({ino, offset / kChunkBytes});
+  while (next != chunks_.end() && next->first <= last) EraseLocked((next++)->second);
 }
 
 }  // namespace weightfs

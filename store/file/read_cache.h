@@ -4,9 +4,10 @@
 
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <span>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -78,10 +79,6 @@ class ReadCache {
     uint64_t used = 0;  // value of begun_ at the last use
   };
   using Entries = std::list<Entry>;
-  struct File {
-    std::unordered_map<uint64_t, Entries::iterator> chunks;
-  };
-
   bool EvictLocked(Purpose purpose) REQUIRES(mutex_);
   bool EvictFromLocked(Entries& entries, uint64_t used_before) REQUIRES(mutex_);
   Entries& ListOf(const Entry& entry) REQUIRES(mutex_) { return entry.read ? read_ : unread_; }
@@ -91,7 +88,7 @@ class ReadCache {
   Mutex mutex_;
   Entries read_ GUARDED_BY(mutex_), unread_ GUARDED_BY(mutex_);  // least recently used first
   uint64_t begun_ GUARDED_BY(mutex_) = 0;                        // number of chunks begun so far
-  std::unordered_map<InodeId, File> files_ GUARDED_BY(mutex_);
+  std::map<std::pair<InodeId, uint64_t>, Entries::iterator> chunks_ GUARDED_BY(mutex_);  // by inode and index
 };
 
 }  // namespace weightfs

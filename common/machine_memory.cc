@@ -8,12 +8,13 @@
 namespace weightfs {
 namespace {
 
-std::optional<ByteCount> MachineMemory(const std::string& root) {
+// The value of a line of /proc/meminfo.
+std::optional<ByteCount> MemoryInfo(const std::string& root, std::string_view wanted) {
   std::ifstream file(root + "/proc/meminfo");
   std::string name;
   uint64_t kilobytes = 0;
   while (file >> name >> kilobytes) {
-    if (name == "MemTotal:") return ByteCount{kilobytes * kKiB};
+    if (name == wanted) return ByteCount{kilobytes * kKiB};
     file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
   return std::nullopt;
@@ -46,8 +47,10 @@ bool HasController(const std::string& list, std::string_view controller) {
 
 }  // namespace
 
+ByteCount AvailableMemory() { return MemoryInfo("", "MemAvailable:").value_or(ByteCount{0}); }
+
 std::optional<MemoryLimit> FindMemoryLimit(const std::string& root) {
-  const auto machine = MachineMemory(root);
+  const auto machine = MemoryInfo(root, "MemTotal:");
   if (!machine.has_value()) return std::nullopt;
   MemoryLimit limit{*machine, "this machine"};
   std::ifstream file(root + "/proc/self/cgroup");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory limit of this process.
+// The memory limit of this process, and the memory that is left.
 #pragma once
 
 #include <optional>
@@ -17,5 +17,8 @@ struct MemoryLimit {
 // Returns the memory of the machine, or the smallest limit of this process's cgroups (v1 or v2). `root` replaces "/" in
 // tests. Returns nullopt when /proc/meminfo cannot be read.
 std::optional<MemoryLimit> FindMemoryLimit(const std::string& root = "");
+
+// Memory that the kernel could use for pages without taking it from programs; 0 when it is unknown.
+ByteCount AvailableMemory();
 
 }  // namespace weightfs

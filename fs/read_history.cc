@@ -1,27 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/read_history.h"
 
-#include <fstream>
-#include <limits>
-#include <string>
+#include "common/machine_memory.h"
 
 namespace weightfs {
 namespace {
 
 constexpr size_t kMostEntries = 65536;    // beyond this, an arbitrary entry is evicted
 constexpr unsigned kDirectAfterMiss = 8;  // number of direct whole reads after a miss in the page cache
-
-// Memory that the kernel could use for pages without taking it from programs.
-uint64_t AvailableMemory() {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  uint64_t kilobytes = 0;
-  while (file >> name >> kilobytes) {
-    if (name == "MemAvailable:") return kilobytes * kKiB;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -32,7 +18,7 @@ bool ReadHistory::IsHot(InodeId ino, uint64_t size) {
     if (entry == entries_.end() || entry->second.direct_next > 0) return false;
     if (entry->second.filled) return true;
   }
-  return size <= AvailableMemory() / 2;
+  return size <= AvailableMemory().value / 2;
 }
 
 void ReadHistory::Closed(InodeId ino, uint64_t size, uint64_t read, bool page_cache) {

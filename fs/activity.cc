@@ -30,40 +30,36 @@ uint32_t TakeBusiest(const std::map<uint64_t, weightfs_top_entry>& table, weight
 
 }  // namespace
 
-weightfs_top_entry& Activity::Find(Table& table, uint64_t id) {
+void Activity::AddTo(Table& table, uint64_t id, const weightfs_top_entry& entry) {
   if (table.size() >= kMostEntries && !table.contains(id)) id = WEIGHTFS_TOP_OTHERS;
-  weightfs_top_entry& entry = table[id];
-  entry.id = id;
-  return entry;
+  weightfs_top_entry& sum = table[id];
+  sum.id = id;
+  sum.read_bytes += entry.read_bytes;
+  sum.written_bytes += entry.written_bytes;
+  sum.leased_read_bytes += entry.leased_read_bytes;
+  sum.leased_written_bytes += entry.leased_written_bytes;
+  sum.requests += entry.requests;
+  sum.nanoseconds += entry.nanoseconds;
+  if (id != WEIGHTFS_TOP_OTHERS) std::memcpy(sum.name, entry.name, sizeof(sum.name));
 }
 
 void Activity::Add(const RequestOrigin& origin, uint64_t bytes, bool leased) {
-  const auto latency = static_cast<uint64_t>(
-      std::max<int64_t>(std::chrono::nanoseconds(RequestOrigin::Clock::now() - origin.begin).count(), 0));
+  const auto latency = std::chrono::nanoseconds(RequestOrigin::Clock::now() - origin.begin).count();
   const ThreadOwner owner = owners_.Of(origin.process);  // before the lock, because it may read /proc
+  weightfs_top_entry entry{};
+  entry.requests = 1;
+  entry.nanoseconds = static_cast<uint64_t>(std::max<int64_t>(latency, 0));
+  if (origin.kind == RequestKind::kRead) (leased ? entry.leased_read_bytes : entry.read_bytes) = bytes;
+  if (origin.kind == RequestKind::kWrite) (leased ? entry.leased_written_bytes : entry.written_bytes) = bytes;
   MutexLock lock(mutex_);
   if (intervals_.empty() || viewers_.contains(owner.process)) return;
-  weightfs_top_entry& process = Find(intervals_.back().processes, owner.process);
-  if (process.id == owner.process) std::copy(owner.name.begin(), owner.name.end(), process.name);
-  for (weightfs_top_entry* entry : {&process, &Find(intervals_.back().files, origin.inode)}) {
-    ++entry->requests;
-    entry->nanoseconds += latency;
-    if (origin.kind == RequestKind::kRead) (leased ? entry->leased_read_bytes : entry->read_bytes) += bytes;
-    if (origin.kind == RequestKind::kWrite) (leased ? entry->leased_written_bytes : entry->written_bytes) += bytes;
-  }
+  AddTo(intervals_.back().files, origin.inode, entry);
+  std::copy(owner.name.begin(), owner.name.end(), entry.name);
+  AddTo(intervals_.back().processes, owner.process, entry);
 }
 
 void Activity::Merge(const Table& from, Table* to) {
-  for (const auto& [id, entry] : from) {
-    weightfs_top_entry& sum = Find(*to, id);
-    sum.read_bytes += entry.read_bytes;
-    sum.written_bytes += entry.written_bytes;
-    sum.leased_read_bytes += entry.leased_read_bytes;
-    sum.leased_written_bytes += entry.leased_written_bytes;
-    sum.requests += entry.requests;
-    sum.nanoseconds += entry.nanoseconds;
-    if (sum.id == id) std::memcpy(sum.name, entry.name, sizeof(sum.name));
-  }
+  for (const auto& [id, entry] : from) AddTo(*to, id, entry);
 }
 
 // Drops what ended before anybody who still looks has begun, and joins the oldest of too many intervals.

@@ -43,7 +43,7 @@ class Activity {
   static constexpr size_t kMostIntervals = 64;
 
   void Add(const RequestOrigin& origin, uint64_t bytes, bool leased) EXCLUDES(mutex_);
-  static weightfs_top_entry& Find(Table& table, uint64_t id);
+  static void AddTo(Table& table, uint64_t id, const weightfs_top_entry& entry);
   static void Merge(const Table& from, Table* to);
   void DropOld(Clock::time_point now) REQUIRES(mutex_);
 

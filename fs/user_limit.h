@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <unordered_map>
-#include <utility>
 
 #include "common/mutex.h"
 
@@ -16,28 +16,13 @@ class UserLimit {
  public:
   explicit UserLimit(uint64_t limit) : limit_(limit) {}
 
-  // Gives an amount back on destruction. Move-only; the limit outlives it.
-  class Share {
-   public:
-    Share() = default;
-    Share(Share&& other) noexcept { *this = std::move(other); }
-    Share& operator=(Share&& other) noexcept {
-      std::swap(limit_, other.limit_);
-      std::swap(user_, other.user_);
-      std::swap(amount_, other.amount_);
-      return *this;
-    }
-    ~Share() {
-      if (limit_ != nullptr) limit_->Give(user_, amount_);
-    }
-
-   private:
-    friend class UserLimit;
-    Share(UserLimit& limit, uint32_t user, uint64_t amount) : limit_(&limit), user_(user), amount_(amount) {}
-    UserLimit* limit_ = nullptr;
-    uint32_t user_ = 0;
-    uint64_t amount_ = 0;
+  struct GiveBack {
+    uint32_t user = 0;
+    uint64_t amount = 0;
+    void operator()(UserLimit* limit) const { limit->Give(user, amount); }
   };
+  // Gives an amount back on destruction. The limit outlives it.
+  using Share = std::unique_ptr<UserLimit, GiveBack>;
 
   // Returns nullopt if the user would hold more than the limit. Nothing (an empty value) is always granted, and not
   // recorded: held_ has only the users who hold something.
@@ -47,7 +32,7 @@ class UserLimit {
     const auto known = held_.find(user);
     if (amount > limit_ - (known == held_.end() ? 0 : known->second)) return std::nullopt;
     held_[user] += amount;
-    return Share(*this, user, amount);
+    return Share(this, GiveBack{user, amount});
   }
 
  private:

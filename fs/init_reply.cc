@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/init_reply.h"
 
+#include <linux/fuse.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "common/units.h"
@@ -10,29 +13,8 @@
 namespace weightfs {
 namespace {
 
-// struct fuse_init_out up to its second word of flags.
-struct InitOut {
-  uint32_t major, minor, max_readahead, flags;
-  uint16_t max_background, congestion_threshold;
-  uint32_t max_write, time_granularity;
-  uint16_t max_pages, map_alignment;
-  uint32_t flags2;
-};
-static_assert(sizeof(InitOut) == 36 && offsetof(InitOut, flags2) == 32);
-
-struct OpenOut {
-  uint64_t handle;
-  uint32_t flags;
-  uint32_t padding;
-};
-static_assert(sizeof(OpenOut) == 16);
-
-struct OutHeader {
-  uint32_t length;
-  int32_t error;
-  uint64_t unique;
-};
-static_assert(sizeof(OutHeader) == 16);
+// The part of the reply that is read and changed.
+constexpr size_t kInitOut = offsetof(fuse_init_out, flags2) + sizeof(fuse_init_out::flags2);
 
 // Set by a ReplyCompletion of this thread and read in the writev hook further down the same stack.
 thread_local ReplyCompletion* pending = nullptr;
@@ -40,9 +22,9 @@ thread_local ReplyCompletion* pending = nullptr;
 }  // namespace
 
 bool CompleteInitReply(std::span<std::byte> body, const InitCompletion& completion) {
-  InitOut out;
-  if (body.size() < sizeof(out)) return false;
-  std::memcpy(&out, body.data(), sizeof(out));
+  fuse_init_out out{};
+  if (body.size() < kInitOut) return false;
+  std::memcpy(&out, body.data(), kInitOut);
   uint64_t flags = out.flags | uint64_t{out.flags2} << 32 | completion.flags;
   // The kernel reads the second word only when the first one announces it.
   if (flags >> 32 != 0) flags |= kernel_flag::kInitExt;
@@ -53,16 +35,16 @@ bool CompleteInitReply(std::span<std::byte> body, const InitCompletion& completi
     if ((flags & kernel_flag::kMaxPages) != 0)
       out.max_pages = static_cast<uint16_t>((completion.max_write - 1) / kPageSize + 1);
   }
-  std::memcpy(body.data(), &out, sizeof(out));
+  std::memcpy(body.data(), &out, kInitOut);
   return true;
 }
 
 bool CompleteOpenReply(std::span<std::byte> body, uint32_t open_flags) {
-  OpenOut out;
+  fuse_open_out out;
   if (body.size() < sizeof(out)) return false;
   std::byte* at = body.data() + body.size() - sizeof(out);
   std::memcpy(&out, at, sizeof(out));
-  out.flags |= open_flags;
+  out.open_flags |= open_flags;
   std::memcpy(at, &out, sizeof(out));
   return true;
 }
@@ -74,8 +56,8 @@ ReplyCompletion::ReplyCompletion(uint32_t open_flags) : open_flags_(open_flags) 
 ReplyCompletion::~ReplyCompletion() { pending = nullptr; }
 
 void ReplyCompletion::Apply(const iovec* iov, int count) {
-  if (pending == nullptr || count != 2 || iov[0].iov_len != sizeof(OutHeader)) return;
-  OutHeader header;
+  if (pending == nullptr || count != 2 || iov[0].iov_len != sizeof(fuse_out_header)) return;
+  fuse_out_header header;
   std::memcpy(&header, iov[0].iov_base, sizeof(header));
   if (header.unique == 0 || header.error != 0) return;  // a notification or an error
   const std::span<std::byte> body(static_cast<std::byte*>(iov[1].iov_base), iov[1].iov_len);

@@ -2,8 +2,10 @@
 #include "fs/kernel_features.h"
 
 #include <fmt/format.h>
+#include <linux/fuse.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -46,16 +48,11 @@ constexpr std::string_view kParallelWritesName = "parallel_direct_writes";
 constexpr std::string_view kMaxPagesLimitName = "max_pages_limit";
 constexpr std::string_view kReadAheadName = "read_ahead";
 
-// struct fuse_in_header and the start of struct fuse_init_in, in the kernel's layout.
 struct InitRequest {
-  uint32_t length, opcode;
-  uint64_t unique, node;
-  uint32_t uid, gid, pid;
-  uint16_t extension_length, padding;
-  uint32_t major, minor, max_readahead, flags, flags2;
+  fuse_in_header header;
+  fuse_init_in init;
 };
-static_assert(sizeof(InitRequest) == 64 && offsetof(InitRequest, major) == 40);
-constexpr size_t kShortInit = offsetof(InitRequest, flags2);  // without the second word of flags
+constexpr size_t kShortInit = sizeof(fuse_in_header) + offsetof(fuse_init_in, flags2);  // without that word
 
 }  // namespace
 
@@ -88,23 +85,24 @@ Result<FeatureMask> ParseFeatureMask(const std::vector<std::string>& names) {
 }
 
 Result<KernelOffer> ReadOffer(std::span<const std::byte> request) {
-  InitRequest init{};
+  InitRequest offer{};
   if (request.size() < kShortInit) return Error{ErrorCode::kInvalid, "the kernel's first FUSE request is too short"};
-  std::memcpy(&init, request.data(), std::min(request.size(), sizeof(init)));
-  if (init.opcode != kFuseInit)
-    return Error{ErrorCode::kInvalid, fmt::format("the kernel's first FUSE request is {}, not INIT", init.opcode)};
+  std::memcpy(&offer, request.data(), std::min(request.size(), sizeof(offer)));
+  const auto& [header, init] = offer;
+  if (header.opcode != FUSE_INIT)
+    return Error{ErrorCode::kInvalid, fmt::format("the kernel's first FUSE request is {}, not INIT", header.opcode)};
   uint64_t flags = init.flags;
   if ((flags & kInitExt) != 0) flags |= uint64_t{init.flags2} << 32;
   return KernelOffer{init.major, init.minor, init.max_readahead, flags};
 }
 
 void MaskOffer(std::span<std::byte> request, const FeatureMask& mask) {
-  InitRequest init{};
-  const size_t size = std::min(request.size(), sizeof(init));
-  std::memcpy(&init, request.data(), size);
-  init.flags &= ~static_cast<uint32_t>(mask.flags);
-  init.flags2 &= ~static_cast<uint32_t>(mask.flags >> 32);
-  std::memcpy(request.data(), &init, size);
+  InitRequest offer{};
+  const size_t size = std::min(request.size(), sizeof(offer));
+  std::memcpy(&offer, request.data(), size);
+  offer.init.flags &= ~static_cast<uint32_t>(mask.flags);
+  offer.init.flags2 &= ~static_cast<uint32_t>(mask.flags >> 32);
+  std::memcpy(request.data(), &offer, size);
 }
 
 UsedFeatures ChooseFeatures(const KernelOffer& offer, const FeatureMask& mask, uint32_t max_pages_limit) {

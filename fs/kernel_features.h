@@ -34,7 +34,6 @@ inline constexpr uint64_t kPassthrough = uint64_t{1} << 37;
 inline constexpr uint64_t kOverIoUring = uint64_t{1} << 41;
 }  // namespace kernel_flag
 
-inline constexpr uint32_t kFuseInit = 26;             // opcode
 inline constexpr uint32_t kMinimumMinor = 31;         // protocol 7.31: Linux 5.4
 inline constexpr uint32_t kParallelWritesMinor = 38;  // has FOPEN_PARALLEL_DIRECT_WRITES: Linux 6.2
 inline constexpr uint32_t kOpenParallelDirectWrites = 1u << 6;

@@ -2,6 +2,7 @@
 // Open files: open, create, read, write, flush, sync, release.
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/fuse.h>
 
 #include <cerrno>
 #include <cstring>
@@ -138,16 +139,11 @@ void DropPagesAndApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite wr
   });
 }
 
-// Flags for pages of a shared mapping, and for clearing the set-id bits.
-constexpr uint32_t kFromPageCache = 1 << 0, kKillSetIds = 1 << 2;
-
-// libfuse does not pass these flags on, but the request precedes its data: write_flags is the u32 at byte 20 of the 40
-// bytes of struct fuse_write_in.
+// libfuse does not pass these flags (FUSE_WRITE_*) on, but the request precedes its data.
 uint32_t WriteFlags(std::span<const std::byte> data) {
-  constexpr size_t kWriteIn = 40, kWriteFlags = 20;
-  uint32_t flags = 0;
-  std::memcpy(&flags, data.data() - kWriteIn + kWriteFlags, sizeof(flags));
-  return flags;
+  fuse_write_in request;
+  std::memcpy(&request, data.data() - sizeof(request), sizeof(request));
+  return request.write_flags;
 }
 
 // `offset` is also right for O_APPEND: the kernel takes the end of the file under the inode's lock, and only the kernel
@@ -159,8 +155,8 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   filesystem.NoteChange(*file, lock_owner);
   const bool sync = (flags & (O_SYNC | O_DSYNC)) != 0;
   const uint32_t write_flags = WriteFlags(data);
-  const bool from_page_cache = (write_flags & kFromPageCache) != 0;
-  const bool kill_set_ids = (write_flags & kKillSetIds) != 0;
+  const bool from_page_cache = (write_flags & FUSE_WRITE_CACHE) != 0;
+  const bool kill_set_ids = (write_flags & FUSE_WRITE_KILL_SUIDGID) != 0;
   if (!from_page_cache) {
     const Result<void> cleared = filesystem.ClearPrivileges(file->inode, kill_set_ids);
     if (!cleared.has_value()) return reply.Fail(cleared.error());

@@ -3,10 +3,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
+#include <linux/fuse.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,10 +26,6 @@ namespace {
 
 constexpr unsigned kMaxBackground = 128;  // read-ahead and asynchronous direct I/O in flight
 constexpr unsigned kCongestionThreshold = 96;
-constexpr size_t kInHeader = 40;  // struct fuse_in_header
-constexpr size_t kInOpcode = 4;   // offset of its u32 opcode
-// Opcodes of requests for which the kernel does not wait, and of reads.
-constexpr uint32_t kForget = 2, kRead = 15, kRelease = 18, kBatchForget = 42;
 constexpr size_t kInitBuffer = 64 * kKiB;  // the kernel requires at least 8 KiB for any request
 
 // Interrupts a receiver's read; its handler does nothing. A real-time signal avoids conflicts with other uses.
@@ -88,14 +83,14 @@ void LogLibfuse(enum fuse_log_level level, const char* format, va_list arguments
 }
 
 uint32_t OpcodeOf(const fuse_buf& request) {
-  uint32_t opcode = 0;
-  std::memcpy(&opcode, static_cast<const std::byte*>(request.mem) + kInOpcode, sizeof(opcode));
-  return opcode;
+  fuse_in_header header;
+  std::memcpy(&header, request.mem, sizeof(header));
+  return header.opcode;
 }
 
 // True when a request is about names or attributes, or writes little. A read may wait for a device, and large requests
 // need the processors for copying.
-bool IsQuick(const fuse_buf& request) { return OpcodeOf(request) != kRead && request.size < kLargeWrite; }
+bool IsQuick(const fuse_buf& request) { return OpcodeOf(request) != FUSE_READ && request.size < kLargeWrite; }
 
 // Escapes commas and backslashes in an option's value.
 std::string Escaped(const std::string& value) {
@@ -118,6 +113,31 @@ std::string LibfuseOptions(const MountOptions& options) {
   return text;
 }
 
+// Returns null when libfuse refuses the options. `operations` are copied.
+fuse_session* NewSession(std::string options, const fuse_lowlevel_ops& operations, void* userdata) {
+  char program[] = "weightfs", flag[] = "-o";
+  char* arguments[] = {program, flag, options.data(), nullptr};
+  fuse_args args = FUSE_ARGS_INIT(3, arguments);
+  fuse_session* const session = fuse_session_new(&args, &operations, sizeof(operations), userdata);
+  fuse_opt_free_args(&args);
+  return session;
+}
+
+// Reads the kernel's INIT. ENOENT: the request was interrupted before it was read.
+Result<std::vector<std::byte>> ReadInit(int descriptor) {
+  std::vector<std::byte> request(kInitBuffer);
+  ssize_t size = 0;
+  do {
+    size = read(descriptor, request.data(), request.size());
+  } while (size < 0 && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
+  if (size <= 0) {
+    return Error{ErrorCode::kIo, fmt::format("the kernel closed the FUSE connection at its start: {}",
+                                             size < 0 ? std::strerror(errno) : "end of file")};
+  }
+  request.resize(static_cast<size_t>(size));
+  return request;
+}
+
 // Closes libfuse's connection without libfuse, which would look for a mount and report that there is none. Other users
 // of the filesystem get errors from now on.
 bool CloseConnection(int descriptor) {
@@ -128,13 +148,13 @@ bool CloseConnection(int descriptor) {
 }  // namespace
 
 Session::Session(Filesystem& filesystem, const MountOptions& options)
-    : filesystem_(filesystem), options_(options), spin_(options.spin) {}
+    : filesystem_(filesystem), options_(options), spin_(options.spin) {
+  sem_init(&stop_, 0, 0);
+}
 
 Result<std::unique_ptr<Session>> Session::Create(Filesystem& filesystem, const MountOptions& options) {
   std::unique_ptr<Session> session(new Session(filesystem, options));
   ASSIGN_OR_RETURN(session->mask_, ParseFeatureMask(options.without));
-  session->stop_event_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!session->stop_event_) return SystemError("eventfd", "cannot be made");
 
   fuse_lowlevel_ops& operations = session->operations_;
   operations.init = OnInit;
@@ -146,12 +166,8 @@ Result<std::unique_ptr<Session>> Session::Create(Filesystem& filesystem, const M
   AddIoctlOperations(operations);
 
   fuse_set_log_func(LogLibfuse);
-  std::string text = LibfuseOptions(options);
-  char program[] = "weightfs", flag[] = "-o";
-  char* arguments[] = {program, flag, text.data(), nullptr};
-  fuse_args args = FUSE_ARGS_INIT(3, arguments);
-  session->session_ = fuse_session_new(&args, &operations, sizeof(operations), &filesystem);
-  fuse_opt_free_args(&args);
+  const std::string text = LibfuseOptions(options);
+  session->session_ = NewSession(text, operations, &filesystem);
   if (session->session_ == nullptr)
     return Error{ErrorCode::kInvalid, fmt::format("libfuse refused the mount options '{}'", text)};
   filesystem.session = session->session_;
@@ -163,6 +179,7 @@ Session::~Session() {
   if (session_ != nullptr) fuse_session_destroy(session_);
   filesystem_.session = nullptr;
   filesystem_.buffers = nullptr;
+  sem_destroy(&stop_);
 }
 
 Result<void> Session::Mount() {
@@ -223,15 +240,7 @@ void Session::OnInit(void* userdata, fuse_conn_info* connection) {
 }
 
 Result<void> Session::Negotiate() {
-  std::vector<std::byte> request(kInitBuffer);
-  ssize_t size = 0;
-  do {
-    size = read(descriptor_, request.data(), request.size());
-  } while (size < 0 && (errno == EINTR || errno == EAGAIN || errno == ENOENT));
-  if (size <= 0)
-    return Error{ErrorCode::kIo, fmt::format("the kernel closed the FUSE connection at its start: {}",
-                                             size < 0 ? std::strerror(errno) : "end of file")};
-  const std::span<std::byte> bytes(request.data(), static_cast<size_t>(size));
+  ASSIGN_OR_RETURN(auto bytes, ReadInit(descriptor_));
   ASSIGN_OR_RETURN(offer_, ReadOffer(bytes));
   if (offer_.major != 7 || offer_.minor < kMinimumMinor)
     return Error{ErrorCode::kNotSupported,
@@ -270,7 +279,7 @@ Result<void> Session::Negotiate() {
 // Counts the ends of files for statfs: the last close or forget of a deleted file frees its space.
 void Session::Process(fuse_buf& request) {
   const uint32_t opcode = OpcodeOf(request);
-  const bool ends = opcode == kForget || opcode == kBatchForget || opcode == kRelease;
+  const bool ends = opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET || opcode == FUSE_RELEASE;
   if (ends) filesystem_.ends().Begin();
   fuse_session_process_buf(session_, &request);
   if (ends) filesystem_.ends().End();
@@ -293,7 +302,7 @@ bool Session::ReceiveOne(ReceiveBuffer& buffer, CloseTracker::Clock::time_point*
     }
     return false;
   }
-  if (static_cast<size_t>(size) < kInHeader) {
+  if (static_cast<size_t>(size) < sizeof(fuse_in_header)) {
     MutexLock lock(mutex_);
     if (size > 0) failure_ = Error{ErrorCode::kIo, fmt::format("the kernel sent a request of {} bytes", size)};
     return false;
@@ -353,8 +362,7 @@ Result<void> Session::Run() {
   }
   if (options_.ready) options_.ready();
 
-  pollfd stop{.fd = stop_event_.get(), .events = POLLIN, .revents = 0};
-  while (poll(&stop, 1, -1) < 0 && errno == EINTR) {
+  while (sem_wait(&stop_) != 0) {  // interrupted by a signal
   }
   bool all_left = false;
   {
@@ -378,11 +386,8 @@ Result<void> Session::Run() {
   return {};
 }
 
-void Session::Stop() {
-  const uint64_t one = 1;
-  // Fails only when the counter is full, and then it is readable anyway.
-  [[maybe_unused]] const ssize_t written = write(stop_event_.get(), &one, sizeof(one));
-}
+// Fails only when the counter is full, and then nobody waits anyway.
+void Session::Stop() { sem_post(&stop_); }
 
 std::optional<MountEntry> Session::FindOwnMount() const {
   if (mount_path_.empty()) return std::nullopt;
@@ -402,23 +407,14 @@ void Session::Unmount() {
 
 Result<KernelOffer> ProbeOffer(const std::string& directory) {
   ASSIGN_OR_RETURN(const std::string path, PrepareMountpoint(directory, false));
-  char program[] = "weightfs", flag[] = "-o", text[] = "subtype=weightfs,fsname=probe";
-  char* arguments[] = {program, flag, text, nullptr};
-  fuse_args args = FUSE_ARGS_INIT(3, arguments);
-  const fuse_lowlevel_ops operations{};
-  fuse_session* session = fuse_session_new(&args, &operations, sizeof(operations), nullptr);
-  fuse_opt_free_args(&args);
+  fuse_session* session = NewSession("subtype=weightfs,fsname=probe", {}, nullptr);
   if (session == nullptr) return Error{ErrorCode::kInvalid, "libfuse refused to start a session"};
   if (fuse_session_mount(session, path.c_str()) != 0) {
     fuse_session_destroy(session);
     return Error{ErrorCode::kPermission, fmt::format("mounting on {} for a probe failed", path)};
   }
-  std::vector<std::byte> request(kInitBuffer);
-  ssize_t size = 0;
-  do {
-    size = read(fuse_session_fd(session), request.data(), request.size());
-  } while (size < 0 && (errno == EINTR || errno == EAGAIN));
-  const Result<KernelOffer> offer = ReadOffer({request.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))});
+  const auto request = ReadInit(fuse_session_fd(session));
+  const Result<KernelOffer> offer = request.has_value() ? ReadOffer(*request) : request.error();
   fuse_session_unmount(session);
   fuse_session_destroy(session);
   return offer;

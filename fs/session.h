@@ -2,6 +2,8 @@
 // The connection to the kernel: mounting, negotiating features, receiving requests, shutdown. Private to fs/.
 #pragma once
 
+#include <semaphore.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -73,7 +75,7 @@ class Session {
   fuse_lowlevel_ops operations_{};
   fuse_session* session_ = nullptr;
   int descriptor_ = -1;  // owned by libfuse; closed by Unmount
-  UniqueFd stop_event_;  // readable after Stop or the end of the last receiver
+  sem_t stop_;           // posted by Stop and by the end of the last receiver
   bool attached_ = false;
   bool ended_ = false;
   std::string mount_path_;  // empty when nothing is mounted

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <linux/capability.h>
 #include <linux/sockios.h>
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -21,6 +20,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/start_thread.h"
 #include "fs/caller.h"
 #include "fs/filesystem.h"
 
@@ -110,10 +110,7 @@ Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) 
     MutexLock lock(server->mutex_);
     server->executor_ = std::make_unique<Executor>(kThreads);
   }
-  server->thread_ = std::thread([raw = server.get()] {
-    pthread_setname_np(pthread_self(), "weightfs-lease");
-    raw->Run();
-  });
+  ASSIGN_OR_RETURN(server->thread_, StartThread("weightfs-lease", [raw = server.get()] { raw->Run(); }));
   return server;
 }
 

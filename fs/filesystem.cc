@@ -289,6 +289,43 @@ void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entr
   }
 }
 
+weightfs_stats Filesystem::Stats() const {
+  const StoreStatistics store = store_.statistics();
+  const SpaceStatistics space = store_.Space();
+  weightfs_stats out{};
+  out.version = WEIGHTFS_IOC_VERSION;
+  out.read_only = read_only() ? 1 : 0;
+  out.read_bytes = store.read_bytes;
+  out.written_bytes = store.written_bytes;
+  out.device_read_bytes = store.device_read_bytes;
+  out.device_written_bytes = store.device_written_bytes;
+  out.commits = store.commits;
+  out.flushes = store.flushes;
+  out.checksum_errors = store.checksum_errors;
+  out.buffer_capacity = store.buffer_capacity;
+  out.buffer_in_use = store.buffer_in_use;
+  out.dirty_bytes = store.dirty_bytes;
+  out.resident_inodes = store.resident_inodes;
+  out.total_bytes = ToBytes(space.total).value;
+  out.free_bytes = ToBytes(space.free).value;
+  out.available_bytes = ToBytes(space.available).value;
+  if (leases_ != nullptr) out.leases = leases_->leases();
+  out.pinned_bytes = store.pinned_bytes;
+  out.granted_bytes = store.granted_bytes;
+  out.leased_read_bytes = store.leased_read_bytes;
+  out.leased_written_bytes = store.leased_written_bytes;
+  out.device_requests = store.device_requests;
+  out.replica_bytes = store.replica.bytes;
+  out.replica_current = store.replica.current ? 1 : 0;
+  out.requests = requests_.begun();
+  if (buffers != nullptr) {
+    const BufferPool& pool = buffers->shared();
+    out.write_buffers = pool.capacity() * pool.buffer_size().value;
+    out.write_buffers_in_use = pool.in_use() * pool.buffer_size().value;
+  }
+  return out;
+}
+
 Result<void> Filesystem::StartLeases() {
   if (options_.direct == DirectAccess::kOff) return {};
   ASSIGN_OR_RETURN(leases_, LeaseServer::Start(*this));

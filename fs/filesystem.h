@@ -67,19 +67,14 @@ class Filesystem {
   // requests that the kernel has in flight, one for each thread of the users, bounds the number of operations.
   template <typename Operation>
   void RunOnPool(Reply reply, Operation operation) {
-    const uint32_t user = reply.caller().uid;
-    auto kept = std::make_shared<Reply>(std::move(reply));
-    executor_.Run(user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+    RunOn(executor_, std::chrono::milliseconds(0), std::move(reply), std::move(operation));
   }
 
   // Same for an operation that waits for other programs: it gives its thread back and is called again after a pause.
   // Without a pause once ending().
   template <typename Operation>
   void RunAfter(std::chrono::milliseconds pause, Reply reply, Operation operation) {
-    const uint32_t user = reply.caller().uid;
-    auto kept = std::make_shared<Reply>(std::move(reply));
-    executor_.RunAfter(pause, user,
-                       [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+    RunOn(executor_, pause, std::move(reply), std::move(operation));
   }
   // True when the mount ends: nobody is waited for any more.
   bool ending() const { return ending_.load(); }
@@ -99,9 +94,7 @@ class Filesystem {
   // pages may wait for a reply of RunOnPool: the kernel writes no page of a file while it truncates that file.
   template <typename Operation>
   void RunOnPagePool(Reply reply, Operation operation) {
-    const uint32_t user = reply.caller().uid;
-    auto kept = std::make_shared<Reply>(std::move(reply));
-    page_executor_.Run(user, [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); });
+    RunOn(page_executor_, std::chrono::milliseconds(0), std::move(reply), std::move(operation));
   }
 
   // The files and directories that each user may have open at a time.
@@ -113,6 +106,9 @@ class Filesystem {
 
   // Replies with an entry or the error. Counts the kernel's reference to the inode.
   void ReplyEntry(Reply reply, const Result<Attributes>& entry);
+
+  // The counters and gauges of WEIGHTFS_IOC_STATS, also for -o metrics=.
+  weightfs_stats Stats() const;
 
   // Adds a handle for the caller of `reply` with its share of opens(), stores it in `file` and returns the open flags
   // of the reply.
@@ -171,6 +167,14 @@ class Filesystem {
   void Finish(CloseTracker::Clock::time_point ended = CloseTracker::Clock::now());
 
  private:
+  template <typename Operation>
+  static void RunOn(Executor& executor, std::chrono::milliseconds pause, Reply reply, Operation operation) {
+    const uint32_t user = reply.caller().uid;
+    auto kept = std::make_shared<Reply>(std::move(reply));
+    auto task = [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); };
+    pause.count() == 0 ? executor.Run(user, std::move(task)) : executor.RunAfter(pause, user, std::move(task));
+  }
+
   // The calling receiver runs an operation that may take long. Not admitted when no other receiver would stay free.
   class BusyReceiver {
    public:

@@ -2,6 +2,8 @@
 // Open files and directories. fuse_file_info::fh holds the address of a handle; the registry owns the handle.
 #pragma once
 
+#include <fcntl.h>
+
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -21,7 +23,7 @@
 namespace weightfs {
 
 // True if a file that was opened with these flags of open(2) may be written through the descriptor.
-bool MayWrite(int flags);
+inline bool MayWrite(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
 
 // Immutable except for the stream, which has its own lock, the closes and the atomics. A request in progress holds a
 // reference, so a handle outlives its release.
@@ -37,7 +39,8 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   CloseTracker closes;
 
   bool writable() const { return MayWrite(flags); }
-  bool mappable() const;  // allows shared writable mappings: opened for reading and writing
+  // Allows shared writable mappings.
+  bool mappable() const { return (flags & O_ACCMODE) == O_RDWR; }
 };
 
 // Thread-safe.

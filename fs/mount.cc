@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -18,7 +17,6 @@
 #include "common/processes.h"
 #include "fs/filesystem.h"
 #include "fs/metrics_server.h"
-#include "fs/mount_stats.h"
 #include "fs/mountpoint.h"
 #include "fs/session.h"
 
@@ -89,7 +87,7 @@ std::optional<uint64_t> KernelRequests(const std::string& device) {
 
 MetricsSource Mount::Measure() const {
   MetricsSource source;
-  source.stats = StatsOf(*filesystem_);
+  source.stats = filesystem_->Stats();
   source.requests = filesystem_->metrics().Totals();
   source.scrub = filesystem_->store().Scrub();
   source.catalog_free = filesystem_->store().CatalogFreeSpace();
@@ -117,33 +115,13 @@ std::vector<std::string> Mount::Features() const {
   return DescribeFeatures(session_->offer(), filesystem_->features, session_->mask());
 }
 
-namespace {
-
-// A directory that is removed on destruction.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() { made_ = mkdtemp(path_.data()) != nullptr; }
-  ~TemporaryDirectory() {
-    if (made_) rmdir(path_.c_str());
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  bool made() const { return made_; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_ = "/tmp/weightfs-probe-XXXXXX";
-  bool made_ = false;
-};
-
-}  // namespace
-
 Result<std::vector<std::string>> ProbeKernelFeatures(const std::vector<std::string>& without) {
   ASSIGN_OR_RETURN(const FeatureMask mask, ParseFeatureMask(without));
-  TemporaryDirectory directory;
-  if (!directory.made())
-    return Error{ErrorCode::kAccess, fmt::format("{}: {}", directory.path(), std::strerror(errno))};
-  ASSIGN_OR_RETURN(const KernelOffer offer, ProbeOffer(directory.path()));
+  std::string directory = "/tmp/weightfs-probe-XXXXXX";
+  if (mkdtemp(directory.data()) == nullptr) return SystemError(directory, "cannot be made");
+  const auto probed = ProbeOffer(directory);
+  rmdir(directory.c_str());
+  ASSIGN_OR_RETURN(const KernelOffer offer, probed);
   return DescribeFeatures(offer, ChooseFeatures(offer, mask, MaxPagesLimit()), mask);
 }
 

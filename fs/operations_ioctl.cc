@@ -13,7 +13,6 @@
 
 #include "fs/caller.h"
 #include "fs/lease_server.h"
-#include "fs/mount_stats.h"
 #include "fs/operations.h"
 #include "lease/ioctl.h"
 
@@ -387,7 +386,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_EXTENT_LIST: return Extents<weightfs_extent_list>(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_STATS:
       return filesystem.RunOnReceiverOrPool(std::move(reply),
-                                            [&filesystem](Reply now) { now.Ioctl(StatsOf(filesystem)); });
+                                            [&filesystem](Reply now) { now.Ioctl(filesystem.Stats()); });
     case WEIGHTFS_IOC_METRICS: return reply.Ioctl(filesystem.metrics().Snapshot());
     case WEIGHTFS_IOC_TOP: return Top(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_SCRUB: return Scrub(filesystem, std::move(reply));

@@ -16,8 +16,9 @@ struct Publication;
 
 namespace weightfs::cli {
 
-// Exit codes of all commands except verify.
-inline constexpr int kSuccess = 0, kFailure = 1, kUsage = 2;
+// Exit codes of all commands except verify. Of pull and versions: the version that was named does not exist, or not any
+// more; verify has the same code.
+inline constexpr int kSuccess = 0, kFailure = 1, kUsage = 2, kNoVersion = 8;
 // Exit codes of verify are those of fsck(8); they are combined by addition.
 inline constexpr int kFsckCorrected = 1, kFsckUncorrected = 4, kFsckOperationalError = 8, kFsckUsage = 16,
                      kFsckCancelled = 32;

@@ -57,31 +57,41 @@ Result<int> Run(const Arguments& arguments) {
   const s3::Interrupted interrupted = [&flag = CatchInterrupts()] { return flag.load(); };
   ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(arguments.url, arguments.s3, interrupted));
   const remote::Series& series = *opened.opened.series;
-  ASSIGN_OR_RETURN(const remote::Manifest manifest, FindVersion(arguments, &opened, interrupted));
-  TransferProgress progress("pull", arguments.directory, arguments.progress);
+  const auto manifest = FindVersion(arguments, &opened, interrupted);
+  if (!manifest) {
+    const bool was_named = arguments.version || NamesVersion(arguments.url);
+    const bool is_missing = was_named && manifest.error().code == ErrorCode::kNotFound;
+    return Fail(manifest.error(), is_missing ? kNoVersion : kFailure);
+  }
+  std::optional<TransferProgress> progress(std::in_place, "pull", arguments.directory, arguments.progress);
   remote::PullOptions options{.files = arguments.files,
                               .slices = std::move(slices),
                               .publish = arguments.publish,
                               .connections = opened.opened.client->settings().connections,
                               .interrupted = interrupted};
-  options.progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); };
+  options.progress = [&](uint64_t done, uint64_t total) { progress->Update(done, total); };
   options.warn = [](const std::string& line) { Print(stderr, "weightfs: warning: " + line + "\n"); };
-  ASSIGN_OR_RETURN(const auto report, remote::Pull(series, manifest, arguments.directory, options));
+  const auto report = remote::Pull(series, *manifest, arguments.directory, options);
+  progress.reset();
+  if (!report) {
+    const auto removed = FindRemoval(report.error(), series, manifest->version, interrupted);
+    return removed ? Fail(*removed, kNoVersion) : Fail(report.error());
+  }
   if (arguments.json) {
-    nlohmann::ordered_json json = {{"url", series.url(manifest.version)},
-                                   {"version", report.version},
+    nlohmann::ordered_json json = {{"url", series.url(manifest->version)},
+                                   {"version", report->version},
                                    {"directory", arguments.directory},
-                                   {"files", report.files},
-                                   {"bytes", report.bytes},
-                                   {"downloaded", report.downloaded},
-                                   {"fetched_again", report.fetched_again}};
-    if (report.published) json["publication"] = PublicationJson(arguments.directory, *report.published);
+                                   {"files", report->files},
+                                   {"bytes", report->bytes},
+                                   {"downloaded", report->downloaded},
+                                   {"fetched_again", report->fetched_again}};
+    if (report->published) json["publication"] = PublicationJson(arguments.directory, *report->published);
     Print(stdout, JsonText(json) + "\n");
     return kSuccess;
   }
   Print(stdout, fmt::format("{}: version {}: {} file{}, {}; every block verified{}\n", Printable(arguments.directory),
-                            report.version, report.files, report.files == 1 ? "" : "s",
-                            FormatSize(ByteCount{report.bytes}), report.published ? "; published" : ""));
+                            report->version, report->files, report->files == 1 ? "" : "s",
+                            FormatSize(ByteCount{report->bytes}), report->published ? "; published" : ""));
   return kSuccess;
 }
 
@@ -110,6 +120,7 @@ Command PullCommand() {
       "In patterns '*' also matches '/' and '.'. With --files or --slice only the files that they name are pulled, "
       "and\n"
       "a sliced file has only its matching tensors, in a valid safetensors file with the same path.\n\n"
+      "Exits with 8 if the version that was named does not exist, or was removed meanwhile (weightfs prune).\n\n"
       "Examples:\n"
       "  weightfs pull s3://models/llama /mnt/tensors/llama\n"
       "  weightfs pull s3://models/llama/1000 /mnt/tensors/step-1000 --publish\n"

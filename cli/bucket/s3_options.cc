@@ -8,6 +8,7 @@
 
 #include "cli/output.h"
 #include "common/result.h"
+#include "remote/pull.h"
 #include "s3/location.h"
 #include "s3/request_url.h"
 
@@ -125,6 +126,18 @@ Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arg
   ASSIGN_OR_RETURN(series.opened, Open(location, arguments));
   if (version == 0) WarnIfUnprotected(series.opened);
   return series;
+}
+
+bool NamesVersion(const std::string& url) {
+  const auto location = ParseSeries(url);
+  return location && SplitVersion(*location).version != 0;
+}
+
+std::optional<Error> FindRemoval(const Error& error, const remote::Series& series, uint64_t version,
+                                 const s3::Interrupted& interrupted) {
+  if (error.code != ErrorCode::kNotFound) return std::nullopt;
+  const auto found = remote::FindVersion(series, version, interrupted);
+  return found || found.error().code != ErrorCode::kNotFound ? std::nullopt : std::optional(found.error());
 }
 
 int ReportPrune(const std::string& url, const remote::PruneReport& report) {

@@ -109,6 +109,9 @@ Result<int> Run(const Arguments& arguments) {
   ASSIGN_OR_RETURN(const OpenedSeries opened, OpenSeries(arguments.url, arguments.s3));
   ASSIGN_OR_RETURN(const auto rows, List(arguments, *opened.series));
   const std::string url = opened.series->url();
+  if (rows.empty() && NamesVersion(arguments.url)) {
+    return Fail({ErrorCode::kNotFound, url + ": there is no such version, nor a series with this name"}, kNoVersion);
+  }
   if (arguments.json) {
     PrintJson(url, rows);
   } else if (rows.empty()) {
@@ -129,7 +132,8 @@ Command VersionsCommand() {
   command.Add("--json", &arguments->json, "Print the versions as JSON");
   AddS3Options(&command, &arguments->s3);
   command.footer =
-      "A version exists once it was pushed completely. 'weightfs pull' without a version takes the greatest one.\n\n"
+      "A version exists once it was pushed completely. 'weightfs pull' without a version takes the greatest one.\n"
+      "Exits with 8 if the URL ends with the number of a version, and nothing was pushed there.\n\n"
       "Examples:\n"
       "  weightfs versions s3://models/llama\n"
       "  weightfs versions s3://models/llama --all --json --endpoint-url http://gateway:7480";

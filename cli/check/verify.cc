@@ -70,6 +70,7 @@ Result<CheckedVersion> CheckVersion(const VerifyArguments& arguments, const std:
                             {.progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
                              .interrupted = interrupted});
   if (verified.has_value()) return checked;
+  if (auto removed = FindRemoval(verified.error(), series, manifest.version, interrupted)) return std::move(*removed);
   // An object of a complete version that is missing is damage, too.
   const ErrorCode code = verified.error().code;
   if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return verified.error();
@@ -157,7 +158,7 @@ Command VerifyCommand() {
       "option scrub= does the same regularly. A version in a bucket is read up to its first damaged object.\n\n"
       "Exit codes are those of fsck(8), added together: 0 no problems, 1 problems repaired, 4 problems or damaged\n"
       "files remain, 8 something could not be checked (for example, because --repair needs a store that is not\n"
-      "mounted), 16 wrong usage, 32 interrupted.\n\n"
+      "mounted, or a version does not exist any more), 16 wrong usage, 32 interrupted.\n\n"
       "Examples:\n"
       "  weightfs verify /srv/tensors\n"
       "  weightfs verify /srv/tensors --repair\n"

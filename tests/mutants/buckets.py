@@ -264,4 +264,8 @@ MUTANTS = [
            "client::Publish(target->root(), target->target(), manifest.version)",
            "client::Publish(target->target(), manifest.version)",
            ("tests/remote/test_pull.py -k another_takes",)),
+    Mutant("verify-removed", "A version that is pruned while it is read is missing, and not damaged.",
+           "cli/bucket/s3_options.cc",
+           "  if (error.code != ErrorCode::kNotFound) return std::nullopt;\n", "  return std::nullopt;\n",
+           ("tests/remote/test_prune_beside_push.py -k while_it_is_read",)),
 ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weightfs prune beside pushes and other prunes of the same version, and after it was killed."""
+"""weightfs prune beside pushes, pulls and other prunes of the same version, and after it was killed."""
 import json
 
 import pytest
@@ -154,3 +154,27 @@ def test_a_version_whose_prune_was_killed_is_taken_over(server, start, tree, tar
     push(server, tree, "--take-over")
     pull(server, target)
     assert not differences(comparable(tree), comparable(target))
+
+
+@pytest.mark.parametrize("command", ["pull", "verify"])
+@pytest.mark.parametrize("key", ["one$", "sums/0$"])
+def test_a_version_that_is_removed_while_it_is_read_is_missing_and_not_damaged(server, start, other, tree, target,
+                                                                               command, key):
+    for version in (1, 2):
+        write(server, tree, version)
+    held = server.fail(1, "hold", method="GET", key=f"{SERIES}/1/.*{key}")
+    reading = start(server, command, f"{URL}/1", *([target] if command == "pull" else []))
+    wait_for(server, held)
+    weightfs(other, "prune", URL, "--keep", "1")
+    server.heal()
+    finished = process.finish(reading, codes=(8,))
+    assert "no such version" in finished.err and not finished.out and not target.exists()
+
+
+@pytest.mark.parametrize("words", [("versions", f"{URL}/1"), ("verify", f"{URL}/1"), ("pull", f"{URL}/1", "new"),
+                                   ("pull", URL, "new", "--version", "1")])
+def test_a_version_that_was_removed_is_missing(server, tree, local, words):
+    for version in (1, 2):
+        write(server, tree, version)
+    weightfs(server, "prune", URL, "--keep", "1")
+    assert "version" in weightfs(server, *words, codes=(8,), cwd=local).err

@@ -133,7 +133,7 @@ def test_a_manifest_without_its_claim_is_no_version(server, start, other, tree, 
     lose(server, start, other, tree, rival, 3)
     assert complete(server) == [2, 1]
     assert pull(server, local / "pulled")["version"] == 2
-    assert "no such version" in refused(server, "pull", URL, local / "third", "--version", 3)
+    assert "no such version" in weightfs(server, "pull", URL, local / "third", "--version", 3, codes=(8,)).err
     report = json.loads(weightfs(server, "prune", URL, "--keep", 1, "--json").out)
     assert (report["kept"], report["unfinished"]) == ([2], [3])
     assert [one["version"] for one in report["removed"]] == [1]

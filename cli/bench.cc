@@ -6,11 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
 #include "bench/worker.h"
 #include "cli/commands.h"
@@ -30,10 +27,10 @@ std::filesystem::path Package() { return (Program().parent_path() / "../share/we
 Error Execute(const std::vector<std::string>& arguments) {
   const auto package = Package();
   if (access((package / "__main__.py").c_str(), R_OK) != 0) {
-    return {ErrorCode::kNotFound,
-            fmt::format("{}: weightfs bench runs this Python package, which is not installed; install the package "
-                        "weightfs, or run 'cmake --install'",
-                        package.string())};
+    return MakeError(ErrorCode::kNotFound,
+                     "{}: weightfs bench runs this Python package, which is not installed; install the package "
+                     "weightfs, or run 'cmake --install'",
+                     package.string());
   }
   // Isolated mode: no module in the current directory or in PYTHONPATH replaces one that the benchmark imports.
   std::vector<std::string> words = {"python3", "-I", package.string(), Program().string()};

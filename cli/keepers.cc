@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/keepers.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <chrono>
-#include <thread>
 
 #include "cli/mount_table.h"
+#include "common/make_error.h"
 #include "common/processes.h"
 #include "common/shell_quote.h"
 #include "store/volume/store_guard.h"
@@ -51,8 +48,8 @@ constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr auto kSettled = std::chrono::seconds(1);
 
 Error InUse(const std::string& directory, const StoreHolder& holder, std::string_view advice) {
-  return {ErrorCode::kBusy,
-          fmt::format("{}: the store is in use by {}; {}", directory, DescribeProcess(holder.process), advice)};
+  return MakeError(ErrorCode::kBusy, "{}: the store is in use by {}; {}", directory, DescribeProcess(holder.process),
+                   advice);
 }
 
 // kBusy if waiting for the holder cannot help, as far as this process can see.
@@ -130,9 +127,8 @@ std::string KeepersTable(const Keepers& keepers) {
 }
 
 Error StillServed(const std::string& store, const StoreHolder& holder, const Keepers& keepers) {
-  return {ErrorCode::kBusy, fmt::format("{}: still served by {} although it is not mounted here: {}; {}", store,
-                                        DescribeProcess(holder.process), DescribeKeepers(keepers),
-                                        KeepersAdvice(keepers, holder.process))};
+  return MakeError(ErrorCode::kBusy, "{}: still served by {} although it is not mounted here: {}; {}", store,
+                   DescribeProcess(holder.process), DescribeKeepers(keepers), KeepersAdvice(keepers, holder.process));
 }
 
 Result<void> WaitUntilReleased(const std::string& directory) {

@@ -4,9 +4,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <string>
-#include <vector>
-
 #include "cli/names.h"
 #include "cli/program.h"
 #include "common/log.h"

@@ -2,7 +2,6 @@
 #include "cli/mount_table.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "common/make_error.h"
 #include "common/processes.h"
 #include "common/shell_quote.h"
 #include "lease/on_mount.h"
@@ -33,19 +33,17 @@ Result<MountEntry> FindMount(const std::string& path) {
     if (mount->directory != resolved) continue;
     const auto top = TopMountOn(resolved);
     if (!top.has_value() || top->id == mount->id) return *mount;
-    return Error{ErrorCode::kBusy,
-                 fmt::format("{}: {} ({}) is mounted over the weightfs there; unmount that first: umount {}", path,
-                             top->source, top->type, ShellQuote(path))};
+    return MakeError(ErrorCode::kBusy, "{}: {} ({}) is mounted over the weightfs there; unmount that first: umount {}",
+                     path, top->source, top->type, ShellQuote(path));
   }
   for (const MountEntry& mount : mounts) {
     if (ResolvePath(mount.source) == resolved) {
-      return Error{ErrorCode::kNotFound, fmt::format("{}: this is the store; it is mounted on {}: weightfs umount {}",
-                                                     path, mount.directory, ShellQuote(mount.directory))};
+      return MakeError(ErrorCode::kNotFound, "{}: this is the store; it is mounted on {}: weightfs umount {}", path,
+                       mount.directory, ShellQuote(mount.directory));
     }
   }
-  return Error{ErrorCode::kNotFound, fmt::format("{}: no weightfs is mounted there; 'findmnt -t fuse.weightfs' lists "
-                                                 "the mounts",
-                                                 path)};
+  return MakeError(ErrorCode::kNotFound,
+                   "{}: no weightfs is mounted there; 'findmnt -t fuse.weightfs' lists the mounts", path);
 }
 
 std::optional<MountEntry> FindServedMount(const StoreHolder& holder) {
@@ -95,17 +93,16 @@ Result<UniqueFd> OpenOnMount(const std::string& path) {
   UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) return AccessError(path, "cannot be opened");
   if (lease::IsOnMount(file.get())) return file;
-  return Error{ErrorCode::kInvalid,
-               fmt::format("{}: not in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts", path)};
+  return MakeError(ErrorCode::kInvalid, "{}: not in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts",
+                   path);
 }
 
 Result<void> CheckIsNoMount(const std::string& path, bool will_lock) {
   const auto mount = FindMountAbove(path);
   if (!mount.has_value() || HoldsStore(path)) return {};
-  return Error{ErrorCode::kInvalid,
-               fmt::format("{}: this {} the mount of the store {}; name the store{}", path,
-                           ResolvePath(path) == mount->directory ? "is" : "is in", mount->source,
-                           will_lock ? ", and unmount it first: weightfs umount " + ShellQuote(mount->directory) : "")};
+  return MakeError(ErrorCode::kInvalid, "{}: this {} the mount of the store {}; name the store{}", path,
+                   ResolvePath(path) == mount->directory ? "is" : "is in", mount->source,
+                   will_lock ? ", and unmount it first: weightfs umount " + ShellQuote(mount->directory) : "");
 }
 
 std::string ResolvePath(const std::string& path) {
@@ -122,15 +119,15 @@ std::string ResolvePath(const std::string& path) {
 
 Result<void> EnterMountNamespace(const std::string& name) {
   if (name.empty()) return {};
-  const bool is_process = std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const bool is_process = std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
   const std::string path = is_process ? fmt::format("/proc/{}/ns/mnt", name) : name;
   // Opens the current /proc, which is needed to read the mount table: a container's /proc may not show this process.
   static_cast<void>(ProcDirectory());
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() >= 0 && setns(file.get(), CLONE_NEWNS) == 0) return {};
-  return Error{ErrorCode::kAccess, fmt::format("{}: this mount namespace cannot be entered: {}; give the number of one "
-                                               "of its processes, as root",
-                                               name, std::strerror(errno))};
+  return MakeError(ErrorCode::kAccess,
+                   "{}: this mount namespace cannot be entered: {}; give the number of one of its processes, as root",
+                   name, std::strerror(errno));
 }
 
 }  // namespace weightfs::cli

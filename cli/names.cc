@@ -58,9 +58,8 @@ void PassOn(const Part& part, Words* words) {
 Words TranslateMount(const Words& arguments, bool is_root) {
   Words words = {"mount"};
   const std::vector<Part> parts = TakeApart(arguments, "sfnvrwo:t:N:");
-  const bool remount = std::any_of(parts.begin(), parts.end(), [](const Part& part) {
-    return part.letter == 'o' && HasOption(part.value, "remount");
-  });
+  const bool remount = std::ranges::any_of(
+      parts, [](const Part& part) { return part.letter == 'o' && HasOption(part.value, "remount"); });
   // Placed before the user's options, which take precedence. A remount changes only the options that it names.
   if (is_root && !remount) words.insert(words.end(), {"-o", "dev,suid"});
   if (remount) words.emplace_back("--from-table");
@@ -128,8 +127,8 @@ std::vector<std::string> TranslateOldName(Words words) {
   // fsck read the data only with --data, and verify reads it unless --catalog is given.
   if (renamed->old == "fsck" && std::erase(words, "--data") > 0) now.pop_back();
   if (std::ranges::count(words, "--json") == 0) {
-    Print(stderr, fmt::format("weightfs: '{}' is now 'weightfs {}'; the old name will be removed after this version\n",
-                              renamed->old, fmt::join(now, " ")));
+    Print(stderr, "weightfs: '{}' is now 'weightfs {}'; the old name will be removed after this version\n",
+          renamed->old, fmt::join(now, " "));
   }
   now.insert(now.end(), words.begin() + 1, words.end());
   return now;

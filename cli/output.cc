@@ -30,6 +30,11 @@ std::string JsonText(const nlohmann::ordered_json& json) {
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
+int ShowJson(const nlohmann::ordered_json& json) {
+  Print(stdout, JsonText(json) + "\n");
+  return kSuccess;
+}
+
 size_t TextWidth(std::string_view text) {
   size_t width = 0;
   for (size_t at = 0; at < text.size(); ++at) {
@@ -47,7 +52,7 @@ std::string Line(const Error& error) {
 }
 
 int Fail(const Error& error, int exit_code) {
-  Print(stderr, fmt::format("{}{}\n", LogsToJournal() ? "<3>" : "weightfs: ", Line(error)));
+  Print(stderr, "{}{}\n", LogsToJournal() ? "<3>" : "weightfs: ", Line(error));
   return exit_code;
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/make_error.h"
 #include "common/result.h"
 
 namespace weightfs::client {
@@ -26,12 +27,20 @@ inline constexpr int kFsckCorrected = 1, kFsckUncorrected = 4, kFsckOperationalE
 // Writes `text`. Never throws. The stream keeps its error flag after a failed write; for standard output, FlushOutput
 // reports it.
 void Print(std::FILE* stream, std::string_view text);
+// The same for a text of fmt::format.
+template <typename First, typename... Rest>
+void Print(std::FILE* stream, fmt::format_string<First, Rest...> format, First&& first, Rest&&... rest) {
+  Print(stream, std::string_view(fmt::format(format, std::forward<First>(first), std::forward<Rest>(rest)...)));
+}
 
 // Flushes standard output. Returns an error, as a complete message, if any output was lost.
 Result<void> FlushOutput();
 
 // Indented JSON, for people and programs. Bytes of names that are not UTF-8 become U+FFFD.
 std::string JsonText(const nlohmann::ordered_json& json);
+
+// Prints it, and returns kSuccess.
+int ShowJson(const nlohmann::ordered_json& json);
 
 // A publication in the JSON of publish and pull.
 nlohmann::ordered_json PublicationJson(const std::string& directory, const client::Publication& publication);

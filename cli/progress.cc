@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <utility>
-#include <vector>
 
 #include "cli/output.h"
 #include "common/size_text.h"
@@ -202,7 +200,7 @@ void TransferProgress::Update(uint64_t done, uint64_t total) {
   if (written_ && now - *written_ < kRedrawInterval && !last) return;
   written_ = now;
   last_done_ = done;
-  Print(stderr, fmt::format("{{\"done\": {}, \"total\": {}}}\n", done, total));
+  Print(stderr, "{{\"done\": {}, \"total\": {}}}\n", done, total);
 }
 
 }  // namespace weightfs::cli

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <string_view>
 
 #include "cli/output.h"
 #include "common/printable.h"

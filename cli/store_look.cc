@@ -8,11 +8,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "cli/keepers.h"
 #include "cli/mount_table.h"
 #include "cli/scrub_report.h"
 #include "common/processes.h"
-#include "common/unique_fd.h"
 #include "store/store.h"
 
 namespace weightfs::cli {

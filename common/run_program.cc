@@ -8,14 +8,41 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <thread>
 
+#include "common/result.h"
 #include "common/unique_fd.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
 
 namespace weightfs {
+namespace {
 
-Result<int> RunProgram(std::vector<std::string> words, std::string_view input, std::string* output) {
+size_t SizeOf(int file) {
+  struct stat status = {};
+  return fstat(file, &status) == 0 ? static_cast<size_t>(status.st_size) : 0;
+}
+
+// Waits for the end of a program, with or without a check. Returns its status as waitpid gives it.
+Result<int> WaitForEnd(pid_t child, int output, const std::function<Result<void>(size_t printed)>& check) {
+  int status = 0;
+  for (pid_t ended = 0; ended != child;) {
+    const auto checked = check ? check(SizeOf(output)) : Result<void>();
+    if (!checked) kill(-child, SIGKILL);
+    ended = waitpid(child, &status, check && checked ? WNOHANG : 0);
+    if (ended < 0 && errno != EINTR) return ErrorCode{errno};
+    if (!checked && ended == child) return checked.error();
+    if (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return status;
+}
+
+}  // namespace
+
+Result<int> RunProgram(std::vector<std::string> words, std::string_view input, std::string* output,
+                       const std::function<Result<void>(size_t printed)>& check) {
   // Files instead of pipes, because they never block.
   const UniqueFd in(memfd_create("input", MFD_CLOEXEC)), out(memfd_create("output", MFD_CLOEXEC));
   if (!in || !out || pwrite(in.get(), input.data(), input.size(), 0) < 0) return ErrorCode{errno};
@@ -28,25 +55,27 @@ Result<int> RunProgram(std::vector<std::string> words, std::string_view input, s
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_adddup2(&actions, in.get(), STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, out.get(), STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, out.get(), STDERR_FILENO);
+  if (!check) posix_spawn_file_actions_adddup2(&actions, out.get(), STDERR_FILENO);
+  // This thread may have signals blocked.
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
   pid_t child = 0;
   const int error = posix_spawnp(&child, arguments[0], &actions, &attributes, arguments.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) return ErrorCode{error};
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return ErrorCode{errno};
-  }
-  struct stat written = {};
-  if (output != nullptr && fstat(out.get(), &written) == 0) {
-    output->resize(static_cast<size_t>(written.st_size));
+  auto status = WaitForEnd(child, out.get(), check);
+  if (!status) return status;
+  if (check) RETURN_IF_ERROR(check(SizeOf(out.get())));
+  if (output != nullptr) {
+    output->resize(SizeOf(out.get()));
     const ssize_t got = pread(out.get(), output->data(), output->size(), 0);
     output->resize(got < 0 ? 0 : static_cast<size_t>(got));
   }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return WIFEXITED(*status) ? WEXITSTATUS(*status) : 128 + WTERMSIG(*status);
 }
 
 }  // namespace weightfs

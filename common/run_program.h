@@ -2,6 +2,8 @@
 // Runs another program.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +15,9 @@ namespace weightfs {
 // Runs a program of PATH with `input` as its standard input and waits for its end. Returns its exit status (128 and the
 // signal that ended it, as in a shell); the errno if it cannot be run or waited for. `output` gets all that it prints,
 // also on standard error. The program is in a process group of its own: Ctrl-C does not interrupt it.
-Result<int> RunProgram(std::vector<std::string> words, std::string_view input = {}, std::string* output = nullptr);
+// `check`, if it is given, is called every 10 ms with the bytes of the output so far. Its error kills the program and
+// its children, and is returned. Standard error is then that of this process.
+Result<int> RunProgram(std::vector<std::string> words, std::string_view input = {}, std::string* output = nullptr,
+                       const std::function<Result<void>(size_t printed)>& check = {});
 
 }  // namespace weightfs

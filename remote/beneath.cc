@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/beneath.h"
 
+#include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -11,9 +11,10 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <memory>
 #include <set>
-#include <utility>
 
+#include "common/make_error.h"
 #include "common/printable.h"
 
 namespace weightfs::remote {
@@ -24,6 +25,20 @@ namespace {
 bool IsProcLink(int link) {
   struct statfs filesystem {};
   return fstatfs(link, &filesystem) == 0 && filesystem.f_type == PROC_SUPER_MAGIC;
+}
+
+void RemoveBelow(int parent, const std::string& name, dev_t device) {
+  if (unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) return;
+  struct stat status{};
+  if (fstatat(parent, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || status.st_dev != device) return;
+  // A directory that has its final mode may not be readable or writable.
+  fchmodat(parent, name.c_str(), 0700, AT_SYMLINK_NOFOLLOW);
+  const UniqueFd directory(openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!directory || fstat(directory.get(), &status) != 0 || status.st_dev != device) return;
+  if (const auto names = ListNames(directory.get(), name)) {
+    for (const std::string& below : *names) RemoveBelow(directory.get(), below, device);
+  }
+  unlinkat(parent, name.c_str(), AT_REMOVEDIR);
 }
 
 }  // namespace
@@ -65,10 +80,10 @@ Result<UniqueFd> OpenPath(const std::string& path) {
   if (!at || fstat(at.get(), &status) != 0) return ErrorCode{errno};
   for (const uid_t owner : owners) {
     if (owner == 0 || owner == geteuid() || owner == status.st_uid) continue;
-    return Error{ErrorCode::kAccess,
-                 fmt::format("{}: a symbolic link on this path belongs to user {}, and what it leads to does not; "
-                             "write the path without the link",
-                             Printable(path), owner)};
+    return MakeError(ErrorCode::kAccess,
+                     "{}: a symbolic link on this path belongs to user {}, and what it leads to does not; write the "
+                     "path without the link",
+                     Printable(path), owner);
   }
   return at;
 }
@@ -103,6 +118,28 @@ Result<UniqueFd> Reopen(int descriptor, bool direct) {
   if (!again && direct && errno == EINVAL) again = UniqueFd(open(path.c_str(), kFlags));
   if (!again) return ErrorCode{errno};
   return again;
+}
+
+Result<std::vector<std::string>> ListNames(int directory, const std::string& path) {
+  UniqueFd copy(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!copy) return SystemError(path, "cannot open the directory");
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(copy.get()), closedir);
+  if (stream == nullptr) return SystemError(path, "cannot read the directory");
+  copy.Release();
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = readdir(stream.get());
+    if (entry == nullptr && errno != 0) return SystemError(path, "cannot read the directory");
+    if (entry == nullptr) return names;
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+}
+
+void RemoveTree(int parent, const std::string& name) {
+  struct stat status{};
+  if (fstat(parent, &status) == 0) RemoveBelow(parent, name, status.st_dev);
 }
 
 }  // namespace weightfs::remote

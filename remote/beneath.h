@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens files at paths that other users may change meanwhile.
+// Access to files at paths that other users may change meanwhile.
 #pragma once
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/result.h"
 #include "common/unique_fd.h"
@@ -26,5 +27,12 @@ Result<UniqueFd> OpenBeneath(int root, std::string_view path);
 // `direct` is true and its filesystem has it. Does not wait for the holder of a lease of fcntl(2). The errors have a
 // code and no text.
 Result<UniqueFd> Reopen(int descriptor, bool direct = false);
+
+// Returns the names in an open directory, without "." and "..". `path` is for errors.
+Result<std::vector<std::string>> ListNames(int directory, const std::string& path);
+
+// Removes the directory `name` in `parent` with everything below it, as far as possible. Never follows a symbolic link,
+// and does not enter other filesystems.
+void RemoveTree(int parent, const std::string& name);
 
 }  // namespace weightfs::remote

@@ -66,7 +66,7 @@ Result<std::shared_ptr<const ChecksumSlices::Slice>> ChecksumSlices::Get(size_t 
 }
 
 std::list<ChecksumSlices::Entry>::iterator ChecksumSlices::FindLocked(size_t index) {
-  return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.index == index; });
+  return std::ranges::find_if(entries_, [&](const Entry& entry) { return entry.index == index; });
 }
 
 void ChecksumSlices::EvictLocked() {
@@ -82,7 +82,7 @@ Result<std::shared_ptr<const ChecksumSlices::Slice>> ChecksumSlices::Fetch(size_
   const std::string key = series_.SliceKey(manifest_.version, index);
   const uint64_t blocks = std::min(kSliceBlocks, manifest_.blocks() - index * kSliceBlocks);
   for (int fetch = 1; fetch <= kFetches; ++fetch) {
-    auto bytes = series_.bucket().GetObject(key, kSliceBytes, interrupted_);
+    auto bytes = bucket_.GetObject(key, kSliceBytes);
     if (!bytes && bytes.error().code != ErrorCode::kTooLarge) {
       return Error{bytes.error().code, bytes.error().what, key};
     }
@@ -95,7 +95,7 @@ Result<std::shared_ptr<const ChecksumSlices::Slice>> ChecksumSlices::Fetch(size_
       ErrorCode::kCorrupt,
       fmt::format("{}: these checksums differ from their SHA-256 in the manifest in each of {} downloads, from "
                   "offset 0: use another version, or push this one again",
-                  s3::ToString({series_.bucket().name(), key}), kFetches),
+                  s3::ToString({bucket_.name(), key}), kFetches),
       key, 0};
 }
 

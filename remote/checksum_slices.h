@@ -23,7 +23,9 @@ class ChecksumSlices {
  public:
   // `interrupted` ends waits for the service; it is called on the threads that call FindDamage.
   ChecksumSlices(const Series& series, const Manifest& manifest, s3::Interrupted interrupted)
-      : series_(series), manifest_(manifest), interrupted_(std::move(interrupted)) {}
+      : series_(series),
+        manifest_(manifest),
+        bucket_(series.bucket().client(), series.bucket().name(), std::move(interrupted)) {}
 
   // Compares blocks with their checksums; `first` is the number of the first block in the version. Returns the index in
   // `blocks` of the first block that differs, or none. Fetches missing slices. Errors are one full line: those of
@@ -44,7 +46,7 @@ class ChecksumSlices {
 
   const Series& series_;
   const Manifest& manifest_;
-  const s3::Interrupted interrupted_;
+  const s3::Bucket bucket_;
   Mutex mutex_;
   std::condition_variable fetched_;
   std::list<Entry> entries_ GUARDED_BY(mutex_);  // the last used first

@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/download.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <memory>
-#include <optional>
 #include <string>
-#include <thread>
-#include <utility>
 
 #include "common/checksum.h"
-#include "common/mutex.h"
 #include "common/start_thread.h"
 #include "remote/checksum_slices.h"
 #include "remote/pages.h"
@@ -79,12 +71,12 @@ class PartCutter {
 class Engine {
  public:
   Engine(const Series& series, const Manifest& manifest, std::span<const DownloadJob> jobs, const DownloadSink& sink,
-         const DownloadOptions& options, std::shared_ptr<std::byte> memory, size_t slots, uint64_t part_size)
+         const client::Progress& progress, std::shared_ptr<std::byte> memory, size_t slots, uint64_t part_size)
       : series_(series),
         manifest_(manifest),
         jobs_(jobs),
         sink_(sink),
-        options_(options),
+        progress_(progress),
         memory_(std::move(memory)),
         slots_(slots),
         sums_(series, manifest, [this] { return stopped_.load(); }),
@@ -112,7 +104,7 @@ class Engine {
       MutexLock lock(mutex_);
       if (error_) return *error_;
     }
-    if (options_.progress) options_.progress(total_, total_);
+    if (progress_) progress_(total_, total_);
     return report_;
   }
 
@@ -141,7 +133,7 @@ class Engine {
       s3::ObjectRange range;
       {
         MutexLock lock(mutex_);
-        if (stopped_ || free_.empty() || in_flight_ >= options_.connections) return;
+        if (stopped_ || free_.empty() || in_flight_ >= series_.bucket().client().settings().connections) return;
         const auto part = NextPartLocked();
         if (!part) return;
         slot = free_.back();
@@ -278,8 +270,7 @@ class Engine {
     std::string& etag = etags_[part.job];
     if (etag.empty()) etag = info.etag;
     if (etag == info.etag || info.etag.empty()) return {};
-    return Error{ErrorCode::kStale,
-                 fmt::format("{}: the object was replaced during the download; try again", UrlOf(part))};
+    return MakeError(ErrorCode::kStale, "{}: the object was replaced during the download; try again", UrlOf(part));
   }
 
   // Calls the functions of the caller, ten times per second.
@@ -292,8 +283,8 @@ class Engine {
       MutexLock lock(mutex_);
       done = report_.bytes;
     }
-    if (options_.progress) options_.progress(done, total_);
-    if (options_.interrupted && options_.interrupted()) {
+    if (progress_) progress_(done, total_);
+    if (series_.bucket().is_interrupted()) {
       Fail({ErrorCode::kCancelled, series_.url(manifest_.version) + ": the download was interrupted"});
     }
   }
@@ -305,7 +296,7 @@ class Engine {
   const Manifest& manifest_;
   const std::span<const DownloadJob> jobs_;
   const DownloadSink& sink_;
-  const DownloadOptions& options_;
+  const client::Progress& progress_;
   const std::shared_ptr<std::byte> memory_;  // of all slots
   std::vector<Slot> slots_;
   std::atomic<bool> stopped_ = false;  // no part is started or accepted any more
@@ -336,7 +327,7 @@ Result<void> CheckJobs(std::span<const DownloadJob> jobs) {
                           range.size <= job.file->size - range.offset && range.size > 0;
       end = range.offset + range.size;
       if (inside && range.offset % kBlockSize == 0 && (end % kBlockSize == 0 || end == job.file->size)) continue;
-      return Error{ErrorCode::kInvalid, fmt::format("{}: ranges must consist of whole blocks", job.file->path)};
+      return MakeError(ErrorCode::kInvalid, "{}: ranges must consist of whole blocks", job.file->path);
     }
   }
   return {};
@@ -345,14 +336,14 @@ Result<void> CheckJobs(std::span<const DownloadJob> jobs) {
 }  // namespace
 
 Result<DownloadReport> Download(const Series& series, const Manifest& manifest, std::span<const DownloadJob> jobs,
-                                const DownloadSink& sink, const DownloadOptions& options) {
+                                const DownloadSink& sink, const client::Progress& progress) {
   RETURN_IF_ERROR(CheckJobs(jobs));
   // Many connections share the memory in smaller parts.
-  const uint64_t share = RoundDown(options.memory / std::max(1U, options.connections), kSmallestPart);
+  const uint64_t share = RoundDown(kTransferMemory / series.bucket().client().settings().connections, kSmallestPart);
   const uint64_t part_size = std::clamp(share, kSmallestPart, kDownloadPart);
-  const size_t slots = std::max<size_t>(2, options.memory / part_size);
+  const size_t slots = kTransferMemory / part_size;
   ASSIGN_OR_RETURN(auto memory, AllocatePages(slots * part_size));
-  Engine engine(series, manifest, jobs, sink, options, std::move(memory), slots, part_size);
+  Engine engine(series, manifest, jobs, sink, progress, std::move(memory), slots, part_size);
   return engine.Run();
 }
 

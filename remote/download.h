@@ -36,24 +36,18 @@ struct DownloadedPart {
 // An error ends the download.
 using DownloadSink = std::function<Result<void>(const DownloadedPart& part)>;
 
-struct DownloadOptions {
-  unsigned connections = 16;              // maximum number of concurrent requests
-  uint64_t memory = uint64_t{256} << 20;  // of all buffers; two parts at least
-  client::Progress progress = {};         // counts verified bytes that the sink has accepted; on the calling thread
-  s3::Interrupted interrupted = {};       // true ends the download with kCancelled; on the calling thread
-};
-
 struct DownloadReport {
   uint64_t bytes = 0;          // that the sink has received
   uint64_t fetched_again = 0;  // parts that differed from their checksums
 };
 
-// Downloads all jobs and returns when no thread uses the sink any more, also after an error. A part that differs from
-// its checksums is fetched again up to three times. All parts of one object come from the same state of the object, if
-// the service gives ETags. Errors are one full line: those of s3::Client and of the sink; kStale if an object was
+// Downloads all jobs and returns when no thread uses the sink any more, also after an error. `progress` counts verified
+// bytes that the sink has accepted; it is called on the calling thread. A part that differs from its checksums is
+// fetched again up to three times. All parts of one object come from the same state of the object, if the service gives
+// ETags. Uses kTransferMemory. Errors are one full line: those of s3::Client and of the sink; kStale if an object was
 // replaced meanwhile; kCorrupt, with key and offset, for a block that differs in all downloads, an object of another
 // size, and damaged checksums. Error::path then has the key, and Error::offset the offset.
 Result<DownloadReport> Download(const Series& series, const Manifest& manifest, std::span<const DownloadJob> jobs,
-                                const DownloadSink& sink, const DownloadOptions& options = {});
+                                const DownloadSink& sink, const client::Progress& progress = {});
 
 }  // namespace weightfs::remote

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/held_claim.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <memory>
 #include <thread>
-#include <utility>
+
+#include "common/make_error.h"
 
 namespace weightfs::remote {
 namespace {
@@ -29,8 +28,8 @@ Result<void> InBatches(std::span<const T> all, size_t size, F change) {
 Error HeldClaim::Lost(const std::optional<StoredClaim>& found) const {
   const bool removed = !found || found->claim.removing;
   const std::string by = found && found->damaged() ? "a push with a damaged claim" : found ? found->claim.source : "";
-  return {ErrorCode::kBusy, fmt::format("{}: was {} during this push, so this push has ended", series_.url(version_),
-                                        removed ? std::string("removed by weightfs prune") : "taken over from " + by)};
+  return MakeError(ErrorCode::kBusy, "{}: was {} during this push, so this push has ended", series_.url(version_),
+                   removed ? std::string("removed by weightfs prune") : "taken over from " + by);
 }
 
 Result<void> HeldClaim::Replace(const Claim& claim) {
@@ -53,8 +52,8 @@ Result<void> HeldClaim::Become(std::optional<StoredClaim> next) {
     }
     const auto change = [&]() -> Result<std::string> {
       const s3::PutOptions options{.if_none_match = !held_, .if_match = if_match, .guard = guard()};
-      if (next) return series_.bucket().PutObject(key, next->text, options, interrupted_);
-      RETURN_IF_ERROR(series_.bucket().DeleteObject(key, interrupted_, {.if_match = if_match, .guard = guard()}));
+      if (next) return series_.bucket().PutObject(key, next->text, options);
+      RETURN_IF_ERROR(series_.bucket().DeleteObject(key, {.if_match = if_match, .guard = guard()}));
       return std::string();
     };
     auto etag = change();
@@ -93,17 +92,14 @@ Result<void> HeldClaim::Change(const std::function<Result<void>(const s3::GuardP
 
 Result<void> HeldClaim::AbortUploads(std::span<const s3::UploadInfo> uploads) const {
   return InBatches(uploads, kAbortedAtOnce, [&](std::span<const s3::UploadInfo> batch) {
-    return Change([&](const s3::GuardPtr& guard) {
-      return series_.bucket().AbortMultipartUploads(batch, interrupted_, guard);
-    });
+    return Change([&](const s3::GuardPtr& guard) { return series_.bucket().AbortMultipartUploads(batch, guard); });
   });
 }
 
 Result<void> HeldClaim::DeleteObjects(std::span<const s3::ObjectVersion> objects) const {
   Result<void> refused;
   RETURN_IF_ERROR(InBatches(objects, s3::kMaxDeletedKeys, [&](std::span<const s3::ObjectVersion> batch) {
-    auto done = Change(
-        [&](const s3::GuardPtr& guard) { return series_.bucket().DeleteObjects(batch, interrupted_, guard); });
+    auto done = Change([&](const s3::GuardPtr& guard) { return series_.bucket().DeleteObjects(batch, guard); });
     if (done || done.error().path.empty()) return done;
     if (refused) refused = std::move(done);
     return Result<void>();
@@ -113,8 +109,7 @@ Result<void> HeldClaim::DeleteObjects(std::span<const s3::ObjectVersion> objects
 
 Result<void> HeldClaim::DeleteManifest(bool* kept) const {
   return Change([&](const s3::GuardPtr& guard) -> Result<void> {
-    ASSIGN_OR_RETURN(const bool marks,
-                     series_.bucket().DeleteObject(series_.ManifestKey(version_), interrupted_, {.guard = guard}));
+    ASSIGN_OR_RETURN(const bool marks, series_.bucket().DeleteObject(series_.ManifestKey(version_), {.guard = guard}));
     if (kept != nullptr && marks) *kept = true;
     return {};
   });
@@ -123,7 +118,7 @@ Result<void> HeldClaim::DeleteManifest(bool* kept) const {
 Result<void> HeldClaim::Wait(milliseconds time) const {
   const auto until = std::chrono::steady_clock::now() + time;
   while (std::chrono::steady_clock::now() < until) {
-    if (interrupted_ && interrupted_()) return ErrorCode::kCancelled;
+    if (series_.bucket().is_interrupted()) return ErrorCode::kCancelled;
     std::this_thread::sleep_for(std::min(milliseconds(100), time));
   }
   return {};

@@ -25,10 +25,9 @@ namespace weightfs::remote {
 class HeldClaim {
  public:
   // Holds none. `series` must outlive it.
-  HeldClaim(const Series& series, uint64_t version, s3::Interrupted interrupted)
-      : series_(series), version_(version), interrupted_(std::move(interrupted)) {}
+  HeldClaim(const Series& series, uint64_t version) : series_(series), version_(version) {}
 
-  Result<std::optional<StoredClaim>> Find() const { return series_.FindClaim(version_, interrupted_); }
+  Result<std::optional<StoredClaim>> Find() const { return series_.FindClaim(version_); }
   // Holds this one, which was read.
   void Hold(std::optional<StoredClaim> found) { held_ = std::move(found); }
   const std::optional<StoredClaim>& held() const { return held_; }
@@ -56,7 +55,6 @@ class HeldClaim {
 
   const Series& series_;
   const uint64_t version_;
-  const s3::Interrupted interrupted_;
   std::optional<StoredClaim> held_;
 };
 

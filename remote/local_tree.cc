@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/local_tree.h"
 
-#include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -11,10 +9,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <memory>
-#include <utility>
 
 #include "common/hex.h"
+#include "common/make_error.h"
 #include "common/printable.h"
 #include "common/processes.h"
 #include "remote/beneath.h"
@@ -37,7 +34,7 @@ InodeState StateOf(std::string path, const struct stat& status) {
 Result<void> CheckKind(mode_t mode, const std::string& path) {
   if (S_ISREG(mode) || S_ISDIR(mode)) return {};
   const std::string_view kind = S_ISFIFO(mode) ? "a FIFO" : S_ISSOCK(mode) ? "a socket" : "a device";
-  return Error{ErrorCode::kInvalid, fmt::format("{}: {}, which cannot be in a bucket", Printable(path), kind)};
+  return MakeError(ErrorCode::kInvalid, "{}: {}, which cannot be in a bucket", Printable(path), kind);
 }
 
 Error CannotOpen(const std::string& path, const Error& error) {
@@ -48,7 +45,7 @@ class Scanner {
  public:
   explicit Scanner(LocalTree* tree) : tree_(*tree) {}
 
-  Result<void> ScanDirectory(UniqueFd opened, const std::string& path);
+  Result<void> ScanDirectory(const UniqueFd& opened, const std::string& path);
   // Adds the file with this open descriptor.
   Result<void> AddFile(int file, const struct stat& status, const std::string& path);
 
@@ -80,8 +77,8 @@ Result<Attributes> Scanner::ReadAttributes(int file, const std::string& path) co
     value.resize(static_cast<size_t>(length));
     bytes += std::string_view(name).size() + value.size();
     if (bytes > kMaximumAttributes) {
-      return Error{ErrorCode::kTooLarge, fmt::format("{}: has more than {} MiB of extended attributes: remove some",
-                                                     Printable(Shown(path)), kMaximumAttributes >> 20)};
+      return MakeError(ErrorCode::kTooLarge, "{}: has more than {} MiB of extended attributes: remove some",
+                       Printable(Shown(path)), kMaximumAttributes >> 20);
     }
     attributes[name] = std::move(value);
   }
@@ -124,13 +121,13 @@ Result<void> Scanner::ScanEntry(int directory, const char* name, const std::stri
   }
   auto opened = Reopen(found.get());
   if (!opened) return CannotOpen(Shown(path), opened.error());
-  if (S_ISDIR(status.st_mode)) return ScanDirectory(*std::move(opened), path);
+  if (S_ISDIR(status.st_mode)) return ScanDirectory(*opened, path);
   // Once more, because network filesystems look for changes by others when a file is opened.
   if (fstat(opened->get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
   return AddFile(opened->get(), status, path);
 }
 
-Result<void> Scanner::ScanDirectory(UniqueFd opened, const std::string& path) {
+Result<void> Scanner::ScanDirectory(const UniqueFd& opened, const std::string& path) {
   struct stat status {};
   if (fstat(opened.get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
   if (path.empty()) device_ = status.st_dev;
@@ -140,20 +137,11 @@ Result<void> Scanner::ScanDirectory(UniqueFd opened, const std::string& path) {
                                         .modified_ns = Nanoseconds(status.st_mtim),
                                         .attributes = std::move(attributes)});
   tree_.states.push_back(StateOf(path, status));
-  const int number = opened.get();
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(number), closedir);
-  if (stream == nullptr) return SystemError(Shown(path), "cannot be listed");
-  static_cast<void>(opened.Release());  // closedir closes it
-  while (true) {
-    errno = 0;
-    const dirent* entry = readdir(stream.get());
-    if (entry == nullptr && errno != 0) return SystemError(Shown(path), "cannot be listed");
-    if (entry == nullptr) return {};
-    const std::string_view name = entry->d_name;
-    if (name == "." || name == "..") continue;
-    RETURN_IF_ERROR(
-        ScanEntry(number, entry->d_name, path.empty() ? std::string(name) : path + "/" + std::string(name)));
+  ASSIGN_OR_RETURN(const auto names, ListNames(opened.get(), Shown(path)));
+  for (const std::string& name : names) {
+    RETURN_IF_ERROR(ScanEntry(opened.get(), name.c_str(), path.empty() ? name : path + "/" + name));
   }
+  return {};
 }
 
 }  // namespace
@@ -176,11 +164,10 @@ std::string LocalTree::Fingerprint() const {
 }
 
 Result<UniqueFd> LocalTree::Open(const FileEntry& file, bool direct) const {
-  const auto before = [](const InodeState& state, const std::string& path) { return state.path < path; };
-  const auto listed = std::lower_bound(states.begin(), states.end(), file.path, before);
+  const auto listed = std::ranges::lower_bound(states, file.path, {}, &InodeState::path);
   const auto found = is_file ? Reopen(source) : OpenBeneath(source, file.path);
   constexpr std::array kReplaced = {ErrorCode::kNotFound, ErrorCode::kNotDirectory};
-  const bool replaced = !found && std::find(kReplaced.begin(), kReplaced.end(), found.error().code) != kReplaced.end();
+  const bool replaced = !found && std::ranges::find(kReplaced, found.error().code) != kReplaced.end();
   if (!found && !replaced) return CannotOpen(PathOf(file), found.error());
   struct stat status {};
   if (replaced || fstat(found->get(), &status) != 0 || !S_ISREG(status.st_mode)) return ChangedDuringPush(PathOf(file));
@@ -227,13 +214,12 @@ Result<LocalTree> ScanTree(int source) {
   } else {
     auto opened = Reopen(source);
     if (!opened) return CannotOpen(tree.root, opened.error());
-    RETURN_IF_ERROR(scanner.ScanDirectory(*std::move(opened), ""));
+    RETURN_IF_ERROR(scanner.ScanDirectory(*opened, ""));
   }
-  const auto by_path = [](const auto& a, const auto& b) { return a.path < b.path; };
-  std::sort(tree.manifest.directories.begin(), tree.manifest.directories.end(), by_path);
-  std::sort(tree.manifest.files.begin(), tree.manifest.files.end(), by_path);
-  std::sort(tree.manifest.links.begin(), tree.manifest.links.end(), by_path);
-  std::sort(tree.states.begin(), tree.states.end(), by_path);
+  std::ranges::sort(tree.manifest.directories, {}, &DirectoryEntry::path);
+  std::ranges::sort(tree.manifest.files, {}, &FileEntry::path);
+  std::ranges::sort(tree.manifest.links, {}, &LinkEntry::path);
+  std::ranges::sort(tree.states, {}, &InodeState::path);
   tree.manifest.NumberBlocks();
   return tree;
 }

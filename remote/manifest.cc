@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/manifest.h"
 
-#include <fmt/format.h>
-#include <openssl/evp.h>
 #include <sys/random.h>
 
 #include <algorithm>
-#include <array>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <stdexcept>
 
 #include "common/hex.h"
 #include "common/json.h"
+#include "common/make_error.h"
 #include "common/printable.h"
-#include "s3/base64.h"
+#include "s3/digest.h"
 
 namespace weightfs::remote {
 namespace {
@@ -34,16 +31,6 @@ bool IsHex(std::string_view text, size_t digits) {
   return text.size() == digits && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
-std::string DecodeBase64(std::string_view text) {
-  std::string bytes(text.size() / 4 * 3, '\0');
-  const int size = EVP_DecodeBlock(reinterpret_cast<uint8_t*>(bytes.data()),
-                                   reinterpret_cast<const uint8_t*>(text.data()), static_cast<int>(text.size()));
-  if (size != static_cast<int>(bytes.size())) throw std::runtime_error("an impossible attribute");
-  // OpenSSL counts the bytes of the padding.
-  bytes.resize(bytes.size() - std::min<size_t>(2, std::count(text.begin(), text.end(), '=')));
-  return bytes;
-}
-
 Json EncodeAttributes(const Attributes& attributes) {
   Json json = Json::object();
   for (const auto& [name, value] : attributes) json[name] = s3::EncodeBase64(value);
@@ -55,7 +42,9 @@ Attributes DecodeAttributes(const Parsed& entry) {
   if (!entry.contains("attributes")) return attributes;
   for (const auto& [name, value] : entry.at("attributes").items()) {
     if (!name.starts_with("user.")) throw std::runtime_error("an impossible attribute");
-    attributes[name] = DecodeBase64(value.get<std::string>());
+    const auto decoded = s3::DecodeBase64(value.get<std::string>());
+    if (!decoded) throw std::runtime_error("an impossible attribute");
+    attributes[name] = *decoded;
   }
   return attributes;
 }
@@ -81,11 +70,6 @@ bool HasItsChecksum(std::string_view text) {
                                 ToHex(Sha256Of(std::string(text.substr(0, at)) + "}\n")) + "\"}\n";
 }
 
-template <typename Entry>
-bool IsOrdered(const std::vector<Entry>& entries) {
-  return std::is_sorted(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.path < b.path; });
-}
-
 // Every path occurs once, its parent is a directory of the manifest, and the paths of each kind are in order.
 Result<void> CheckTree(const Manifest& manifest) {
   std::set<std::string_view> directories, all;
@@ -108,9 +92,15 @@ Result<void> CheckTree(const Manifest& manifest) {
   if (directories.empty()) return Error{ErrorCode::kCorrupt, "there is no directory"};
   for (const FileEntry& file : manifest.files) RETURN_IF_ERROR(add(file.path));
   for (const LinkEntry& link : manifest.links) RETURN_IF_ERROR(add(link.path));
-  if (!IsOrdered(manifest.directories)) return Error{ErrorCode::kCorrupt, "directories out of order"};
-  if (!IsOrdered(manifest.files)) return Error{ErrorCode::kCorrupt, "files out of order"};
-  if (!IsOrdered(manifest.links)) return Error{ErrorCode::kCorrupt, "links out of order"};
+  if (!std::ranges::is_sorted(manifest.directories, {}, &DirectoryEntry::path)) {
+    return Error{ErrorCode::kCorrupt, "directories out of order"};
+  }
+  if (!std::ranges::is_sorted(manifest.files, {}, &FileEntry::path)) {
+    return Error{ErrorCode::kCorrupt, "files out of order"};
+  }
+  if (!std::ranges::is_sorted(manifest.links, {}, &LinkEntry::path)) {
+    return Error{ErrorCode::kCorrupt, "links out of order"};
+  }
   return {};
 }
 
@@ -170,27 +160,26 @@ void TakeEntries(std::string_view text, Manifest* manifest) {
 }
 
 Error Damaged(std::string_view why) {
-  return {ErrorCode::kCorrupt,
-          fmt::format("the manifest is damaged: {}; use another version, or push this one again", why)};
+  return MakeError(ErrorCode::kCorrupt, "the manifest is damaged: {}; use another version, or push this one again",
+                   why);
 }
 
 Error NewerFormat(std::string_view what, int format) {
-  return {ErrorCode::kVersion,
-          fmt::format("the {} has format {}, and this program knows {}: use a newer weightfs", what, format, kFormat)};
+  return MakeError(ErrorCode::kVersion, "the {} has format {}, and this program knows {}: use a newer weightfs", what,
+                   format, kFormat);
 }
 
 }  // namespace
 
 Sha256 Sha256Of(std::string_view bytes) {
-  Sha256 hash;
-  unsigned size = hash.size();
-  EVP_Digest(bytes.data(), bytes.size(), hash.data(), &size, EVP_sha256(), nullptr);
+  Sha256 hash{};
+  std::ranges::copy(s3::Sha256(bytes).value_or(""), hash.begin());
   return hash;
 }
 
 Result<void> CheckPath(std::string_view path) {
   const auto refuse = [&](std::string_view why) -> Result<void> {
-    return Error{ErrorCode::kInvalid, fmt::format("{}: cannot be in a bucket: {}", Printable(path), why)};
+    return MakeError(ErrorCode::kInvalid, "{}: cannot be in a bucket: {}", Printable(path), why);
   };
   if (path.empty()) return refuse("its path is empty");
   if (path.size() > 900) return refuse("its path has more than 900 bytes");
@@ -208,7 +197,7 @@ Result<void> CheckPath(std::string_view path) {
 
 bool LinkEntry::may_lead_outside() const {
   if (target.starts_with('/')) return true;
-  auto above = std::count(path.begin(), path.end(), '/');
+  auto above = std::ranges::count(path, '/');
   bool has_name = false;
   for (size_t at = 0; at < target.size();) {
     const size_t end = std::min(target.find('/', at), target.size());

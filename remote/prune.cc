@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/prune.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <iterator>
-#include <optional>
 #include <string_view>
-#include <utility>
 
-#include "common/result.h"
+#include "common/make_error.h"
 #include "common/utc_time.h"
 #include "remote/held_claim.h"
 
@@ -30,8 +26,7 @@ struct Contents {
   // True if neither other objects and uploads nor old versions of other objects are left.
   bool HasOnly(const std::string& claim_key) const {
     const auto is_other = [&](const auto& object) { return object.key != claim_key; };
-    return uploads.empty() && std::none_of(objects.begin(), objects.end(), is_other) &&
-           std::none_of(versions.begin(), versions.end(), is_other);
+    return uploads.empty() && std::ranges::none_of(objects, is_other) && std::ranges::none_of(versions, is_other);
   }
   // When the version changed last, by the clock of the service. The claim has the time of the machine that pushed.
   system_clock::time_point Changed(system_clock::time_point now) const {
@@ -65,8 +60,7 @@ class Pruner {
   Pruner(const Series& series, const PruneOptions& options) : series_(series), options_(options) {}
 
   Result<PruneReport> Run() {
-    ASSIGN_OR_RETURN(const auto versions, options_.all_versions ? series_.NumbersWithDeleted(options_.interrupted)
-                                                                : series_.Numbers(options_.interrupted));
+    ASSIGN_OR_RETURN(const auto versions, options_.all_versions ? series_.NumbersWithDeleted() : series_.Numbers());
     for (const uint64_t version : versions) {
       if (version > options_.up_to) continue;
       const auto visited = Visit(version);
@@ -88,7 +82,7 @@ class Pruner {
       return Remove(version, contents, /*complete=*/true);
     }
     if (contents.has_manifest) {
-      const auto manifest = series_.LoadManifest(version, options_.interrupted);
+      const auto manifest = series_.LoadManifest(version);
       const bool readable = manifest || !IsUnreadable(manifest.error().code);
       if (!manifest && readable && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
       if (!contents.claim || !readable || (manifest && Covers(contents.claim->claim, *manifest))) {
@@ -124,11 +118,10 @@ class Pruner {
     const auto is_young = [&](system_clock::time_point changed) { return now - changed < options_.unfinished_after; };
     if (is_young(contents.Changed(now))) return false;
     for (const s3::UploadInfo& upload : contents.uploads) {
-      const auto found = series_.bucket().ListParts(upload, options_.interrupted);
+      const auto found = series_.bucket().ListParts(upload);
       if (!found && found.error().code == ErrorCode::kNotFound) continue;  // it was aborted, or is an object now
       if (!found) return found.error();
-      if (std::any_of(found->parts.begin(), found->parts.end(),
-                      [&](const s3::PartInfo& part) { return is_young(part.modified); })) {
+      if (std::ranges::any_of(found->parts, [&](const s3::PartInfo& part) { return is_young(part.modified); })) {
         return false;
       }
     }
@@ -140,25 +133,22 @@ class Pruner {
     const std::string prefix = series_.Prefix(version);
     Contents contents;
     // A push has a claim before its first upload, so the claim of each of these uploads is listed.
-    ASSIGN_OR_RETURN(contents.uploads, bucket.ListMultipartUploads(prefix, options_.interrupted));
+    ASSIGN_OR_RETURN(contents.uploads, bucket.ListMultipartUploads(prefix));
     if (options_.all_versions) {
-      ASSIGN_OR_RETURN(auto listing,
-                       bucket.ListVersions({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
+      ASSIGN_OR_RETURN(auto listing, bucket.ListVersions({.prefix = prefix, .limit = kMaximumObjects}));
       contents.versions = std::move(listing.versions);
       contents.objects = CurrentObjects(contents.versions);
     } else {
-      ASSIGN_OR_RETURN(auto listing,
-                       bucket.ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
+      ASSIGN_OR_RETURN(auto listing, bucket.ListObjects({.prefix = prefix, .limit = kMaximumObjects}));
       contents.objects = std::move(listing.objects);
     }
     const auto has = [&](const std::string& key) {
-      return std::any_of(contents.objects.begin(), contents.objects.end(),
-                         [&](const s3::ObjectInfo& object) { return object.key == key; });
+      return std::ranges::any_of(contents.objects, [&](const s3::ObjectInfo& object) { return object.key == key; });
     };
     contents.has_manifest = has(series_.ManifestKey(version));
     if (!has(series_.ClaimKey(version))) return contents;
     // A damaged claim is a claim; the objects have the time. So is one that another program removes now.
-    ASSIGN_OR_RETURN(auto claim, series_.FindClaim(version, options_.interrupted));
+    ASSIGN_OR_RETURN(auto claim, series_.FindClaim(version));
     contents.claim = claim ? std::move(*claim) : StoredClaim{};
     return contents;
   }
@@ -166,7 +156,7 @@ class Pruner {
   // True if a push made this number. Nobody else has such objects.
   bool WasOurs(uint64_t version, const Contents& contents) const {
     const std::string manifest = series_.ManifestKey(version), claim = series_.ClaimKey(version);
-    return std::any_of(contents.versions.begin(), contents.versions.end(), [&](const s3::ObjectVersion& object) {
+    return std::ranges::any_of(contents.versions, [&](const s3::ObjectVersion& object) {
       return object.key == manifest || object.key == claim;
     });
   }
@@ -197,7 +187,7 @@ class Pruner {
   // too. kBusy: the claim is not ours any more. kAgain: a push has completed the version before it could see our claim,
   // and has its own again.
   Result<void> RemoveClaimed(uint64_t version, Contents contents, bool complete) {
-    HeldClaim held(series_, version, options_.interrupted);
+    HeldClaim held(series_, version);
     const StoredClaim former = *contents.claim;
     Claim ours = MakeRemovingClaim();
     if (!complete) ours.replaces = former.claim.replaces.empty() ? former.claim.push : former.claim.replaces;
@@ -215,15 +205,15 @@ class Pruner {
       ASSIGN_OR_RETURN(contents, Examine(version));
       return RemoveDeleted(version, contents);
     }
-    return Error{ErrorCode::kNotEmpty,
-                 fmt::format("{}: another program writes there while it is removed; the next prune continues",
-                             series_.url(version))};
+    return MakeError(ErrorCode::kNotEmpty,
+                     "{}: another program writes there while it is removed; the next prune continues",
+                     series_.url(version));
   }
 
   // Looks whether the push with the claim `former` was faster. The manifest of a push that had lost its claim before
   // does not count.
   Result<void> Decide(uint64_t version, const StoredClaim& former, HeldClaim* held, Claim ours) {
-    const auto manifest = series_.LoadManifest(version, options_.interrupted);
+    const auto manifest = series_.LoadManifest(version);
     if (!manifest && !IsUnreadable(manifest.error().code) && manifest.error().code != ErrorCode::kNotFound) {
       return manifest.error();
     }
@@ -240,7 +230,7 @@ class Pruner {
   // Removes the old versions of objects of a version that has no objects any more, those of the claim last. Ends when a
   // push makes a claim: without versioning, all content of an object has the id "null", also what that push has made.
   Result<void> RemoveDeleted(uint64_t version, const Contents& contents) {
-    const HeldClaim none(series_, version, options_.interrupted);
+    const HeldClaim none(series_, version);
     RETURN_IF_ERROR(RemoveFiles(version, contents, none));
     return RemoveOneByOne(VersionsOf(series_.ClaimKey(version), contents), none);
   }
@@ -267,14 +257,14 @@ class Pruner {
 
   static std::vector<s3::ObjectVersion> VersionsOf(const std::string& key, const Contents& contents) {
     std::vector<s3::ObjectVersion> versions;
-    std::copy_if(contents.versions.begin(), contents.versions.end(), std::back_inserter(versions),
-                 [&](const s3::ObjectVersion& object) { return object.key == key; });
+    std::ranges::copy_if(contents.versions, std::back_inserter(versions),
+                         [&](const s3::ObjectVersion& object) { return object.key == key; });
     return versions;
   }
 
   // Begins with the oldest version, so that none becomes the current one. A request for several has no order.
   static Result<void> RemoveOneByOne(std::vector<s3::ObjectVersion> versions, const HeldClaim& held) {
-    std::reverse(versions.begin(), versions.end());
+    std::ranges::reverse(versions);
     MoveMarkersBack(versions);
     for (const s3::ObjectVersion& object : versions) {
       RETURN_IF_ERROR(held.DeleteObjects({&object, 1}));

@@ -23,7 +23,6 @@ struct PruneOptions {
   // removed. Without it, such a bucket frees no space.
   bool all_versions = false;
   bool dry_run = false;  // report what would be removed
-  s3::Interrupted interrupted = {};
 };
 
 struct PrunedVersion {

@@ -1,30 +1,159 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/pull.h"
 
-#include <fmt/format.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <memory>
-#include <utility>
+#include <cerrno>
+#include <mutex>
+#include <span>
 
 #include "client/file_limit.h"
+#include "common/make_error.h"
 #include "common/printable.h"
 #include "common/size_text.h"
-#include "remote/download.h"
 #include "remote/pull_directory.h"
-#include "remote/pull_writer.h"
 
 namespace weightfs::remote {
 namespace {
+
+// Writes downloaded parts. Creates each file before its first part, reserves its space, and gives it its attributes
+// after its last part. Large parts are written by a client::Handle, which bypasses a weightfs mount. Errors are full
+// lines that name the file. The directory, whose directories exist, and the plan must outlive the writer.
+class PullWriter {
+ public:
+  static Result<std::unique_ptr<PullWriter>> Create(PullDirectory& directory, const PullPlan& plan);
+
+  // Writes the files that have no parts. Must be called once.
+  Result<void> WriteSmallest();
+  // A sink for the jobs of the plan. Thread-safe.
+  Result<void> Write(const DownloadedPart& part);
+
+ private:
+  // Opened by the first part and closed by the last one.
+  struct File {
+    std::once_flag once;
+    Result<void> opened = {};
+    UniqueFd descriptor;
+    std::atomic<uint64_t> missing = 0;  // bytes
+  };
+  PullWriter(PullDirectory& directory, const PullPlan& plan, std::unique_ptr<client::Handle> handle);
+  Result<void> Open(size_t index);
+  Result<void> Reserve(const PlannedFile& planned, const File& file) const;
+  Result<void> WriteBytes(const File& file, std::string_view path, uint64_t offset,
+                          std::span<const std::byte> bytes) const;
+  Result<void> WritePieces(const PlannedFile& planned, const File& file, const DownloadedPart& part,
+                           uint64_t* written) const;
+
+  PullDirectory& directory_;
+  const PullPlan& plan_;
+  const std::unique_ptr<client::Handle> handle_;
+  const std::unique_ptr<File[]> files_;  // one for each file of the plan
+};
+
+Result<std::unique_ptr<PullWriter>> PullWriter::Create(PullDirectory& directory, const PullPlan& plan) {
+  ASSIGN_OR_RETURN(auto handle, client::Handle::Create({}));
+  return std::unique_ptr<PullWriter>(new PullWriter(directory, plan, std::move(handle)));
+}
+
+PullWriter::PullWriter(PullDirectory& directory, const PullPlan& plan, std::unique_ptr<client::Handle> handle)
+    : directory_(directory),
+      plan_(plan),
+      handle_(std::move(handle)),
+      files_(std::make_unique<File[]>(plan.files.size())) {
+  for (size_t index = 0; index < plan.files.size(); ++index) {
+    const PlannedFile& planned = plan.files[index];
+    files_[index].missing = planned.slice ? planned.size() - planned.slice->head.size() : planned.size();
+  }
+}
+
+Result<void> PullWriter::WriteSmallest() {
+  for (size_t index = 0; index < plan_.files.size(); ++index) {
+    if (files_[index].missing > 0) continue;
+    RETURN_IF_ERROR(Open(index));
+    RETURN_IF_ERROR(directory_.Finish(*plan_.files[index].entry, std::move(files_[index].descriptor)));
+  }
+  return {};
+}
+
+Result<void> PullWriter::Write(const DownloadedPart& part) {
+  const PlannedFile& planned = plan_.files[part.job];
+  File& file = files_[part.job];
+  std::call_once(file.once, [&] { file.opened = Open(part.job); });
+  RETURN_IF_ERROR(file.opened);
+  uint64_t written = part.bytes.size();
+  if (planned.slice) {
+    RETURN_IF_ERROR(WritePieces(planned, file, part, &written));
+  } else {
+    RETURN_IF_ERROR(WriteBytes(file, planned.entry->path, part.offset, part.bytes));
+  }
+  if (written == 0 || file.missing.fetch_sub(written) != written) return {};
+  return directory_.Finish(*planned.entry, std::move(file.descriptor));
+}
+
+Result<void> PullWriter::Open(size_t index) {
+  const PlannedFile& planned = plan_.files[index];
+  File& file = files_[index];
+  ASSIGN_OR_RETURN(file.descriptor, directory_.MakeFile(planned.entry->path));
+  RETURN_IF_ERROR(Reserve(planned, file));
+  if (!planned.slice) return {};
+  return WriteBytes(file, planned.entry->path, 0, std::as_bytes(std::span(planned.slice->head)));
+}
+
+Result<void> PullWriter::Reserve(const PlannedFile& planned, const File& file) const {
+  if (planned.size() < client::kLeaseFrom) return {};
+  const auto size = static_cast<off_t>(planned.size());
+  if (fallocate(file.descriptor.get(), 0, 0, size) == 0) return {};
+  if (errno == EOPNOTSUPP && ftruncate(file.descriptor.get(), size) == 0) return {};
+  return SystemError(directory_.target() + "/" + planned.entry->path, "cannot reserve its space");
+}
+
+Result<void> PullWriter::WriteBytes(const File& file, std::string_view path, uint64_t offset,
+                                    std::span<const std::byte> bytes) const {
+  const auto named = [&](int error_number) {
+    return SystemError(fmt::format("{}/{}", directory_.target(), path),
+                       fmt::format("cannot write at offset {}", offset), error_number);
+  };
+  if (bytes.size() >= client::kLeaseFrom) {
+    const auto written = handle_->Write(file.descriptor.get(), client::MemoryView(bytes),
+                                        {.offset = offset, .own_errors = true, .stable = true});
+    if (!written) return named(written.error().error_number());
+    return {};
+  }
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t count =
+        pwrite(file.descriptor.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return named(count == 0 ? EIO : errno);
+    done += static_cast<size_t>(count);
+  }
+  return {};
+}
+
+Result<void> PullWriter::WritePieces(const PlannedFile& planned, const File& file, const DownloadedPart& part,
+                                     uint64_t* written) const {
+  *written = 0;
+  const std::vector<SlicePiece>& pieces = planned.slice->pieces;
+  const uint64_t end = part.offset + part.bytes.size();
+  auto piece =
+      std::ranges::upper_bound(pieces, part.offset, {}, [](const SlicePiece& at) { return at.from + at.size; });
+  for (; piece != pieces.end() && piece->from < end; ++piece) {
+    const uint64_t from = std::max(piece->from, part.offset), until = std::min(piece->from + piece->size, end);
+    RETURN_IF_ERROR(WriteBytes(file, planned.entry->path, piece->to + (from - piece->from),
+                               part.bytes.subspan(from - part.offset, until - from)));
+    *written += until - from;
+  }
+  return {};
+}
 
 // A write beyond the limit would kill the process.
 Result<void> CheckFileLimit(const PullPlan& plan) {
   const uint64_t limit = client::FileSizeLimit();
   for (const PlannedFile& file : plan.files) {
     if (file.size() <= limit) continue;
-    return Error{ErrorCode::kFileTooBig, fmt::format("{}: it has {}, and the limit of this process is {} (ulimit -f)",
-                                                     Printable(file.entry->path), FormatSize(ByteCount{file.size()}),
-                                                     FormatSize(ByteCount{limit}))};
+    return MakeError(ErrorCode::kFileTooBig, "{}: it has {}, and the limit of this process is {} (ulimit -f)",
+                     Printable(file.entry->path), FormatSize(ByteCount{file.size()}), FormatSize(ByteCount{limit}));
   }
   return {};
 }
@@ -52,10 +181,10 @@ void WarnOfLinks(const PullPlan& plan, const std::string& directory,
 Result<void> CheckMayPublish(const PullDirectory& directory, const PullPlan& plan) {
   const size_t inodes = plan.files.size() + plan.directories.size() + plan.links.size();
   if (inodes > client::kMaximumPublication) {
-    return Error{ErrorCode::kTooLarge,
-                 fmt::format("{}: it cannot be published: it would have {} files and directories, "
-                             "and a publication has at most {}",
-                             Printable(directory.target()), inodes, client::kMaximumPublication)};
+    return MakeError(
+        ErrorCode::kTooLarge,
+        "{}: it cannot be published: it would have {} files and directories, and a publication has at most {}",
+        Printable(directory.target()), inodes, client::kMaximumPublication);
   }
   const auto publication = client::PublicationOf(directory.root(), directory.temporary());
   if (publication || publication.error().code == ErrorCode::kNoAttribute) return {};
@@ -65,22 +194,19 @@ Result<void> CheckMayPublish(const PullDirectory& directory, const PullPlan& pla
 
 }  // namespace
 
-Result<Manifest> FindVersion(const Series& series, std::optional<uint64_t> version,
-                             const s3::Interrupted& interrupted) {
-  if (!version) return series.LoadLatest(interrupted);
-  auto manifest = series.Load(*version, interrupted);
+Result<Manifest> FindVersion(const Series& series, std::optional<uint64_t> version) {
+  if (!version) return series.LoadLatest();
+  auto manifest = series.Load(*version);
   if (manifest || manifest.error().code != ErrorCode::kNotFound) return manifest;
-  return Error{ErrorCode::kNotFound, fmt::format("{}: there is no such version, or it was not pushed completely; "
-                                                 "'weightfs versions {}' lists them",
-                                                 series.url(*version), series.url())};
+  return MakeError(ErrorCode::kNotFound,
+                   "{}: there is no such version, or it was not pushed completely; 'weightfs versions {}' lists them",
+                   series.url(*version), series.url());
 }
 
 Result<PullReport> Pull(const Series& series, const Manifest& manifest, const std::string& directory,
                         const PullOptions& options) {
   ASSIGN_OR_RETURN(const auto target, PullDirectory::Create(directory));
-  const DownloadOptions download = {
-      .connections = options.connections, .progress = options.progress, .interrupted = options.interrupted};
-  ASSIGN_OR_RETURN(const PullPlan plan, PlanPull(series, manifest, options.files, options.slices, download));
+  ASSIGN_OR_RETURN(const PullPlan plan, PlanPull(series, manifest, options.files, options.slices));
   if (options.publish) RETURN_IF_ERROR(CheckMayPublish(*target, plan));
   RETURN_IF_ERROR(CheckFileLimit(plan));
   RETURN_IF_ERROR(CheckSpace(plan, *target));
@@ -90,12 +216,12 @@ Result<PullReport> Pull(const Series& series, const Manifest& manifest, const st
   ASSIGN_OR_RETURN(const auto writer, PullWriter::Create(*target, plan));
   RETURN_IF_ERROR(writer->WriteSmallest());
   const auto write = [&](const DownloadedPart& part) { return writer->Write(part); };
-  ASSIGN_OR_RETURN(const DownloadReport downloaded, Download(series, manifest, plan.Jobs(), write, download));
+  ASSIGN_OR_RETURN(const DownloadReport downloaded, Download(series, manifest, plan.Jobs(), write, options.progress));
   // A directory may become read-only, and its time changes with its entries.
   for (auto entry = plan.directories.rbegin(); entry != plan.directories.rend(); ++entry) {
     RETURN_IF_ERROR(target->Finish(**entry));
   }
-  if (options.interrupted && options.interrupted()) {
+  if (series.bucket().is_interrupted()) {
     return Error{ErrorCode::kCancelled, series.url(manifest.version) + ": the pull was interrupted"};
   }
   RETURN_IF_ERROR(target->Commit());

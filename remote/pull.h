@@ -22,9 +22,7 @@ struct PullOptions {
   // Publishes the new directory at the end, with the version's number, even if it has lost its name to another one
   // meanwhile. Needs a weightfs mount, which is checked first.
   bool publish = false;
-  unsigned connections = 16;
   client::Progress progress = {};                          // bytes downloaded; on the calling thread
-  s3::Interrupted interrupted = {};                        // true ends the pull with kCancelled; on the calling thread
   std::function<void(const std::string& line)> warn = {};  // about lost attributes, and links that lead out
 };
 
@@ -38,8 +36,7 @@ struct PullReport {
 };
 
 // Returns the manifest of a version, or of the greatest one. kNotFound, with the next step, if there is none.
-Result<Manifest> FindVersion(const Series& series, std::optional<uint64_t> version,
-                             const s3::Interrupted& interrupted = {});
+Result<Manifest> FindVersion(const Series& series, std::optional<uint64_t> version);
 
 // Copies the version of the manifest into `directory`, which must not exist, or be empty; its parent must exist. The
 // directory appears in one step, complete, verified and durable, or not at all: then everything is as before. A process

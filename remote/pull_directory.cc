@@ -3,10 +3,8 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
@@ -15,40 +13,31 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <utility>
-#include <vector>
 
+#include "common/make_error.h"
 #include "common/mounts.h"
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "common/syncfs.h"
 #include "common/umask.h"
 #include "remote/beneath.h"
-#include "remote/remove_tree.h"
 
 namespace weightfs::remote {
 namespace {
 
 constexpr int kDirectoryFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
 constexpr std::string_view kInfix = ".weightfs-pull-";
-constexpr size_t kRandomLetters = 8;
+constexpr size_t kRandomDigits = 8;
 constexpr size_t kMaximumName = 200;  // bytes of the target's name in the temporary one, which has 255 at most
 // Not the bits that run a program as another user: the owner is not the one that the bits were given for.
 constexpr uint32_t kModeBits = 01777;
 // Directories, the ends of files, and the catalog of the filesystem.
 constexpr uint64_t kSpareBytes = 1 << 20;
 
-// How everything below the directory becomes durable.
-enum class Durability : unsigned char {
-  kRename,  // a weightfs mount commits everything below a directory before it renames it
-  kSyncfs,
-  kFsync,  // of each file: other FUSE filesystems ignore syncfs, and before Linux 5.8 it reports no error
-};
-
-Durability DurabilityOf(int directory) {
+PullDirectory::Durability DurabilityOf(int directory) {
+  using Durability = PullDirectory::Durability;
   struct statfs filesystem {};
   if (fstatfs(directory, &filesystem) != 0 || filesystem.f_type != FUSE_SUPER_MAGIC) {
     return SyncfsReportsErrors() ? Durability::kSyncfs : Durability::kFsync;
@@ -57,8 +46,8 @@ Durability DurabilityOf(int directory) {
   const auto mounts = ReadMounts();
   if (fstat(directory, &status) != 0 || !mounts) return Durability::kFsync;
   const auto device = fmt::format("{}:{}", major(status.st_dev), minor(status.st_dev));
-  const bool ours = std::any_of(mounts->begin(), mounts->end(),
-                                [&](const MountEntry& mount) { return mount.device == device && IsWeightfs(mount); });
+  const bool ours = std::ranges::any_of(
+      *mounts, [&](const MountEntry& mount) { return mount.device == device && IsWeightfs(mount); });
   return ours ? Durability::kRename : Durability::kFsync;
 }
 
@@ -78,16 +67,6 @@ Result<UniqueFd> OpenDirectory(const std::string& path) {
   return opened;
 }
 
-std::string RandomLetters() {
-  constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz012345";
-  std::array<uint8_t, kRandomLetters> bytes{};
-  // It returns so few bytes at once, always.
-  static_cast<void>(getrandom(bytes.data(), bytes.size(), 0));
-  std::string letters;
-  for (const uint8_t byte : bytes) letters += kLetters[byte % kLetters.size()];
-  return letters;
-}
-
 // True if the open directory still has this name.
 bool IsStill(int directory, int parent, const std::string& name) {
   struct stat opened {
@@ -104,20 +83,13 @@ timespec ToTimespec(int64_t since_epoch_ns) {
 
 }  // namespace
 
-struct PullDirectory::State {
-  const mode_t mask = CurrentUmask();
-  Durability durability = Durability::kFsync;
-  std::atomic<bool> lost_attributes = false;
-};
-
-PullDirectory::PullDirectory() : state_(std::make_unique<State>()) {}
-
 Result<std::unique_ptr<PullDirectory>> PullDirectory::Create(const std::string& target) {
   std::unique_ptr<PullDirectory> directory(new PullDirectory());
   RETURN_IF_ERROR(directory->FindTarget(target));
   directory->RemoveLeftovers();
   RETURN_IF_ERROR(directory->MakeTemporary());
-  directory->state_->durability = DurabilityOf(directory->root_.get());
+  directory->mask_ = CurrentUmask();
+  directory->durability_ = DurabilityOf(directory->root_.get());
   return directory;
 }
 
@@ -143,7 +115,7 @@ Result<void> PullDirectory::FindTarget(const std::string& target) {
     return SystemError(target_, "cannot examine it");
   }
   const auto refuse = [&](ErrorCode code, std::string_view why) -> Result<void> {
-    return Error{code, fmt::format("{}: {}; name a directory that does not exist", Printable(target_), why)};
+    return MakeError(code, "{}: {}; name a directory that does not exist", Printable(target_), why);
   };
   if (!S_ISDIR(status.st_mode)) return refuse(ErrorCode::kExists, "it exists and is no directory");
   if (fstat(parent_.get(), &above) != 0) return SystemError(parent, "cannot examine it");
@@ -162,7 +134,7 @@ void PullDirectory::RemoveLeftovers() const {
   const auto names = ListNames(parent_.get(), target_);
   if (!names) return;
   for (const std::string& name : *names) {
-    if (!name.starts_with(prefix) || name.size() != prefix.size() + kRandomLetters) continue;
+    if (!name.starts_with(prefix) || name.size() != prefix.size() + kRandomDigits) continue;
     const UniqueFd directory(openat(parent_.get(), name.c_str(), kDirectoryFlags));
     if (!directory || flock(directory.get(), LOCK_EX | LOCK_NB) != 0) continue;
     if (IsStill(directory.get(), parent_.get(), name)) RemoveTree(parent_.get(), name);
@@ -174,7 +146,7 @@ Result<void> PullDirectory::MakeTemporary() {
   const std::string above = slash == std::string::npos ? "" : target_.substr(0, slash + 1);
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    temporary_name_ = "." + name_.substr(0, kMaximumName) + std::string(kInfix) + RandomLetters();
+    temporary_name_ = "." + name_.substr(0, kMaximumName) + std::string(kInfix) + RandomId().substr(0, kRandomDigits);
     temporary_ = above + temporary_name_;
     if (mkdirat(parent_.get(), temporary_name_.c_str(), 0700) != 0) {
       if (errno == EEXIST) continue;
@@ -197,13 +169,12 @@ Result<void> PullDirectory::CheckSpace(uint64_t bytes, uint64_t inodes) const {
   if (fstatvfs(root_.get(), &space) != 0) return SystemError(temporary_, "cannot examine the free space");
   const uint64_t free = uint64_t{space.f_bavail} * space.f_frsize;
   if (free < bytes + std::min(kSpareBytes, bytes / 8)) {
-    return Error{ErrorCode::kNoSpace,
-                 fmt::format("{}: the pull needs {}, and {} are free: delete something first", Printable(target_),
-                             FormatSize(ByteCount{bytes}), FormatSize(ByteCount{free}))};
+    return MakeError(ErrorCode::kNoSpace, "{}: the pull needs {}, and {} are free: delete something first",
+                     Printable(target_), FormatSize(ByteCount{bytes}), FormatSize(ByteCount{free}));
   }
   if (space.f_files != 0 && space.f_favail < inodes) {
-    return Error{ErrorCode::kNoSpace, fmt::format("{}: the pull needs {} files and directories, and {} are free",
-                                                  Printable(target_), inodes, space.f_favail)};
+    return MakeError(ErrorCode::kNoSpace, "{}: the pull needs {} files and directories, and {} are free",
+                     Printable(target_), inodes, space.f_favail);
   }
   return {};
 }
@@ -262,18 +233,18 @@ Result<void> PullDirectory::SetStatus(int file, const std::string& path, uint32_
   for (const auto& [name, value] : attributes) {
     if (fsetxattr(file, name.c_str(), value.data(), value.size(), 0) == 0) continue;
     if (errno != EOPNOTSUPP) return SystemError(path, "cannot set the attribute " + Printable(name));
-    state_->lost_attributes = true;
+    lost_attributes_ = true;
     break;
   }
-  if (fchmod(file, mode & kModeBits & ~state_->mask) != 0) return SystemError(path, "cannot set its mode");
+  if (fchmod(file, mode & kModeBits & ~mask_) != 0) return SystemError(path, "cannot set its mode");
   const timespec times[] = {{.tv_sec = 0, .tv_nsec = UTIME_NOW}, ToTimespec(modified_ns)};
   if (futimens(file, times) != 0) return SystemError(path, "cannot set its time");
-  if (state_->durability == Durability::kFsync && fsync(file) != 0) return SystemError(path, "cannot write it");
+  if (durability_ == Durability::kFsync && fsync(file) != 0) return SystemError(path, "cannot write it");
   return {};
 }
 
 Result<void> PullDirectory::Commit() {
-  if (state_->durability == Durability::kSyncfs && syncfs(root_.get()) != 0) {
+  if (durability_ == Durability::kSyncfs && syncfs(root_.get()) != 0) {
     return SystemError(temporary_, "cannot write it");
   }
   RETURN_IF_ERROR(Rename());
@@ -294,8 +265,6 @@ Result<void> PullDirectory::Rename() const {
   if (renameat(parent_.get(), from, parent_.get(), to) == 0) return {};
   return SystemError(target_, "cannot rename the complete pull to it");
 }
-
-bool PullDirectory::lost_attributes() const { return state_->lost_attributes; }
 
 std::string PullDirectory::PathOf(std::string_view path) const { return fmt::format("{}/{}", temporary_, path); }
 

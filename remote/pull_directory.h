@@ -2,6 +2,7 @@
 // The directory in which a pull works: a temporary one beside its target, which becomes the target in one step.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,6 +20,13 @@ namespace weightfs::remote {
 // are full lines that name the path. MakeFile and Finish are thread-safe, everything else is externally synchronized.
 class PullDirectory {
  public:
+  // How everything below the directory becomes durable.
+  enum class Durability : unsigned char {
+    kRename,  // a weightfs mount commits everything below a directory before it renames it
+    kSyncfs,
+    kFsync,  // of each file: other FUSE filesystems ignore syncfs, and before Linux 5.8 it reports no error
+  };
+
   // The target must not exist, or be an empty directory that is not a mount point. Its parent must exist. kExists,
   // kNotEmpty, kNotFound, kInvalid, and the errors of creating a directory there.
   static Result<std::unique_ptr<PullDirectory>> Create(const std::string& target);
@@ -52,11 +60,10 @@ class PullDirectory {
   Result<void> Commit();
 
   // True if attributes were lost because the filesystem has none.
-  bool lost_attributes() const;
+  bool lost_attributes() const { return lost_attributes_; }
 
  private:
-  struct State;
-  PullDirectory();
+  PullDirectory() = default;
   Result<void> FindTarget(const std::string& target);
   void RemoveLeftovers() const;
   Result<void> MakeTemporary();
@@ -71,7 +78,9 @@ class PullDirectory {
   bool replaces_ = false;  // the target is an empty directory
   bool committed_ = false;
   UniqueFd parent_, root_;  // root_ holds the lock
-  const std::unique_ptr<State> state_;
+  mode_t mask_ = 0;
+  Durability durability_ = Durability::kFsync;
+  std::atomic<bool> lost_attributes_ = false;
 };
 
 }  // namespace weightfs::remote

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/pull_plan.h"
 
-#include <fmt/format.h>
 #include <fnmatch.h>
 
 #include <algorithm>
@@ -9,9 +8,8 @@
 #include <functional>
 #include <numeric>
 #include <set>
-#include <string_view>
-#include <utility>
 
+#include "common/make_error.h"
 #include "common/printable.h"
 
 namespace weightfs::remote {
@@ -32,8 +30,8 @@ bool Matches(const std::string& pattern, const std::string& path) {
 using SlicedFiles = std::map<size_t, std::vector<std::string>>;
 
 Error MatchesNothing(const Series& series, const Manifest& manifest, const char* option, const std::string& pattern) {
-  return {ErrorCode::kNotFound, fmt::format("{}: {} '{}' matches no file of the version", series.url(manifest.version),
-                                            option, Printable(pattern))};
+  return MakeError(ErrorCode::kNotFound, "{}: {} '{}' matches no file of the version", series.url(manifest.version),
+                   option, Printable(pattern));
 }
 
 Result<SlicedFiles> FindSliced(const Series& series, const Manifest& manifest,
@@ -67,7 +65,6 @@ struct SlicedFile {
 
 // Passes on the first bytes of each file, which are read in batches.
 Result<void> ReadHeads(const Series& series, const Manifest& manifest, const std::vector<SlicedFile>& files,
-                       const DownloadOptions& options,
                        const std::function<Result<void>(const SlicedFile& file, std::string_view head)>& take) {
   for (size_t begin = 0, end = 0; begin < files.size(); begin = end) {
     std::vector<std::string> heads;
@@ -85,14 +82,13 @@ Result<void> ReadHeads(const Series& series, const Manifest& manifest, const std
       std::memcpy(heads[part.job].data() + part.offset, part.bytes.data(), part.bytes.size());
       return {};
     };
-    RETURN_IF_ERROR(Download(series, manifest, jobs, copy, options));
+    RETURN_IF_ERROR(Download(series, manifest, jobs, copy));
     for (size_t at = 0; at < heads.size(); ++at) RETURN_IF_ERROR(take(files[begin + at], heads[at]));
   }
   return {};
 }
 
-Result<void> PlanSlices(const Series& series, const Manifest& manifest, const SlicedFiles& sliced,
-                        const DownloadOptions& options, PullPlan* plan) {
+Result<void> PlanSlices(const Series& series, const Manifest& manifest, const SlicedFiles& sliced, PullPlan* plan) {
   if (sliced.empty()) return {};
   std::vector<SlicedFile> files, longer;
   for (const auto& [index, patterns] : sliced) files.push_back({&manifest.files[index], &patterns});
@@ -121,11 +117,10 @@ Result<void> PlanSlices(const Series& series, const Manifest& manifest, const Sl
     plan->files.push_back({file.entry, std::move(*slice)});
     return {};
   };
-  RETURN_IF_ERROR(ReadHeads(series, manifest, files, options, take));
-  RETURN_IF_ERROR(ReadHeads(series, manifest, std::exchange(longer, {}), options, take));
+  RETURN_IF_ERROR(ReadHeads(series, manifest, files, take));
+  RETURN_IF_ERROR(ReadHeads(series, manifest, std::exchange(longer, {}), take));
   if (tensors > 0) return {};
-  return Error{ErrorCode::kNotFound,
-               fmt::format("{}: no name of a tensor matches --slice", series.url(manifest.version))};
+  return MakeError(ErrorCode::kNotFound, "{}: no name of a tensor matches --slice", series.url(manifest.version));
 }
 
 // Whole blocks with all pieces.
@@ -165,7 +160,7 @@ std::vector<DownloadJob> PullPlan::Jobs() const {
 }
 
 Result<PullPlan> PlanPull(const Series& series, const Manifest& manifest, const std::vector<std::string>& files,
-                          const std::vector<SliceRequest>& slices, DownloadOptions download) {
+                          const std::vector<SliceRequest>& slices) {
   ASSIGN_OR_RETURN(const SlicedFiles sliced, FindSliced(series, manifest, slices));
   const bool everything = files.empty() && slices.empty();
   std::vector<bool> used(files.size(), false);
@@ -189,10 +184,8 @@ Result<PullPlan> PlanPull(const Series& series, const Manifest& manifest, const 
   for (size_t at = 0; at < files.size(); ++at) {
     if (!used[at]) return MatchesNothing(series, manifest, "--files", files[at]);
   }
-  download.progress = {};
-  RETURN_IF_ERROR(PlanSlices(series, manifest, sliced, download, &plan));
-  std::sort(plan.files.begin(), plan.files.end(),
-            [](const PlannedFile& a, const PlannedFile& b) { return a.entry->first_block < b.entry->first_block; });
+  RETURN_IF_ERROR(PlanSlices(series, manifest, sliced, &plan));
+  std::ranges::sort(plan.files, {}, [](const PlannedFile& file) { return file.entry->first_block; });
   std::set<std::string_view> needed = {""};
   for (const PlannedFile& file : plan.files) AddParents(file.entry->path, &needed);
   for (const LinkEntry* link : plan.links) AddParents(link->path, &needed);

@@ -40,10 +40,9 @@ struct PullPlan {
 };
 
 // Plans a pull of the files and links whose paths match `files`, and of slices. Without either it has everything. A
-// file that `slices` name is never pulled as a whole. Reads the headers of sliced files, with the callbacks and limits
-// of `download`, whose progress is not reported. Errors are one full line: kNotFound for a pattern that matches
-// nothing, kInvalid for a file that is no safetensors file, and those of Download.
+// file that `slices` name is never pulled as a whole. Reads the headers of sliced files. Errors are one full line:
+// kNotFound for a pattern that matches nothing, kInvalid for a file that is no safetensors file, and those of Download.
 Result<PullPlan> PlanPull(const Series& series, const Manifest& manifest, const std::vector<std::string>& files,
-                          const std::vector<SliceRequest>& slices, DownloadOptions download);
+                          const std::vector<SliceRequest>& slices);
 
 }  // namespace weightfs::remote

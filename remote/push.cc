@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/push.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <map>
-#include <optional>
-#include <set>
-#include <utility>
-#include <vector>
 
 #include "client/parent_identity.h"
 #include "client/publication.h"
 #include "common/hex.h"
+#include "common/make_error.h"
 #include "common/printable.h"
 #include "common/utc_time.h"
 #include "remote/download.h"
-#include "remote/local_tree.h"
 #include "remote/push_claim.h"
 #include "remote/upload.h"
 #include "s3/location.h"
@@ -99,8 +91,8 @@ Result<void> Pusher::ChooseVersion() {
     return Error{ErrorCode::kInvalid, "a version is a number from 1 to 2^63 - 1"};
   }
   if (publication_ && options_.version.value_or(publication_->version) != publication_->version) {
-    return Error{ErrorCode::kInvalid, fmt::format("{}: published as version {}, so it cannot be pushed as version {}",
-                                                  Printable(path_), publication_->version, *options_.version)};
+    return MakeError(ErrorCode::kInvalid, "{}: published as version {}, so it cannot be pushed as version {}",
+                     Printable(path_), publication_->version, *options_.version);
   }
   manifest().version = publication_       ? publication_->version
                        : options_.version ? *options_.version
@@ -122,7 +114,7 @@ std::string Pusher::Origin() const {
 
 // True if an earlier push of the same source has made the version. If its manifest does not count, the claim decides.
 Result<bool> Pusher::WasCompleted() {
-  const auto existing = series_.LoadManifest(manifest().version, options_.interrupted);
+  const auto existing = series_.LoadManifest(manifest().version);
   if (!existing && existing.error().code == ErrorCode::kNotFound) return false;
   if (!existing && existing.error().code != ErrorCode::kCorrupt) return existing.error();
   ASSIGN_OR_RETURN(const auto claim, claim_->held().Find());
@@ -133,17 +125,16 @@ Result<bool> Pusher::WasCompleted() {
   const bool ours = existing->push == manifest().push;
   if (!claim && (ours || replaces)) return false;
   if (!claim) {
-    return Error{ErrorCode::kExists,
-                 fmt::format("{}: has a manifest without a claim, from {}, {}, so it is no version; replace it with "
-                             "--take-over, or use another number with --version",
-                             url(), existing->source, FormatUtc(existing->created_ns))};
+    return MakeError(ErrorCode::kExists,
+                     "{}: has a manifest without a claim, from {}, {}, so it is no version; replace it with "
+                     "--take-over, or use another number with --version",
+                     url(), existing->source, FormatUtc(existing->created_ns));
   }
   if (!ours) {
-    return Error{ErrorCode::kExists,
-                 fmt::format("{}: exists already, from {}, {}; push it as another version with --version", url(),
-                             existing->source, FormatUtc(existing->created_ns))};
+    return MakeError(ErrorCode::kExists, "{}: exists already, from {}, {}; push it as another version with --version",
+                     url(), existing->source, FormatUtc(existing->created_ns));
   }
-  const auto verified = options_.verify ? VerifyVersion(series_, *existing, options_) : Result<void>();
+  const auto verified = options_.verify ? VerifyVersion(series_, *existing, options_.progress) : Result<void>();
   if (!verified) RETURN_IF_ERROR(Repair(verified.error(), *claim));
   report_.existed = verified.has_value();
   return report_.existed;
@@ -161,8 +152,7 @@ Result<void> Pusher::Repair(const Error& damage, const StoredClaim& claim) {
 
 Result<std::map<std::string, SentObject>> Pusher::ListObjects() const {
   const std::string prefix = series_.Prefix(manifest().version);
-  ASSIGN_OR_RETURN(const auto listing,
-                   series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
+  ASSIGN_OR_RETURN(const auto listing, series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}));
   std::map<std::string, SentObject> objects;
   for (const s3::ObjectInfo& object : listing.objects) objects[object.key] = {object.size, object.etag};
   return objects;
@@ -173,7 +163,7 @@ Result<Leftovers> Pusher::FindLeftovers(bool first) {
   Leftovers leftovers;
   if (first && claim_->is_new()) return leftovers;
   const std::string prefix = series_.Prefix(manifest().version);
-  ASSIGN_OR_RETURN(leftovers_, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
+  ASSIGN_OR_RETURN(leftovers_, series_.bucket().ListMultipartUploads(prefix));
   if (!claim_->trusts_objects()) return leftovers;
   for (const s3::UploadInfo& upload : leftovers_) {
     if (!abandoned_.contains(upload.upload_id)) leftovers.uploads[upload.key].push_back(upload.upload_id);
@@ -187,7 +177,6 @@ Result<void> Pusher::Send(bool first) {
   ASSIGN_OR_RETURN(Leftovers leftovers, FindLeftovers(first));
   Uploader::Options options;
   if (options_.progress) options.progress = [&](uint64_t done) { options_.progress(done, report_.bytes); };
-  options.interrupted = options_.interrupted;
   // A push that was taken over must not write into the version of the other one.
   options.check = [this, next = Clock::now() + options_.claim_check]() mutable -> Result<void> {
     if (Clock::now() < next) return {};
@@ -219,7 +208,7 @@ Result<void> Pusher::SendAndVerify() {
     bool passes = !done && (done.error().code == ErrorCode::kNotFound || done.error().code == ErrorCode::kAgain);
     std::string damaged;
     if (done && options_.verify) {
-      done = VerifyVersion(series_, manifest(), options_);
+      done = VerifyVersion(series_, manifest(), options_.progress);
       if (!done) damaged = done.error().path;
       passes = !damaged.empty() &&
                (done.error().code == ErrorCode::kCorrupt || done.error().code == ErrorCode::kNotFound);
@@ -261,9 +250,9 @@ Result<void> Pusher::CheckObjects() {
   }
   if (first.empty()) return {};
   RETURN_IF_ERROR(claim_->held().Check());
-  return Error{ErrorCode::kNotFound,
-               fmt::format("{}: another program has removed or replaced it in the bucket during this push",
-                           s3::ToString({series_.bucket().name(), first}))};
+  return MakeError(ErrorCode::kNotFound,
+                   "{}: another program has removed or replaced it in the bucket during this push",
+                   s3::ToString({series_.bucket().name(), first}));
 }
 
 // True only of a source whose files are still those that were sent.
@@ -287,10 +276,10 @@ Result<void> Pusher::CheckKeys() const {
   for (const FileEntry& file : manifest().files) {
     const size_t size = series_.Key(manifest().version, file.path).size();
     if (size <= s3::kMaxKey) continue;
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("{}/{}: its key in the bucket would have {} bytes, and S3 allows {}: use shorter names, "
-                             "or a shorter URL",
-                             tree_.root, Printable(file.path), size, s3::kMaxKey)};
+    return MakeError(
+        ErrorCode::kInvalid,
+        "{}/{}: its key in the bucket would have {} bytes, and S3 allows {}: use shorter names, or a shorter URL",
+        tree_.root, Printable(file.path), size, s3::kMaxKey);
   }
   return {};
 }
@@ -301,16 +290,14 @@ Result<void> Pusher::CheckMagnitude() const {
   const auto digits = [](uint64_t number) { return std::to_string(number).size(); };
   const size_t of_times = digits(UtcVersion(0));
   if (options_.version || digits(manifest().version) != of_times) return {};
-  ASSIGN_OR_RETURN(const auto numbers, series_.Numbers(options_.interrupted));
+  ASSIGN_OR_RETURN(const auto numbers, series_.Numbers());
   const auto other = std::ranges::find_if(numbers, [&](uint64_t number) { return digits(number) != of_times; });
   if (other == numbers.end() || std::ranges::find(numbers, manifest().version) != numbers.end()) return {};
-  return Error{ErrorCode::kInvalid,
-               fmt::format("{}: the version of {} is a time, {}, but {} has others, such as {}: give it one of them "
-                           "{}, or use another URL",
-                           Printable(path_), publication_ ? "the publication" : "this push", manifest().version,
-                           series_.url(), *other,
-                           publication_ ? "with 'weightfs publish --undo' and 'weightfs publish --version N'"
-                                        : "with --version N")};
+  return MakeError(
+      ErrorCode::kInvalid,
+      "{}: the version of {} is a time, {}, but {} has others, such as {}: give it one of them {}, or use another URL",
+      Printable(path_), publication_ ? "the publication" : "this push", manifest().version, series_.url(), *other,
+      publication_ ? "with 'weightfs publish --undo' and 'weightfs publish --version N'" : "with --version N");
 }
 
 // The slices' hashes are not known yet.
@@ -318,10 +305,10 @@ Result<void> Pusher::CheckManifestSize() const {
   constexpr uint64_t kSliceLine = 80;
   const uint64_t size = manifest().Encode().size() + (manifest().blocks() / kSliceBlocks + 1) * kSliceLine;
   if (size <= kMaximumManifest) return {};
-  return Error{ErrorCode::kTooLarge,
-               fmt::format("{}: the names and attributes of {} files need a manifest of {} MiB, and the limit is {}: "
-                           "push its subdirectories instead",
-                           Printable(path_), manifest().files.size(), size >> 20, kMaximumManifest >> 20)};
+  return MakeError(ErrorCode::kTooLarge,
+                   "{}: the names and attributes of {} files need a manifest of {} MiB, and the limit is {}: push its "
+                   "subdirectories instead",
+                   Printable(path_), manifest().files.size(), size >> 20, kMaximumManifest >> 20);
 }
 
 // The claim decides whose version it is. A push that lost it may have written its manifest at the last moment; and we
@@ -332,21 +319,21 @@ Result<void> Pusher::WriteManifest() {
   for (int attempt = 1; attempt <= kPushAttempts; ++attempt) {
     const auto put = claim_->held().Change([&](const s3::GuardPtr& guard) -> Result<void> {
       const s3::PutOptions options{.if_none_match = true, .guard = guard};
-      RETURN_IF_ERROR(series_.bucket().PutObject(key, text, options, options_.interrupted));
+      RETURN_IF_ERROR(series_.bucket().PutObject(key, text, options));
       return {};
     });
     if (!put && put.error().code == ErrorCode::kBusy) RETURN_IF_ERROR(ConfirmClaim());
     const bool is_open = !put && put.error().code == ErrorCode::kIo;
     if (!put && !is_open && put.error().code != ErrorCode::kExists) return put.error();
     // An attempt whose answer was lost may have written it, and so may a second push of the same source.
-    const auto found = series_.LoadManifest(manifest().version, options_.interrupted);
+    const auto found = series_.LoadManifest(manifest().version);
     if (found && found->push == manifest().push) return ConfirmClaim();
     const bool is_gone = !found && found.error().code == ErrorCode::kNotFound;
     if (!found && !is_gone && found.error().code != ErrorCode::kCorrupt) return found.error();
     if (is_gone && is_open) return put.error();
     if (!is_gone) RETURN_IF_ERROR(claim_->held().DeleteManifest());
   }
-  return Error{ErrorCode::kCorrupt, fmt::format("{}: its manifest arrived damaged {} times", url(), kPushAttempts)};
+  return MakeError(ErrorCode::kCorrupt, "{}: its manifest arrived damaged {} times", url(), kPushAttempts);
 }
 
 // A push that has replaced our claim deletes our manifest, or finds that we were faster. A prune may not look again.
@@ -354,12 +341,12 @@ Result<void> Pusher::WriteManifest() {
 Result<void> Pusher::ConfirmClaim() const {
   auto ours = claim_->held().Check();
   if (ours || ours.error().code != ErrorCode::kBusy) return ours;
-  HeldClaim prune(series_, manifest().version, options_.interrupted);
+  HeldClaim prune(series_, manifest().version);
   ASSIGN_OR_RETURN(auto claim, prune.Find());
   const bool is_removed = !claim || (claim->claim.removing && claim->claim.replaces.empty());
   if (!is_removed) return ours;
   prune.Hold(std::move(claim));
-  const auto found = series_.LoadManifest(manifest().version, options_.interrupted);
+  const auto found = series_.LoadManifest(manifest().version);
   if (!found || found->push != manifest().push) return ours;
   const auto deleted = prune.DeleteManifest();
   return deleted || deleted.error().code == ErrorCode::kBusy ? ours : deleted;
@@ -380,7 +367,7 @@ Result<PushReport> Pusher::Run() {
   RETURN_IF_ERROR(CheckSource());
   RETURN_IF_ERROR(WriteManifest());
   // If this fails, `weightfs prune` removes them with the version.
-  static_cast<void>(series_.bucket().AbortMultipartUploads(leftovers_, options_.interrupted).has_value());
+  static_cast<void>(series_.bucket().AbortMultipartUploads(leftovers_).has_value());
   return report_;
 }
 
@@ -392,7 +379,7 @@ Result<PushReport> Push(const Series& series, int source, const std::string& pat
   return Error{ErrorCode::kCancelled, Printable(path) + ": interrupted; the same command continues the push"};
 }
 
-Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const PushOptions& options) {
+Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const client::Progress& progress) {
   std::vector<DownloadJob> jobs;
   for (const FileEntry& file : manifest.files) {
     if (file.size > 0) {
@@ -400,7 +387,7 @@ Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const
       continue;
     }
     const std::string key = series.Key(manifest.version, file.path);
-    const auto object = series.bucket().HeadObject(key, options.interrupted);
+    const auto object = series.bucket().HeadObject(key);
     if (!object) return Error{object.error().code, object.error().what, key};
     if (object->size != 0) {
       return Error{ErrorCode::kCorrupt,
@@ -410,10 +397,7 @@ Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const
     }
   }
   const auto ignore = [](const DownloadedPart&) -> Result<void> { return {}; };
-  DownloadOptions wanted{.connections = series.bucket().client().settings().connections,
-                         .interrupted = options.interrupted};
-  if (options.progress) wanted.progress = options.progress;
-  RETURN_IF_ERROR(Download(series, manifest, jobs, ignore, wanted));
+  RETURN_IF_ERROR(Download(series, manifest, jobs, ignore, progress));
   return {};
 }
 

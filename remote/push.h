@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "client/handle.h"
 #include "common/result.h"
 #include "remote/series.h"
 
@@ -25,7 +26,6 @@ struct PushOptions {
   std::chrono::milliseconds claim_check{2000};
   // Called with bytes sent (or found in the bucket) and the total, on the calling thread.
   std::function<void(uint64_t done, uint64_t total)> progress = {};
-  s3::Interrupted interrupted = {};  // returning true ends the push with kCancelled; must be thread-safe
 };
 
 struct PushReport {
@@ -55,12 +55,12 @@ struct PushReport {
 //               default, in a series with others; another version than that of the publication; version 0; another
 //               storage class or encryption than that of the interrupted push
 //   kCorrupt    what was sent arrived damaged three times (`verify`), or a file is damaged here
-//   kCancelled  `interrupted` returned true
+//   kCancelled  the bucket is interrupted
 //   others      of s3::Client, and of reading the files
 Result<PushReport> Push(const Series& series, int source, const std::string& path, const PushOptions& options);
 
 // Compares all objects of an existing version with its checksums. kCorrupt: with key and offset of the first
 // difference.
-Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const PushOptions& options);
+Result<void> VerifyVersion(const Series& series, const Manifest& manifest, const client::Progress& progress);
 
 }  // namespace weightfs::remote

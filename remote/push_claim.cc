@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/push_claim.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <chrono>
-#include <utility>
 #include <vector>
 
+#include "common/make_error.h"
 #include "common/printable.h"
 #include "common/utc_time.h"
 
@@ -60,23 +57,22 @@ Result<void> PushClaim::Take() {
   if (options_.take_over || IsEarlier(claim)) return TakeOver(*found);
   if (!stored_alike) return stored_alike;
   if (claim.removing) {
-    return Error{ErrorCode::kBusy,
-                 fmt::format("{}: a prune removes this version since {}; let it finish, or run weightfs prune again if "
-                             "it was killed",
-                             url(), FormatUtc(claim.created_ns))};
+    return MakeError(
+        ErrorCode::kBusy,
+        "{}: a prune removes this version since {}; let it finish, or run weightfs prune again if it was killed", url(),
+        FormatUtc(claim.created_ns));
   }
-  return Error{ErrorCode::kBusy,
-               fmt::format("{}: another push began this version, {}; let it finish, or replace it with --take-over if "
-                           "it has ended",
-                           url(), found->damaged() ? "with a damaged claim" : Origin(claim))};
+  return MakeError(
+      ErrorCode::kBusy,
+      "{}: another push began this version, {}; let it finish, or replace it with --take-over if it has ended", url(),
+      found->damaged() ? "with a damaged claim" : Origin(claim));
 }
 
 // Returns true if the claim is made. What is there without a claim is not from a push of ours.
 Result<bool> PushClaim::Make() {
   const std::string prefix = series_.Prefix(manifest_.version);
-  ASSIGN_OR_RETURN(const auto listing,
-                   series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
-  ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
+  ASSIGN_OR_RETURN(const auto listing, series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}));
+  ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix));
   const bool found = !listing.objects.empty() || !uploads.empty();
   const bool is_stale = std::ranges::any_of(listing.objects, [&](const s3::ObjectInfo& object) {
     return object.key == series_.ManifestKey(manifest_.version);
@@ -110,24 +106,24 @@ Result<void> PushClaim::CheckStorage(const Claim& claim) const {
   };
   const std::string begun = text(claim), now = text(Ours(/*taken_over=*/false));
   if (begun == now) return {};
-  return Error{ErrorCode::kInvalid,
-               fmt::format("{}: this push was interrupted, and was begun with{}: repeat that, or send everything again "
-                           "with --take-over",
-                           url(), begun)};
+  return MakeError(
+      ErrorCode::kInvalid,
+      "{}: this push was interrupted, and was begun with{}: repeat that, or send everything again with --take-over",
+      url(), begun);
 }
 
 // The claim alone keeps two pushes apart, so the service must refuse another one. Once it may be gone, by a prune.
 Result<void> PushClaim::CheckConditions() const {
   const s3::PutOptions options{.if_none_match = true, .guard = held_.guard()};
   for (int attempt = 1; attempt <= 2; ++attempt) {
-    const auto again = series_.bucket().PutObject(key(), held_.held()->text, options, options_.interrupted);
+    const auto again = series_.bucket().PutObject(key(), held_.held()->text, options);
     if (!again && again.error().code == ErrorCode::kBusy) RETURN_IF_ERROR(held_.Check());
     if (!again) return again.error().code == ErrorCode::kExists ? Result<void>() : again.error();
   }
-  return Error{ErrorCode::kNotSupported,
-               fmt::format("{}: the service ignores If-None-Match, so two pushes of one version would mix their files; "
-                           "use a newer release of it, or another one",
-                           url())};
+  return MakeError(ErrorCode::kNotSupported,
+                   "{}: the service ignores If-None-Match, so two pushes of one version would mix their files; use a "
+                   "newer release of it, or another one",
+                   url());
 }
 
 Result<void> PushClaim::TakeOver(const StoredClaim& former) {
@@ -141,14 +137,14 @@ Result<void> PushClaim::TakeOver(const StoredClaim& former) {
   held_.Hold(former);
   RETURN_IF_ERROR(held_.Replace(ours));
   RETURN_IF_ERROR(CheckConditions());
-  const auto existing = series_.LoadManifest(manifest_.version, options_.interrupted);
+  const auto existing = series_.LoadManifest(manifest_.version);
   if (!existing && existing.error().code != ErrorCode::kNotFound && existing.error().code != ErrorCode::kCorrupt) {
     return existing.error();
   }
   if (existing && existing->push == ours.replaces) {
     // Without this the version is complete, too, and only says who has tried to replace it.
     if (former.claim.push == ours.replaces) RETURN_IF_ERROR(held_.Replace(former.claim));
-    return Error{ErrorCode::kExists, fmt::format("{}: was completed meanwhile, {}", url(), Origin(former.claim))};
+    return MakeError(ErrorCode::kExists, "{}: was completed meanwhile, {}", url(), Origin(former.claim));
   }
   const bool has_others = !own || !ours.replaces.empty();
   if (!std::exchange(ours.replaces, {}).empty()) RETURN_IF_ERROR(held_.Replace(ours));
@@ -161,10 +157,9 @@ Result<void> PushClaim::TakeOver(const StoredClaim& former) {
 
 Result<void> PushClaim::RemoveObjects() const {
   const std::string prefix = series_.Prefix(manifest_.version);
-  ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix, options_.interrupted));
+  ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix));
   RETURN_IF_ERROR(held_.AbortUploads(uploads));
-  ASSIGN_OR_RETURN(const auto listing,
-                   series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}, options_.interrupted));
+  ASSIGN_OR_RETURN(const auto listing, series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}));
   std::vector<s3::ObjectVersion> others;
   for (const s3::ObjectInfo& object : listing.objects) {
     if (object.key != key()) others.push_back({.key = object.key});

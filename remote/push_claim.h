@@ -22,7 +22,7 @@ class PushClaim {
         manifest_(manifest),
         options_(options),
         origin_(std::move(origin)),
-        held_(series, manifest.version, options.interrupted) {}
+        held_(series, manifest.version) {}
 
   // Makes the claim, continues the push that has made it before, or takes over that of another one if the options say
   // so. Errors: kBusy, kInvalid and kNotSupported as of Push, kExists as of TakeOver.

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/safetensors_slice.h"
 
-#include <fmt/format.h>
 #include <fnmatch.h>
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <utility>
 
 #include "common/json.h"
+#include "common/make_error.h"
 #include "common/units.h"
 
 namespace weightfs::remote {
@@ -33,7 +31,7 @@ struct Tensor {
 };
 
 Error NoSafetensors(std::string_view why) {
-  return {ErrorCode::kInvalid, fmt::format("it is no safetensors file: {}", why)};
+  return MakeError(ErrorCode::kInvalid, "it is no safetensors file: {}", why);
 }
 
 std::optional<Tensor> ParseTensor(const std::string& name, const Json& entry, uint64_t data_size) {
@@ -46,8 +44,8 @@ std::optional<Tensor> ParseTensor(const std::string& name, const Json& entry, ui
 }
 
 bool Matches(const std::string& name, std::span<const std::string> patterns) {
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [&](const std::string& pattern) { return fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+  return std::ranges::any_of(
+      patterns, [&](const std::string& pattern) { return fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
 std::string EncodeHead(const Json& header) {
@@ -113,9 +111,7 @@ Result<SafetensorsSlice> SliceSafetensors(std::string_view header, uint64_t file
       if (!tensor) return NoSafetensors("its header has an impossible tensor");
       tensors.push_back(std::move(*tensor));
     }
-    std::stable_sort(tensors.begin(), tensors.end(), [](const Tensor& a, const Tensor& b) {
-      return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-    });
+    std::ranges::stable_sort(tensors, {}, [](const Tensor& one) { return std::pair(one.begin, one.end); });
     for (size_t next = 1; next < tensors.size(); ++next) {
       if (tensors[next].begin < tensors[next - 1].end) return NoSafetensors("its tensors overlap");
     }

@@ -24,15 +24,13 @@ uint64_t ParseVersion(std::string_view text) {
 
 std::string Series::url() const { return s3::ToString({bucket_.name(), prefix_}); }
 
-Result<std::vector<uint64_t>> Series::Numbers(const s3::Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(const auto listing,
-                   bucket_.ListObjects({.prefix = prefix_ + "/", .delimiter = "/"}, interrupted));
+Result<std::vector<uint64_t>> Series::Numbers() const {
+  ASSIGN_OR_RETURN(const auto listing, bucket_.ListObjects({.prefix = prefix_ + "/", .delimiter = "/"}));
   return NumbersIn(listing.prefixes);
 }
 
-Result<std::vector<uint64_t>> Series::NumbersWithDeleted(const s3::Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(const auto listing,
-                   bucket_.ListVersions({.prefix = prefix_ + "/", .delimiter = "/"}, interrupted));
+Result<std::vector<uint64_t>> Series::NumbersWithDeleted() const {
+  ASSIGN_OR_RETURN(const auto listing, bucket_.ListVersions({.prefix = prefix_ + "/", .delimiter = "/"}));
   return NumbersIn(listing.prefixes);
 }
 
@@ -43,23 +41,22 @@ std::vector<uint64_t> Series::NumbersIn(const std::vector<std::string>& prefixes
     const uint64_t version = ParseVersion(std::string_view(prefix).substr(above, prefix.size() - above - 1));
     if (version != 0) numbers.push_back(version);
   }
-  std::sort(numbers.begin(), numbers.end(), std::greater<>());
+  std::ranges::sort(numbers, std::greater<>());
   return numbers;
 }
 
-Result<Manifest> Series::Load(uint64_t version, const s3::Interrupted& interrupted) const {
-  auto manifest = LoadManifest(version, interrupted);
-  if (!manifest) return manifest;
-  const auto claim = LoadClaim(version, interrupted);
-  if (claim ? claim->Covers(*manifest) : claim.error().code == ErrorCode::kCorrupt) return manifest;
+Result<Manifest> Series::Load(uint64_t version) const {
+  ASSIGN_OR_RETURN(auto manifest, LoadManifest(version));
+  const auto claim = LoadClaim(version);
+  if (claim ? claim->Covers(manifest) : claim.error().code == ErrorCode::kCorrupt) return manifest;
   if (!claim && claim.error().code != ErrorCode::kNotFound) return claim.error();
   return Error{ErrorCode::kNotFound, url(version) + ": the push that wrote its manifest has lost its claim"};
 }
 
-Result<Manifest> Series::LoadManifest(uint64_t version, const s3::Interrupted& interrupted) const {
+Result<Manifest> Series::LoadManifest(uint64_t version) const {
   // A manifest that differs from its hash was damaged on its way, or in the bucket.
   for (ReadAttempts attempts;;) {
-    ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ManifestKey(version), kMaximumManifest, interrupted));
+    ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ManifestKey(version), kMaximumManifest));
     auto manifest = Manifest::Decode(text);
     if (manifest && manifest->version == version) return manifest;
     if (manifest) return Error{ErrorCode::kCorrupt, url(version) + ": its manifest is that of another version"};
@@ -69,22 +66,21 @@ Result<Manifest> Series::LoadManifest(uint64_t version, const s3::Interrupted& i
   }
 }
 
-Result<Manifest> Series::LoadLatest(const s3::Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(const auto numbers, Numbers(interrupted));
+Result<Manifest> Series::LoadLatest() const {
+  ASSIGN_OR_RETURN(const auto numbers, Numbers());
   for (const uint64_t version : numbers) {
-    auto manifest = Load(version, interrupted);
+    auto manifest = Load(version);
     if (manifest || manifest.error().code != ErrorCode::kNotFound) return manifest;
   }
   return Error{ErrorCode::kNotFound, url() + ": no version was pushed here"};
 }
 
-Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t count,
-                                  const s3::Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(const auto numbers, Numbers(interrupted));
+Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t count) const {
+  ASSIGN_OR_RETURN(const auto numbers, Numbers());
   size_t found = 0;
   for (const uint64_t greater : numbers) {
     if (greater <= version || found >= count) break;
-    const auto manifest = Load(greater, interrupted);
+    const auto manifest = Load(greater);
     if (manifest) {
       found += (manifest->published_ns != 0 ? manifest->published_ns : manifest->created_ns) > time_ns;
       continue;
@@ -95,9 +91,9 @@ Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t coun
   return found >= count;
 }
 
-Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version, const s3::Interrupted& interrupted) const {
+Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version) const {
   for (ReadAttempts attempts;;) {
-    auto content = bucket_.GetContent(ClaimKey(version), kMaximumClaim, interrupted);
+    auto content = bucket_.GetContent(ClaimKey(version), kMaximumClaim);
     if (!content && content.error().code == ErrorCode::kNotFound) return std::optional<StoredClaim>();
     // No program writes such a claim.
     if (!content && content.error().code == ErrorCode::kTooLarge) return StoredClaim{.text = content.error().what};
@@ -113,8 +109,8 @@ Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version, const s3:
   }
 }
 
-Result<Claim> Series::LoadClaim(uint64_t version, const s3::Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(auto found, FindClaim(version, interrupted));
+Result<Claim> Series::LoadClaim(uint64_t version) const {
+  ASSIGN_OR_RETURN(auto found, FindClaim(version));
   if (!found) return Error{ErrorCode::kNotFound, url(version) + ": has no claim"};
   if (found->damaged()) return Error{ErrorCode::kCorrupt, url(version) + ": the claim is damaged"};
   return std::move(found->claim);

@@ -36,24 +36,23 @@ class Series {
   }
 
   // The numbers of all versions that have objects, the greatest first. Some may have no manifest.
-  Result<std::vector<uint64_t>> Numbers(const s3::Interrupted& interrupted = {}) const;
+  Result<std::vector<uint64_t>> Numbers() const;
   // The same, with those whose objects were deleted, but are kept by the bucket as old versions of objects.
-  Result<std::vector<uint64_t>> NumbersWithDeleted(const s3::Interrupted& interrupted) const;
+  Result<std::vector<uint64_t>> NumbersWithDeleted() const;
   // Returns the manifest of a complete version (Claim::Covers; a damaged claim is none). kNotFound: it was not pushed
   // completely, or is being removed.
-  Result<Manifest> Load(uint64_t version, const s3::Interrupted& interrupted = {}) const;
+  Result<Manifest> Load(uint64_t version) const;
   // The same without regard to the claim.
-  Result<Manifest> LoadManifest(uint64_t version, const s3::Interrupted& interrupted = {}) const;
+  Result<Manifest> LoadManifest(uint64_t version) const;
   // Returns the manifest of the greatest complete version. kNotFound: there is none.
-  Result<Manifest> LoadLatest(const s3::Interrupted& interrupted = {}) const;
+  Result<Manifest> LoadLatest() const;
   // True if at least `count` complete versions are greater, and later: of publications after `time_ns`, or, without a
   // publication, pushed after it.
-  Result<bool> IsSuperseded(uint64_t version, int64_t time_ns, size_t count,
-                            const s3::Interrupted& interrupted = {}) const;
+  Result<bool> IsSuperseded(uint64_t version, int64_t time_ns, size_t count) const;
   // Returns the claim of a version; kNotFound if it has none, kCorrupt if it is damaged.
-  Result<Claim> LoadClaim(uint64_t version, const s3::Interrupted& interrupted = {}) const;
+  Result<Claim> LoadClaim(uint64_t version) const;
   // The same as it is in the bucket, also a damaged one; none: the version has no claim.
-  Result<std::optional<StoredClaim>> FindClaim(uint64_t version, const s3::Interrupted& interrupted = {}) const;
+  Result<std::optional<StoredClaim>> FindClaim(uint64_t version) const;
 
  private:
   std::vector<uint64_t> NumbersIn(const std::vector<std::string>& prefixes) const;

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <utility>
 
 #include "common/bytes.h"
 #include "common/checksum.h"
@@ -128,9 +126,7 @@ Uploader::~Uploader() {
 }
 
 Result<std::vector<Sha256>> Uploader::Run() {
-  auto started = StartThread("wfs-complete", [this] { CompleteUploads(); });
-  if (!started) return started.error();
-  completer_ = std::move(*started);
+  ASSIGN_OR_RETURN(completer_, StartThread("wfs-complete", [this] { CompleteUploads(); }));
   if (auto sent = SendFiles(); !sent) Fail(sent.error());
   RETURN_IF_ERROR(WaitForAll());
   return slices_;
@@ -220,7 +216,7 @@ Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const st
   std::vector<s3::PartInfo> sent;
   const auto found = leftovers_.uploads.find(key);
   for (const std::string& id : found == leftovers_.uploads.end() ? std::vector<std::string>() : found->second) {
-    auto parts = series_.bucket().ListParts({.key = key, .upload_id = id}, options_.interrupted);
+    auto parts = series_.bucket().ListParts({.key = key, .upload_id = id});
     if (!parts && parts.error().code == ErrorCode::kNotFound) continue;
     if (!parts) return parts.error();
     if (!upload->info.upload_id.empty() && parts->parts.size() <= sent.size()) continue;
@@ -238,8 +234,7 @@ Result<Uploader::UploadPtr> Uploader::BeginParts(const FileEntry& file, const st
   }
   if (upload->info.upload_id.empty()) {
     ASSIGN_OR_RETURN(upload->info, series_.bucket().CreateMultipartUpload(
-                                       key, {.guard = options_.guard, .storage_class = options_.storage_class},
-                                       options_.interrupted));
+                                       key, {.guard = options_.guard, .storage_class = options_.storage_class}));
   }
   return upload;
 }
@@ -314,15 +309,14 @@ void Uploader::CompleteUploads() {
 // not complete an upload, will complete another one: for ten minutes, Ceph keeps the lock of a gateway that was killed
 // in the middle.
 Result<void> Uploader::CompleteUpload(const Upload& upload) {
-  const auto completed =
-      series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.interrupted, options_.guard);
+  const auto completed = series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.guard);
   if (completed) {
     NoteEtag(upload.info.key, *completed);
     return {};
   }
   const ErrorCode code = completed.error().code;
   if (code != ErrorCode::kNotFound && code != ErrorCode::kIo) return completed.error();
-  const auto object = series_.bucket().HeadObject(upload.info.key, options_.interrupted);
+  const auto object = series_.bucket().HeadObject(upload.info.key);
   if (object && object->size == upload.size) {
     NoteEtag(upload.info.key, object->etag);
     return {};
@@ -333,7 +327,7 @@ Result<void> Uploader::CompleteUpload(const Upload& upload) {
     abandoned_.insert(upload.info.upload_id);
   }
   // If this fails, too, `weightfs prune` removes it with the version.
-  static_cast<void>(series_.bucket().AbortMultipartUpload(upload.info, options_.interrupted).has_value());
+  static_cast<void>(series_.bucket().AbortMultipartUpload(upload.info).has_value());
   return Error{ErrorCode::kAgain, completed.error().what};
 }
 
@@ -423,7 +417,7 @@ Result<void> Uploader::CheckFailure() {
     MutexLock lock(mutex_);
     if (failure_) return *failure_;
   }
-  if (options_.interrupted && options_.interrupted()) return ErrorCode::kCancelled;
+  if (series_.bucket().is_interrupted()) return ErrorCode::kCancelled;
   return options_.check ? options_.check() : Result<void>();
 }
 

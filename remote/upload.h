@@ -26,7 +26,6 @@
 namespace weightfs::remote {
 
 inline constexpr uint64_t kPartSize = 16 << 20;         // of files up to 140 GiB
-inline constexpr uint64_t kTransferMemory = 256 << 20;  // for parts that are read or sent
 
 // The size of the parts of a file: a multiple of kBlockSize that needs at most 9,000 of them.
 uint64_t PartSizeOf(uint64_t file_size);
@@ -49,7 +48,6 @@ class Uploader {
  public:
   struct Options {
     std::function<void(uint64_t done)> progress;
-    s3::Interrupted interrupted;
     std::function<Result<void>()> check = {};  // called now and then; its error ends Run
     s3::GuardPtr guard = {};         // of the requests that write an object
     std::string storage_class = {};  // of the files; empty: the bucket's

@@ -1,20 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/bucket.h"
 
-#include <fmt/format.h>
-#include <openssl/evp.h>
-
-#include <algorithm>
 #include <array>
 #include <iterator>
-#include <optional>
-#include <utility>
 
+#include "common/bytes.h"
 #include "common/checksum.h"
+#include "common/make_error.h"
 #include "common/printable.h"
-#include "common/result.h"
-#include "s3/base64.h"
-#include "s3/http_time.h"
+#include "s3/digest.h"
 #include "s3/responses.h"
 #include "s3/text.h"
 
@@ -28,20 +22,8 @@ constexpr std::string_view kCrc32c = "CRC32C";
 
 std::span<const std::byte> AsBytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
-// None if OpenSSL has no MD5 (perhaps in FIPS mode).
-std::optional<std::string> Md5Text(std::span<const std::byte> body) {
-  std::string digest(EVP_MAX_MD_SIZE, '\0');
-  unsigned size = 0;
-  if (EVP_Digest(body.data(), body.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_md5(),
-                 nullptr) != 1) {
-    return std::nullopt;
-  }
-  digest.resize(size);
-  return EncodeBase64(digest);
-}
-
 Error ResponseError(const Request& request, std::string_view what) {
-  return {ErrorCode::kIo, fmt::format("{} {}: {}", request.method, ToString(request.object), what)};
+  return MakeError(ErrorCode::kIo, "{} {}: {}", request.method, ToString(request.object), what);
 }
 
 // The error of a deletion. A service that does not answer refuses no object, and would not answer for others either;
@@ -54,15 +36,15 @@ Error OfObject(Error error, const std::string& key) {
 
 // Returns false, and adds none, on a machine without MD5.
 bool AddMd5(Request* request) {
-  auto md5 = Md5Text(request->body);
-  if (md5) request->headers.emplace_back("content-md5", std::move(*md5));
+  const auto md5 = Md5(TextOf(request->body));
+  if (md5) request->headers.emplace_back("content-md5", EncodeBase64(*md5));
   return md5.has_value();
 }
 
 // Adds what was requested to an error of the parser.
 template <typename T>
 Result<T> Named(Result<T> result, const Location& object) {
-  if (!result) return Error{result.error().code, fmt::format("{}: {}", ToString(object), result.error().what)};
+  if (!result) return MakeError(result.error().code, "{}: {}", ToString(object), result.error().what);
   return result;
 }
 
@@ -103,6 +85,39 @@ class ListProgress {
   unsigned empty_pages_ = 0;
 };
 
+// What may be long of an entry of a list, besides its key.
+size_t MoreOf(const ObjectInfo& object) { return object.etag.size(); }
+size_t MoreOf(const UploadInfo& upload) { return upload.upload_id.size(); }
+size_t MoreOf(const ObjectVersion& version) { return version.version_id.size(); }
+
+// Returns all pages of the list that a request begins.
+template <typename Entry>
+Result<Page<Entry>> ReadPages(Client& client, Request request, const ListOptions& options,
+                              Result<Page<Entry>> (*parse)(std::string_view body), const Interrupted& interrupted) {
+  Page<Entry> all;
+  ListProgress progress({request.object.bucket, options.prefix}, options.limit);
+  request.body_limit = kMaxPage;
+  if (!options.prefix.empty()) request.query.emplace_back("prefix", options.prefix);
+  if (!options.delimiter.empty()) request.query.emplace_back("delimiter", options.delimiter);
+  const Fields first = request.query;
+  do {
+    request.query = first;
+    request.query.insert(request.query.end(), all.next.begin(), all.next.end());
+    ASSIGN_OR_RETURN(const auto response, client.Send(request, interrupted));
+    ASSIGN_OR_RETURN(auto page, Named(parse(response.body), request.object));
+    if (!page.next.empty() && page.next == all.next) {
+      return ResponseError(request, "the service repeats a page of the list");
+    }
+    for (const Entry& entry : page.entries) RETURN_IF_ERROR(progress.Add(entry.key, MoreOf(entry)));
+    for (const std::string& prefix : page.prefixes) RETURN_IF_ERROR(progress.Add(prefix, 0));
+    RETURN_IF_ERROR(progress.EndPage());
+    all.next = std::move(page.next);
+    std::ranges::move(page.entries, std::back_inserter(all.entries));
+    std::ranges::move(page.prefixes, std::back_inserter(all.prefixes));
+  } while (!all.next.empty());
+  return all;
+}
+
 std::string Crc32cText(std::span<const std::byte> body) {
   const uint32_t crc = Crc32c(body);
   std::string bytes;
@@ -121,8 +136,8 @@ Result<RangeInfo> CheckRange(const Response& response, uint64_t offset, size_t s
   const auto start = fmt::format("bytes {}-{}/", offset, offset + size - 1);
   const auto total = range.starts_with(start) ? ParseNumber(range.substr(start.size())) : std::nullopt;
   if (!total) {
-    return Error{ErrorCode::kIo, fmt::format("GET {}: the service returned the range '{}' instead of '{}...'",
-                                             ToString(object), Printable(range), start)};
+    return MakeError(ErrorCode::kIo, "GET {}: the service returned the range '{}' instead of '{}...'", ToString(object),
+                     Printable(range), start);
   }
   info.object_size = *total;
   return info;
@@ -130,14 +145,13 @@ Result<RangeInfo> CheckRange(const Response& response, uint64_t offset, size_t s
 
 }  // namespace
 
-Result<std::string> Bucket::GetObject(const std::string& key, size_t limit, const Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(auto content, GetContent(key, limit, interrupted));
+Result<std::string> Bucket::GetObject(const std::string& key, size_t limit) const {
+  ASSIGN_OR_RETURN(auto content, GetContent(key, limit));
   return std::move(content.body);
 }
 
-Result<ObjectContent> Bucket::GetContent(const std::string& key, size_t limit, const Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(auto response,
-                   client_.Send({.method = "GET", .object = {name_, key}, .body_limit = limit}, interrupted));
+Result<ObjectContent> Bucket::GetContent(const std::string& key, size_t limit) const {
+  ASSIGN_OR_RETURN(auto response, Send({.method = "GET", .object = {name_, key}, .body_limit = limit}));
   std::string etag(response.header("etag"));
   return ObjectContent{.body = std::move(response.body), .etag = std::move(etag)};
 }
@@ -154,9 +168,9 @@ RequestId Bucket::StartGetRange(const ObjectRange& range, std::span<std::byte> m
   });
 }
 
-Result<ObjectInfo> Bucket::HeadObject(const std::string& key, const Interrupted& interrupted) const {
+Result<ObjectInfo> Bucket::HeadObject(const std::string& key) const {
   const Request request{.method = "HEAD", .object = {name_, key}};
-  ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+  ASSIGN_OR_RETURN(const auto response, Send(request));
   const auto size = ParseNumber(response.header("content-length"));
   if (!size) return ResponseError(request, "the response has no Content-Length");
   ObjectInfo info{key, *size, std::string(response.header("etag"))};
@@ -191,15 +205,14 @@ void Bucket::NoteConfirmation(const Response& response) const {
 }
 
 Result<std::string> Bucket::PutObject(const std::string& key, std::span<const std::byte> body,
-                                      const PutOptions& options, const Interrupted& interrupted) const {
-  ASSIGN_OR_RETURN(const auto response, client_.Send(MakePut(key, body, options), interrupted));
+                                      const PutOptions& options) const {
+  ASSIGN_OR_RETURN(const auto response, Send(MakePut(key, body, options)));
   NoteConfirmation(response);
   return std::string(response.header("etag"));
 }
 
-Result<std::string> Bucket::PutObject(const std::string& key, std::string_view body, const PutOptions& options,
-                                      const Interrupted& interrupted) const {
-  return PutObject(key, AsBytes(body), options, interrupted);
+Result<std::string> Bucket::PutObject(const std::string& key, std::string_view body, const PutOptions& options) const {
+  return PutObject(key, AsBytes(body), options);
 }
 
 RequestId Bucket::StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
@@ -211,8 +224,7 @@ RequestId Bucket::StartPut(const std::string& key, std::span<const std::byte> bo
   });
 }
 
-Result<UploadInfo> Bucket::CreateMultipartUpload(const std::string& key, const PutOptions& options,
-                                                 const Interrupted& interrupted) const {
+Result<UploadInfo> Bucket::CreateMultipartUpload(const std::string& key, const PutOptions& options) const {
   Request request{.method = "POST",
                   .object = {name_, key},
                   .query = {{"uploads", ""}},
@@ -220,7 +232,7 @@ Result<UploadInfo> Bucket::CreateMultipartUpload(const std::string& key, const P
                   .guard = options.guard,
                   .xml_root = "InitiateMultipartUploadResult"};
   if (client_.settings().send_crc32c) request.headers.emplace_back("x-amz-checksum-algorithm", std::string(kCrc32c));
-  ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+  ASSIGN_OR_RETURN(const auto response, Send(request));
   UploadInfo upload{.key = key};
   upload.crc32c = response.header("x-amz-checksum-algorithm") == kCrc32c;
   ASSIGN_OR_RETURN(upload.upload_id, Named(ParseUploadId(response.body), request.object));
@@ -244,59 +256,40 @@ RequestId Bucket::StartUploadPart(const UploadInfo& upload, unsigned number, std
     PartInfo sent = part;
     sent.etag = response->header("etag");
     if (!sent.etag.empty()) return done(std::move(sent));
-    done(Error{ErrorCode::kIo,
-               fmt::format("PUT {}: the response for part {} has no ETag", ToString(object), sent.number)});
+    done(MakeError(ErrorCode::kIo, "PUT {}: the response for part {} has no ETag", ToString(object), sent.number));
   });
 }
 
-Result<UploadedParts> Bucket::ListParts(const UploadInfo& upload, const Interrupted& interrupted) const {
+Result<UploadedParts> Bucket::ListParts(const UploadInfo& upload) const {
   UploadedParts found;
-  std::vector<PartInfo>& parts = found.parts;
-  std::string marker;
-  do {
-    Request request{.object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}, {"max-parts", "1000"}}};
-    request.xml_root = "ListPartsResult";
-    request.body_limit = kMaxPage;
-    if (!marker.empty()) request.query.emplace_back("part-number-marker", marker);
-    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
-    ASSIGN_OR_RETURN(auto page, Named(ParseParts(response.body), request.object));
-    if (!page.next.empty() && page.parts.empty()) return ResponseError(request, "a page without parts is not the last");
-    parts.insert(parts.end(), page.parts.begin(), page.parts.end());
+  Request request{.object = {name_, upload.key}, .body_limit = kMaxPage, .xml_root = "ListPartsResult"};
+  for (Fields next;;) {
+    request.query = {{"uploadId", upload.upload_id}, {"max-parts", "1000"}};
+    request.query.insert(request.query.end(), next.begin(), next.end());
+    ASSIGN_OR_RETURN(const auto response, Send(request));
+    ASSIGN_OR_RETURN(const auto page, Named(ParseParts(response.body), request.object));
+    if (!page.next.empty() && page.entries.empty()) {
+      return ResponseError(request, "a page without parts is not the last");
+    }
+    found.parts.insert(found.parts.end(), page.entries.begin(), page.entries.end());
     found.crc32c = page.checksum_algorithm == kCrc32c;
-    if (parts.size() > kMaxParts) return ResponseError(request, "the upload has too many parts");
-    marker = page.next;
-  } while (!marker.empty());
-  std::ranges::sort(parts, {}, &PartInfo::number);
+    if (found.parts.size() > kMaxParts) return ResponseError(request, "the upload has too many parts");
+    next = page.next;
+    if (next.empty()) break;
+  }
+  std::ranges::sort(found.parts, {}, &PartInfo::number);
   return found;
 }
 
-Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& prefix,
-                                                             const Interrupted& interrupted) const {
-  std::vector<UploadInfo> uploads;
-  std::string key, upload_id;
-  ListProgress progress({name_, prefix}, kMaxListed);
+Result<std::vector<UploadInfo>> Bucket::ListMultipartUploads(const std::string& prefix) const {
+  Request request{.object = {name_, ""}, .query = {{"uploads", ""}}, .xml_root = "ListMultipartUploadsResult"};
   // Without encoding-type: Ceph 16 would encode the keys here, but does not say so in its response.
-  do {
-    Request request{.object = {name_, ""}, .query = {{"uploads", ""}}};
-    request.xml_root = "ListMultipartUploadsResult";
-    request.body_limit = kMaxPage;
-    if (!prefix.empty()) request.query.emplace_back("prefix", prefix);
-    if (!key.empty()) request.query.insert(request.query.end(), {{"key-marker", key}, {"upload-id-marker", upload_id}});
-    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
-    ASSIGN_OR_RETURN(auto page, Named(ParseUploads(response.body), request.object));
-    const bool repeats = !page.next_key.empty() && page.next_key == key && page.next_upload_id == upload_id;
-    if (repeats) return ResponseError(request, "the service returned the same page of uploads twice");
-    for (const auto& upload : page.uploads) RETURN_IF_ERROR(progress.Add(upload.key, upload.upload_id.size()));
-    RETURN_IF_ERROR(progress.EndPage());
-    uploads.insert(uploads.end(), page.uploads.begin(), page.uploads.end());
-    key = page.next_key;
-    upload_id = page.next_upload_id;
-  } while (!key.empty());
-  return uploads;
+  ASSIGN_OR_RETURN(auto all, ReadPages(client_, request, {.prefix = prefix}, ParseUploads, interrupted_));
+  return std::move(all.entries);
 }
 
 Result<std::string> Bucket::CompleteMultipartUpload(const UploadInfo& upload, const std::vector<PartInfo>& parts,
-                                                    const Interrupted& interrupted, const GuardPtr& guard) const {
+                                                    const GuardPtr& guard) const {
   const auto document = CompleteDocument(parts);
   Request request{.method = "POST", .object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}}};
   request.headers = {{"content-type", "application/xml"}};
@@ -304,104 +297,58 @@ Result<std::string> Bucket::CompleteMultipartUpload(const UploadInfo& upload, co
   request.slow_answer = true;
   request.guard = guard;
   request.xml_root = "CompleteMultipartUploadResult";
-  ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+  ASSIGN_OR_RETURN(const auto response, Send(request));
   return Named(ParseCompletedEtag(response.body), request.object);
 }
 
-Result<void> Bucket::AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted,
-                                          const GuardPtr& guard) const {
-  RETURN_IF_ERROR(client_.Send({.method = "DELETE",
-                                .object = {name_, upload.key},
-                                .query = {{"uploadId", upload.upload_id}},
-                                .guard = guard},
-                               interrupted));
+Result<void> Bucket::AbortMultipartUpload(const UploadInfo& upload, const GuardPtr& guard) const {
+  RETURN_IF_ERROR(Send(
+      {.method = "DELETE", .object = {name_, upload.key}, .query = {{"uploadId", upload.upload_id}}, .guard = guard}));
   return {};
 }
 
-Result<void> Bucket::AbortMultipartUploads(std::span<const UploadInfo> uploads, const Interrupted& interrupted,
-                                           const GuardPtr& guard) const {
+Result<void> Bucket::AbortMultipartUploads(std::span<const UploadInfo> uploads, const GuardPtr& guard) const {
   for (const UploadInfo& upload : uploads) {
-    const auto aborted = AbortMultipartUpload(upload, interrupted, guard);
+    const auto aborted = AbortMultipartUpload(upload, guard);
     if (!aborted && aborted.error().code != ErrorCode::kNotFound) return aborted.error();
   }
   return {};
 }
 
-Result<Listing> Bucket::ListObjects(const ListOptions& options, const Interrupted& interrupted) const {
-  Listing listing;
-  std::string token;
-  ListProgress progress({name_, options.prefix}, options.limit);
-  do {
-    Request request{.object = {name_, ""}, .query = {{"list-type", "2"}, {"encoding-type", "url"}}};
-    request.xml_root = "ListBucketResult";
-    request.body_limit = kMaxPage;
-    if (!options.prefix.empty()) request.query.emplace_back("prefix", options.prefix);
-    if (!options.delimiter.empty()) request.query.emplace_back("delimiter", options.delimiter);
-    if (!token.empty()) request.query.emplace_back("continuation-token", token);
-    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
-    ASSIGN_OR_RETURN(auto page, Named(ParseListing(response.body), request.object));
-    if (!page.next.empty() && page.next == token)
-      return ResponseError(request, "the service repeats a page of the list");
-    for (const auto& object : page.listing.objects) RETURN_IF_ERROR(progress.Add(object.key, object.etag.size()));
-    for (const auto& prefix : page.listing.prefixes) RETURN_IF_ERROR(progress.Add(prefix, 0));
-    RETURN_IF_ERROR(progress.EndPage());
-    token = page.next;
-    std::ranges::move(page.listing.objects, std::back_inserter(listing.objects));
-    std::ranges::move(page.listing.prefixes, std::back_inserter(listing.prefixes));
-  } while (!token.empty());
-  return listing;
+Result<Listing> Bucket::ListObjects(const ListOptions& options) const {
+  Request request{.object = {name_, ""}, .query = {{"list-type", "2"}, {"encoding-type", "url"}}};
+  request.xml_root = "ListBucketResult";
+  ASSIGN_OR_RETURN(auto all, ReadPages(client_, request, options, ParseListing, interrupted_));
+  return Listing{std::move(all.entries), std::move(all.prefixes)};
 }
 
-Result<VersionListing> Bucket::ListVersions(const ListOptions& options, const Interrupted& interrupted) const {
-  VersionListing listing;
-  std::string key, version;
-  ListProgress progress({name_, options.prefix}, options.limit);
-  do {
-    Request request{.object = {name_, ""}, .query = {{"versions", ""}, {"encoding-type", "url"}}};
-    request.xml_root = "ListVersionsResult";
-    request.body_limit = kMaxPage;
-    if (!options.prefix.empty()) request.query.emplace_back("prefix", options.prefix);
-    if (!options.delimiter.empty()) request.query.emplace_back("delimiter", options.delimiter);
-    if (!key.empty()) request.query.emplace_back("key-marker", key);
-    if (!version.empty()) request.query.emplace_back("version-id-marker", version);
-    ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
-    ASSIGN_OR_RETURN(auto page, Named(ParseVersions(response.body), request.object));
-    const bool repeats = !page.next_key.empty() && page.next_key == key && page.next_version == version;
-    if (repeats) return ResponseError(request, "the service repeats a page of the list");
-    for (const auto& one : page.listing.versions) RETURN_IF_ERROR(progress.Add(one.key, one.version_id.size()));
-    for (const auto& prefix : page.listing.prefixes) RETURN_IF_ERROR(progress.Add(prefix, 0));
-    RETURN_IF_ERROR(progress.EndPage());
-    key = page.next_key;
-    version = page.next_version;
-    std::ranges::move(page.listing.versions, std::back_inserter(listing.versions));
-    std::ranges::move(page.listing.prefixes, std::back_inserter(listing.prefixes));
-  } while (!key.empty());
-  return listing;
+Result<VersionListing> Bucket::ListVersions(const ListOptions& options) const {
+  Request request{.object = {name_, ""}, .query = {{"versions", ""}, {"encoding-type", "url"}}};
+  request.xml_root = "ListVersionsResult";
+  ASSIGN_OR_RETURN(auto all, ReadPages(client_, request, options, ParseVersions, interrupted_));
+  return VersionListing{std::move(all.entries), std::move(all.prefixes)};
 }
 
-Result<bool> Bucket::DeleteObject(const std::string& key, const Interrupted& interrupted,
-                                  const DeleteOptions& options) const {
+Result<bool> Bucket::DeleteObject(const std::string& key, const DeleteOptions& options) const {
   // This request would delete the bucket.
   if (key.empty()) {
-    return Error{ErrorCode::kInvalid,
-                 fmt::format("DELETE s3://{}/: an object without a name cannot be deleted", name_)};
+    return MakeError(ErrorCode::kInvalid, "DELETE s3://{}/: an object without a name cannot be deleted", name_);
   }
   Request request{.method = "DELETE", .object = {name_, key}, .guard = options.guard};
   if (!options.if_match.empty()) request.headers.emplace_back("if-match", options.if_match);
-  auto response = client_.Send(std::move(request), interrupted);
+  auto response = Send(std::move(request));
   if (!response) return OfObject(std::move(response).error(), key);
   return response->header("x-amz-delete-marker") == "true";
 }
 
-Result<void> Bucket::DeleteObjects(std::span<const ObjectVersion> objects, const Interrupted& interrupted,
-                                   const GuardPtr& guard) const {
+Result<void> Bucket::DeleteObjects(std::span<const ObjectVersion> objects, const GuardPtr& guard) const {
   std::vector<ObjectVersion> batch;
   std::vector<Error> failures;
   for (const auto& object : objects) {
     if (!CanBeInXml(object.key)) {
       Request request{.method = "DELETE", .object = {name_, object.key}, .guard = guard};
       if (!object.version_id.empty()) request.query.emplace_back("versionId", object.version_id);
-      auto deleted = client_.Send(request, interrupted);
+      auto deleted = Send(request);
       if (deleted) continue;
       failures.push_back(OfObject(std::move(deleted).error(), object.key));
       if (failures.back().path.empty()) return failures.back();
@@ -409,17 +356,17 @@ Result<void> Bucket::DeleteObjects(std::span<const ObjectVersion> objects, const
     }
     batch.push_back(object);
     if (batch.size() < kMaxDeletedKeys) continue;
-    RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted, guard));
+    RETURN_IF_ERROR(DeleteBatch(batch, &failures, guard));
     batch.clear();
   }
-  RETURN_IF_ERROR(DeleteBatch(batch, &failures, interrupted, guard));
+  RETURN_IF_ERROR(DeleteBatch(batch, &failures, guard));
   if (failures.empty()) return {};
   if (failures.size() > 1) failures[0].what += fmt::format(" ({} objects are not deleted)", failures.size());
   return failures[0];
 }
 
 Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> objects, std::vector<Error>* failures,
-                                 const Interrupted& interrupted, const GuardPtr& guard) const {
+                                 const GuardPtr& guard) const {
   if (objects.empty()) return {};
   const auto document = DeleteDocument(objects);
   Request request{.method = "POST", .object = {name_, ""}, .query = {{"delete", ""}}, .xml_root = "DeleteResult"};
@@ -428,7 +375,7 @@ Result<void> Bucket::DeleteBatch(std::span<const ObjectVersion> objects, std::ve
   request.guard = guard;
   // S3 demands a checksum here, and not every service knows the CRC-32C.
   if (!AddMd5(&request)) request.headers.emplace_back(kCrc32cHeader, Crc32cText(request.body));
-  ASSIGN_OR_RETURN(const auto response, client_.Send(request, interrupted));
+  ASSIGN_OR_RETURN(const auto response, Send(request));
   ASSIGN_OR_RETURN(const auto refused, Named(ParseDeleteFailures(response.body), request.object));
   for (const DeleteFailure& one : refused) {
     const auto code = one.error.code == "AccessDenied" ? ErrorCode::kAccess : ErrorCode::kIo;

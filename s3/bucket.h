@@ -119,83 +119,81 @@ struct Listing {
 // the service did not confirm the algorithm (if OpenSSL has it: not in FIPS mode).
 class Bucket {
  public:
-  Bucket(Client& client, std::string name) : client_(client), name_(std::move(name)) {}
+  // `interrupted` ends the waits of all functions with kCancelled; it is called on the threads that wait.
+  Bucket(Client& client, std::string name, Interrupted interrupted = {})
+      : client_(client), name_(std::move(name)), interrupted_(std::move(interrupted)) {}
 
   const std::string& name() const { return name_; }
   Client& client() const { return client_; }
+  bool is_interrupted() const { return interrupted_ && interrupted_(); }
 
   // Returns a whole object of at most `limit` bytes; a larger one fails with kTooLarge.
-  Result<std::string> GetObject(const std::string& key, size_t limit, const Interrupted& interrupted = {}) const;
+  Result<std::string> GetObject(const std::string& key, size_t limit) const;
   // The same, with the ETag.
-  Result<ObjectContent> GetContent(const std::string& key, size_t limit, const Interrupted& interrupted = {}) const;
+  Result<ObjectContent> GetContent(const std::string& key, size_t limit) const;
   // Reads exactly memory.size() bytes; not for empty memory. A range that reaches past the end of the object fails with
   // kRange. The memory must stay valid until the callback.
   RequestId StartGetRange(const ObjectRange& range, std::span<std::byte> memory,
                           std::function<void(Result<RangeInfo>)> done) const;
-  Result<ObjectInfo> HeadObject(const std::string& key, const Interrupted& interrupted = {}) const;
+  Result<ObjectInfo> HeadObject(const std::string& key) const;
 
   // Returns the ETag. See Client for kExists after a lost response.
-  Result<std::string> PutObject(const std::string& key, std::span<const std::byte> body, const PutOptions& options = {},
-                                const Interrupted& interrupted = {}) const;
-  Result<std::string> PutObject(const std::string& key, std::string_view body, const PutOptions& options = {},
-                                const Interrupted& interrupted = {}) const;
+  Result<std::string> PutObject(const std::string& key, std::span<const std::byte> body,
+                                const PutOptions& options = {}) const;
+  Result<std::string> PutObject(const std::string& key, std::string_view body, const PutOptions& options = {}) const;
   // The memory must stay valid until the callback.
   RequestId StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
                      std::function<void(Result<std::string>)> done) const;
 
   // Returns the upload. If a response was lost, the service may have one more upload of this key, without
   // parts.
-  Result<UploadInfo> CreateMultipartUpload(const std::string& key, const PutOptions& options = {},
-                                           const Interrupted& interrupted = {}) const;
+  Result<UploadInfo> CreateMultipartUpload(const std::string& key, const PutOptions& options = {}) const;
   // Passes the part. A part with the same number is replaced. The memory must stay valid until the callback.
   RequestId StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
                             std::function<void(Result<PartInfo>)> done) const;
   // kNotFound: there is no such upload.
-  Result<UploadedParts> ListParts(const UploadInfo& upload, const Interrupted& interrupted = {}) const;
+  Result<UploadedParts> ListParts(const UploadInfo& upload) const;
   // Lists fail with kIo if the service names something whose key does not begin with the prefix: what they return may
   // be deleted.
 
   // Returns all unfinished uploads whose keys begin with `prefix`. Fails with kTooLarge if there are more than
   // kMaxListed.
-  Result<std::vector<UploadInfo>> ListMultipartUploads(const std::string& prefix,
-                                                       const Interrupted& interrupted = {}) const;
+  Result<std::vector<UploadInfo>> ListMultipartUploads(const std::string& prefix) const;
   // Returns the ETag of the object, which is empty with some services. Parts must be ordered by number. kNotFound:
   // there is no such upload, perhaps because an earlier attempt completed it: HeadObject tells.
   Result<std::string> CompleteMultipartUpload(const UploadInfo& upload, const std::vector<PartInfo>& parts,
-                                              const Interrupted& interrupted = {}, const GuardPtr& guard = {}) const;
+                                              const GuardPtr& guard = {}) const;
   // kNotFound: there is no such upload any more.
-  Result<void> AbortMultipartUpload(const UploadInfo& upload, const Interrupted& interrupted = {},
-                                    const GuardPtr& guard = {}) const;
+  Result<void> AbortMultipartUpload(const UploadInfo& upload, const GuardPtr& guard = {}) const;
   // Aborts all of them. Those that have ended do not matter.
-  Result<void> AbortMultipartUploads(std::span<const UploadInfo> uploads, const Interrupted& interrupted = {},
-                                     const GuardPtr& guard = {}) const;
+  Result<void> AbortMultipartUploads(std::span<const UploadInfo> uploads, const GuardPtr& guard = {}) const;
 
   // Returns all pages. Keys may hold any character.
-  Result<Listing> ListObjects(const ListOptions& options, const Interrupted& interrupted = {}) const;
+  Result<Listing> ListObjects(const ListOptions& options) const;
 
   // Returns all versions of objects, the youngest version of a key first. Keys may hold any character.
-  Result<VersionListing> ListVersions(const ListOptions& options, const Interrupted& interrupted = {}) const;
+  Result<VersionListing> ListVersions(const ListOptions& options) const;
 
   // Deleting an object that does not exist succeeds. Returns true if the bucket keeps the object as an old version.
   // kInvalid: the key is empty. Error::path has the key if the service refuses it.
-  Result<bool> DeleteObject(const std::string& key, const Interrupted& interrupted = {},
-                            const DeleteOptions& options = {}) const;
+  Result<bool> DeleteObject(const std::string& key, const DeleteOptions& options = {}) const;
   // Deletes any number of objects, or of their versions, 1,000 in a request. Only their keys and ids matter; without an
   // id the object itself is deleted. If the service refuses some, all others are deleted; the error names the first of
   // them, also in Error::path.
-  Result<void> DeleteObjects(std::span<const ObjectVersion> objects, const Interrupted& interrupted = {},
-                             const GuardPtr& guard = {}) const;
+  Result<void> DeleteObjects(std::span<const ObjectVersion> objects, const GuardPtr& guard = {}) const;
 
  private:
+  Result<Response> Send(Request request) const { return client_.Send(std::move(request), interrupted_); }
   Request MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const;
   Fields NewObjectHeaders(const PutOptions& options) const;
   void NoteConfirmation(const Response& response) const;
   // Adds to `failures` what the service refuses.
   Result<void> DeleteBatch(std::span<const ObjectVersion> objects, std::vector<Error>* failures,
-                           const Interrupted& interrupted, const GuardPtr& guard) const;
+                           const GuardPtr& guard) const;
 
   Client& client_;
   const std::string name_;
+  const Interrupted interrupted_;
   mutable std::atomic<bool> crc32c_confirmed_ = false;  // by an answer to a PUT
 };
 

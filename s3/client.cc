@@ -3,14 +3,10 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <condition_variable>
-#include <utility>
 
-#include "common/mutex.h"
 #include "common/result.h"
 #include "s3/client_loop.h"
-#include "s3/request_url.h"
 
 namespace weightfs::s3 {
 namespace {
@@ -38,13 +34,7 @@ struct Waiting {
 
 }  // namespace
 
-class Client::Impl {
- public:
-  explicit Impl(std::unique_ptr<ClientLoop> made) : loop(std::move(made)) {}
-  const std::unique_ptr<ClientLoop> loop;
-};
-
-Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Client::Client(std::unique_ptr<ClientLoop> loop) : loop_(std::move(loop)) {}
 Client::~Client() = default;
 
 Result<std::unique_ptr<Client>> Client::Create(const Settings& settings,
@@ -52,14 +42,14 @@ Result<std::unique_ptr<Client>> Client::Create(const Settings& settings,
   RETURN_IF_ERROR(CheckSettings(settings));
   if (credentials == nullptr) credentials = std::make_unique<CredentialProvider>(settings);
   ASSIGN_OR_RETURN(auto loop, ClientLoop::Create(settings, std::move(credentials)));
-  return std::unique_ptr<Client>(new Client(std::make_unique<Impl>(std::move(loop))));
+  return std::unique_ptr<Client>(new Client(std::move(loop)));
 }
 
 RequestId Client::Start(Request request, ResponseCallback callback) {
-  return impl_->loop->Start(std::move(request), std::move(callback));
+  return loop_->Start(std::move(request), std::move(callback));
 }
 
-void Client::Cancel(RequestId id) { impl_->loop->Cancel(id); }
+void Client::Cancel(RequestId id) { loop_->Cancel(id); }
 
 Result<Response> Client::Send(Request request, const Interrupted& interrupted) {
   const auto waiting = std::make_shared<Waiting>();
@@ -85,8 +75,8 @@ Result<Response> Client::Send(Request request, const Interrupted& interrupted) {
   return std::move(*waiting->result);
 }
 
-const Settings& Client::settings() const { return impl_->loop->settings(); }
-ClientStatistics Client::statistics() const { return impl_->loop->statistics(); }
-std::chrono::system_clock::time_point Client::ServiceTime() const { return impl_->loop->ServiceTime(); }
+const Settings& Client::settings() const { return loop_->settings(); }
+ClientStatistics Client::statistics() const { return loop_->statistics(); }
+std::chrono::system_clock::time_point Client::ServiceTime() const { return loop_->ServiceTime(); }
 
 }  // namespace weightfs::s3

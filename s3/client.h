@@ -78,6 +78,8 @@ struct ClientStatistics {
   uint64_t bytes_received = 0;  // the same
 };
 
+class ClientLoop;
+
 // Sends requests over at most Settings::connections kept connections. The others wait in the order of Start.
 //
 // Retried, with exponential backoff and full jitter (at least what Retry-After says, at most 60 s): connections that
@@ -127,9 +129,8 @@ class Client {
   std::chrono::system_clock::time_point ServiceTime() const;
 
  private:
-  class Impl;
-  explicit Client(std::unique_ptr<Impl> impl);
-  const std::unique_ptr<Impl> impl_;
+  explicit Client(std::unique_ptr<ClientLoop> loop);
+  const std::unique_ptr<ClientLoop> loop_;
 };
 
 }  // namespace weightfs::s3

@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/client_loop.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <iterator>
-#include <thread>
-#include <utility>
 
+#include "common/bytes.h"
+#include "common/make_error.h"
 #include "common/printable.h"
-#include "common/result.h"
 #include "common/start_thread.h"
-#include "s3/http_time.h"
 #include "s3/text.h"
 
 namespace weightfs::s3 {
@@ -26,12 +21,8 @@ constexpr size_t kSignedBody = size_t{64} << 10;
 constexpr std::chrono::seconds kRenewalInterval{30};
 constexpr int kIdlePollMs = 1000, kPausedPollMs = 10;
 
-std::string_view AsText(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 Error Cancelled(const Request& request) {
-  return {ErrorCode::kCancelled, fmt::format("{} {}: cancelled", request.method, ToString(request.object))};
+  return MakeError(ErrorCode::kCancelled, "{} {}: cancelled", request.method, ToString(request.object));
 }
 
 }  // namespace
@@ -67,13 +58,17 @@ ClientLoop::~ClientLoop() {
 
 RequestId ClientLoop::Start(Request request, ResponseCallback callback) {
   const RequestId id{next_id_.fetch_add(1)};
-  Submit(StartCommand{id, std::move(request), std::move(callback)});
+  Submit([this, id, request = std::move(request), callback = std::move(callback)]() mutable {
+    Add(id, std::move(request), std::move(callback));
+  });
   return id;
 }
 
-void ClientLoop::Cancel(RequestId id) { Submit(CancelCommand{id}); }
+void ClientLoop::Cancel(RequestId id) {
+  Submit([this, id] { CancelJob(id); });
+}
 
-void ClientLoop::Submit(Command command) {
+void ClientLoop::Submit(std::function<void()> command) {
   {
     MutexLock lock(mutex_);
     commands_.push_back(std::move(command));
@@ -109,27 +104,20 @@ void ClientLoop::Run() {
 
 // Returns false if the client is being destroyed.
 bool ClientLoop::TakeCommands() {
-  std::vector<Command> commands;
+  std::vector<std::function<void()>> commands;
   bool stopping = false;
   {
     MutexLock lock(mutex_);
     commands.swap(commands_);
     stopping = stopping_;
   }
-  for (auto& command : commands) {
-    if (auto* start = std::get_if<StartCommand>(&command)) {
-      Add(std::move(*start));
-    } else {
-      CancelJob(std::get<CancelCommand>(command).id);
-    }
-  }
+  for (const auto& command : commands) command();
   return !stopping;
 }
 
-void ClientLoop::Add(StartCommand command) {
-  auto job = std::make_unique<Job>(
-      Job{.id = command.id, .request = std::move(command.request), .callback = std::move(command.callback)});
-  auto& added = *(jobs_[static_cast<uint64_t>(command.id)] = std::move(job));
+void ClientLoop::Add(RequestId id, Request request, ResponseCallback callback) {
+  auto job = std::make_unique<Job>(Job{.id = id, .request = std::move(request), .callback = std::move(callback)});
+  auto& added = *(jobs_[static_cast<uint64_t>(id)] = std::move(job));
   ready_.push_back(&added);
 }
 
@@ -178,8 +166,8 @@ void ClientLoop::CompareGuard(Job& job) {
   job.due = Clock::now();
   const auto id = static_cast<uint64_t>(job.id);
   const RequestId reading{next_id_.fetch_add(1)};
-  Add({reading, {.object = {job.request.object.bucket, job.request.guard->key}},
-       [this, id](const Result<Response>& found) { EndComparison(id, found); }});
+  Add(reading, {.object = {job.request.object.bucket, job.request.guard->key}},
+      [this, id](const Result<Response>& found) { EndComparison(id, found); });
   std::rotate(ready_.begin(), std::prev(ready_.end()), ready_.end());
 }
 
@@ -196,9 +184,8 @@ void ClientLoop::EndComparison(uint64_t id, const Result<Response>& found) {
     job.state = Job::State::kReady;
     ready_.push_front(&job);
   } else if (found || is_gone || found.error().code == ErrorCode::kTooLarge) {
-    Finish(job, Error{ErrorCode::kBusy, fmt::format("{} {}: not repeated, because {} has changed", job.request.method,
-                                                    ToString(job.request.object),
-                                                    ToString({job.request.object.bucket, guard.key}))});
+    Finish(job, MakeError(ErrorCode::kBusy, "{} {}: not repeated, because {} has changed", job.request.method,
+                          ToString(job.request.object), ToString({job.request.object.bucket, guard.key})));
   } else {
     Finish(job, found.error());
   }
@@ -261,13 +248,13 @@ bool ClientLoop::StartAttempt(Job& job) {
 Result<Fields> ClientLoop::SignedHeaders(const Job& job, const RequestUrl& url) const {
   const auto& request = job.request;
   const auto fail = [&](ErrorCode code, std::string_view why) {
-    return Error{code, fmt::format("{} {}: {}", request.method, ToString(request.object), why)};
+    return MakeError(code, "{} {}: {}", request.method, ToString(request.object), why);
   };
   auto headers = request.headers;
   if (settings_.requester_pays) headers.emplace_back("x-amz-request-payer", "requester");
   if (settings_.sign) {
     const bool covers_body = request.body.size() <= kSignedBody || request.method == "POST";
-    const auto hash = covers_body ? Sha256Hex(AsText(request.body)) : std::string(kUnsignedPayload);
+    const auto hash = covers_body ? Sha256Hex(TextOf(request.body)) : std::string(kUnsignedPayload);
     if (!hash) return fail(hash.error().code, hash.error().what);
     const SignedRequest input{request.method, url.host, url.path, request.query, headers, *hash, job.region};
     const auto added = Sign(input, job.credentials, std::chrono::system_clock::now() + clock_error_);

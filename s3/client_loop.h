@@ -5,22 +5,20 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
 #include <unordered_map>
-#include <variant>
 #include <vector>
 
 #include "common/error.h"
 #include "common/mutex.h"
 #include "s3/client.h"
-#include "s3/credential_loader.h"
 #include "s3/curl_handles.h"
 #include "s3/failure.h"
-#include "s3/open_sockets.h"
 #include "s3/rate_limit.h"
 #include "s3/request_url.h"
 #include "s3/transfer.h"
@@ -64,21 +62,12 @@ class ClientLoop {
     Clock::time_point started = Clock::now(), begun = {}, due = {};  // the request, its last attempt, its next one
     Clock::duration failed = {};                                      // Settings::give_up_after_s
   };
-  struct StartCommand {
-    RequestId id;
-    Request request;
-    ResponseCallback callback;
-  };
-  struct CancelCommand {
-    RequestId id;
-  };
-  using Command = std::variant<StartCommand, CancelCommand>;
-
   explicit ClientLoop(const Settings& settings);
-  void Submit(Command command);
+  // Runs the command on the thread.
+  void Submit(std::function<void()> command);
   void Run();
   bool TakeCommands();
-  void Add(StartCommand command);
+  void Add(RequestId id, Request request, ResponseCallback callback);
   void CancelJob(RequestId id);
   void CancelAll();
   void RequeueDueJobs();
@@ -112,7 +101,7 @@ class ClientLoop {
   std::unique_ptr<CredentialLoader> loader_;
 
   Mutex mutex_;
-  std::vector<Command> commands_ GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> commands_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> next_id_ = 1;
   std::atomic<uint64_t> requests_ = 0, retries_ = 0, bytes_sent_ = 0, bytes_received_ = 0;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/config_file.h"
 
-#include <fmt/format.h>
+#include <cstdio>
+#include <memory>
 
-#include <algorithm>
-
+#include "common/make_error.h"
 #include "common/result.h"
-#include "s3/small_file.h"
 #include "s3/text.h"
 
 namespace weightfs::s3 {
@@ -29,6 +28,16 @@ std::string SectionName(std::string_view text) {
 
 }  // namespace
 
+Result<std::string> ReadSmallFile(const std::string& path, std::string_view what, size_t limit) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  if (file == nullptr) return SystemError(path, fmt::format("cannot read {}", what));
+  std::string text(limit + 1, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  if (std::ferror(file.get()) != 0) return SystemError(path, fmt::format("cannot read {}", what));
+  if (text.size() <= limit) return text;
+  return MakeError(ErrorCode::kTooLarge, "{}: {} is larger than {} bytes; name another file", path, what, limit);
+}
+
 Result<ConfigFile> ConfigFile::Parse(std::string_view text, std::string_view path) {
   ConfigFile file;
   ConfigSection* section = nullptr;
@@ -38,7 +47,7 @@ Result<ConfigFile> ConfigFile::Parse(std::string_view text, std::string_view pat
     const auto line = text.substr(0, end), content = Trim(line);
     text.remove_prefix(std::min(end + 1, text.size()));
     const auto fail = [&, number](std::string_view why) {
-      return Error{ErrorCode::kInvalid, fmt::format("{}: line {}: {}; correct the file", path, number, why)};
+      return MakeError(ErrorCode::kInvalid, "{}: line {}: {}; correct the file", path, number, why);
     };
     if (content.empty() || content.front() == '#' || content.front() == ';') continue;
     if (line.front() == '[') {

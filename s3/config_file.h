@@ -2,6 +2,7 @@
 // The configuration files that all AWS programs share: ~/.aws/config and ~/.aws/credentials.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <string>
@@ -10,6 +11,10 @@
 #include "common/error.h"
 
 namespace weightfs::s3 {
+
+// Returns the content of a file of a user of at most `limit` bytes; a larger one fails with kTooLarge. `what` is for
+// messages, such as "the token".
+Result<std::string> ReadSmallFile(const std::string& path, std::string_view what, size_t limit);
 
 // The values of one section. Names are in lower case. A nested value has the name of its parent before it:
 //   s3 =

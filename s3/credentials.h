@@ -4,9 +4,11 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "common/error.h"
 #include "common/mutex.h"
@@ -33,7 +35,7 @@ class CredentialSources;
 //   4. AWS_CONTAINER_CREDENTIALS_RELATIVE_URI or _FULL_URI, with AWS_CONTAINER_AUTHORIZATION_TOKEN[_FILE]
 //   5. the metadata service of an EC2 instance, version 2 (unless AWS_EC2_METADATA_DISABLED=true)
 //
-// Thread-safe. One thread loads at a time; no lock is held meanwhile, and Cached() does not wait for it.
+// Thread-safe, except that one thread at a time may call Get. No lock is held meanwhile; Cached() does not wait for it.
 class CredentialProvider {
  public:
   explicit CredentialProvider(const Settings& settings, Environment environment = ProcessEnvironment());
@@ -69,8 +71,38 @@ class CredentialProvider {
   const std::unique_ptr<CredentialSources> sources_;  // null: fixed credentials
   mutable Mutex mutex_;
   std::optional<Credentials> current_ GUARDED_BY(mutex_);
-  bool loading_ GUARDED_BY(mutex_) = false;
-  std::condition_variable loaded_;
+};
+
+// A thread that loads credentials, so that the transfers of the client's thread go on meanwhile. Thread-safe.
+class CredentialLoader {
+ public:
+  // Calls `loaded` on its thread after each load. Fails with kAgain if no thread can be started.
+  static Result<std::unique_ptr<CredentialLoader>> Create(std::unique_ptr<CredentialProvider> provider,
+                                                          std::function<void()> loaded);
+  // Cancels a load.
+  ~CredentialLoader();
+  CredentialLoader(const CredentialLoader&) = delete;
+  CredentialLoader& operator=(const CredentialLoader&) = delete;
+
+  CredentialProvider& provider() { return *provider_; }
+  // Starts a load, unless one is under way or waits.
+  void Start();
+  // Returns the error of the last load, once; none if it succeeded or has not ended.
+  std::optional<Error> TakeFailure();
+
+ private:
+  CredentialLoader(std::unique_ptr<CredentialProvider> provider, std::function<void()> loaded)
+      : provider_(std::move(provider)), loaded_(std::move(loaded)) {}
+  void Run();
+
+  const std::unique_ptr<CredentialProvider> provider_;
+  const std::function<void()> loaded_;
+  Mutex mutex_;
+  std::condition_variable changed_;
+  bool wanted_ GUARDED_BY(mutex_) = false;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::optional<Error> failure_ GUARDED_BY(mutex_);
+  std::thread thread_;
 };
 
 }  // namespace weightfs::s3

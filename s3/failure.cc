@@ -3,13 +3,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <string_view>
 
 #include "common/printable.h"
-#include "s3/http_time.h"
 #include "s3/responses.h"
 #include "s3/text.h"
 

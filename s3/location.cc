@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/location.h"
 
-#include <fmt/format.h>
+#include <curl/curl.h>
 
 #include <algorithm>
+#include <memory>
 
+#include "common/make_error.h"
 #include "common/printable.h"
 #include "common/result.h"
 
@@ -21,14 +23,7 @@ bool IsLetterOrDigit(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <
 bool IsBucketCharacter(char c) { return IsLetterOrDigit(c) || c == '-' || c == '.' || c == '_'; }
 
 Error InvalidUrl(std::string_view url, std::string_view why) {
-  return {ErrorCode::kInvalid, fmt::format("{}: {}; give it as s3://BUCKET/NAME", Printable(url), why)};
-}
-
-int HexValue(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
+  return MakeError(ErrorCode::kInvalid, "{}: {}; give it as s3://BUCKET/NAME", Printable(url), why);
 }
 
 }  // namespace
@@ -44,8 +39,8 @@ Result<Location> ParseLocation(std::string_view url) {
     return InvalidUrl(url, fmt::format("'{}' is not the name of a bucket", Printable(bucket)));
   }
   if (key.size() > kMaxKeyLength) {
-    return Error{ErrorCode::kInvalid, fmt::format("s3://{}/{}…: the key has {} bytes, and S3 allows {}; shorten it",
-                                                  bucket, Printable(key.substr(0, 60)), key.size(), kMaxKeyLength)};
+    return MakeError(ErrorCode::kInvalid, "s3://{}/{}…: the key has {} bytes, and S3 allows {}; shorten it", bucket,
+                     Printable(key.substr(0, 60)), key.size(), kMaxKeyLength);
   }
   return Location{std::string(bucket), std::string(key)};
 }
@@ -70,19 +65,12 @@ std::string PercentEncode(std::string_view text, Slashes slashes) {
 }
 
 std::string PercentDecode(std::string_view text) {
-  std::string decoded;
-  decoded.reserve(text.size());
-  for (size_t i = 0; i < text.size(); ++i) {
-    const bool escaped =
-        text[i] == '%' && i + 2 < text.size() && HexValue(text[i + 1]) >= 0 && HexValue(text[i + 2]) >= 0;
-    if (escaped) {
-      decoded += static_cast<char>(HexValue(text[i + 1]) * 16 + HexValue(text[i + 2]));
-      i += 2;
-    } else {
-      decoded += text[i] == '+' ? ' ' : text[i];
-    }
-  }
-  return decoded;
+  std::string encoded(text);
+  std::ranges::replace(encoded, '+', ' ');
+  int size = 0;
+  const std::unique_ptr<char, void (*)(void*)> decoded(
+      curl_easy_unescape(nullptr, encoded.c_str(), static_cast<int>(encoded.size()), &size), curl_free);
+  return decoded == nullptr ? encoded : std::string(decoded.get(), static_cast<size_t>(size));
 }
 
 }  // namespace weightfs::s3

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/request_url.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
+#include "common/make_error.h"
 #include "common/printable.h"
 #include "common/result.h"
 
@@ -63,8 +62,8 @@ bool UsesHostStyle(Addressing addressing, std::string_view host, std::string_vie
 
 Result<void> CheckEndpoint(std::string_view endpoint) {
   const auto fail = [&](std::string_view why) {
-    return Error{ErrorCode::kInvalid, fmt::format("the endpoint URL '{}' {}; give it as https://HOST[:PORT]",
-                                                  PrintableOrigin(endpoint), why)};
+    return MakeError(ErrorCode::kInvalid, "the endpoint URL '{}' {}; give it as https://HOST[:PORT]",
+                     PrintableOrigin(endpoint), why);
   };
   if (!endpoint.starts_with(kHttp) && !endpoint.starts_with(kHttps)) return fail("is neither http:// nor https://");
   const auto parts = Split(endpoint);

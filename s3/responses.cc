@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/responses.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
+#include <initializer_list>
 #include <pugixml.hpp>
 #include <sstream>
 
+#include "common/make_error.h"
 #include "common/printable.h"
 #include "common/result.h"
-#include "s3/http_time.h"
 #include "s3/text.h"
 
 namespace weightfs::s3 {
@@ -18,7 +16,7 @@ namespace {
 constexpr size_t kMaxTag = 4096;  // bytes of an ETag or of the id of an upload; those of services have up to 200
 
 Error BadDocument(std::string_view what) {
-  return {ErrorCode::kIo, fmt::format("the service returned a document without a valid {}", what)};
+  return MakeError(ErrorCode::kIo, "the service returned a document without a valid {}", what);
 }
 
 // Parses a document whose root has this name. Namespaces of the elements are their default one, so no name has a
@@ -39,8 +37,6 @@ Result<uint64_t> NumberOf(pugi::xml_node node, const char* name) {
   return *number;
 }
 
-bool IsTruncated(pugi::xml_node root) { return std::string_view(root.child_value("IsTruncated")) == "true"; }
-
 // Keys are percent-encoded if the service says so; one that does not know encoding-type does not. The answer takes a
 // search among all entries of a page, so it is found once a page.
 bool HasEncodedKeys(pugi::xml_node root) { return std::string_view(root.child_value("EncodingType")) == "url"; }
@@ -56,6 +52,80 @@ Result<std::string> ShortTextOf(pugi::xml_node node, const char* name) {
   auto text = TextOf(node, name);
   if (text.size() > kMaxTag) return BadDocument(name);
   return text;
+}
+
+using Time = std::chrono::system_clock::time_point;
+Time TimeOf(pugi::xml_node node, const char* name) { return ParseIsoTime(TextOf(node, name)).value_or(Time()); }
+
+// An element of a page that is not the last, and the parameter of the query that takes its text.
+struct Marker {
+  const char* element;
+  const char* parameter;
+};
+
+// The first marker must not be missing. `take` returns no entry for elements that are none.
+template <typename Entry>
+Result<void> ParsePage(pugi::xml_node root, std::initializer_list<Marker> markers, Page<Entry>* page,
+                       Result<std::optional<Entry>> (*take)(pugi::xml_node node, bool encoded)) {
+  const bool encoded = HasEncodedKeys(root);
+  for (const auto node : root.children()) {
+    if (std::string_view(node.name()) == "CommonPrefixes") {
+      ASSIGN_OR_RETURN(auto prefix, KeyOf(encoded, node, "Prefix"));
+      page->prefixes.push_back(std::move(prefix));
+    }
+    ASSIGN_OR_RETURN(auto entry, take(node, encoded));
+    if (entry) page->entries.push_back(std::move(*entry));
+  }
+  if (std::string_view(root.child_value("IsTruncated")) != "true") return {};
+  for (const auto& [element, parameter] : markers) {
+    const bool is_key = std::string_view(element) == "NextKeyMarker";
+    ASSIGN_OR_RETURN(auto text, is_key ? KeyOf(encoded, root, element) : ShortTextOf(root, element));
+    if (text.empty() && page->next.empty()) return BadDocument(element);
+    if (!text.empty()) page->next.emplace_back(parameter, std::move(text));
+  }
+  return {};
+}
+
+Result<std::optional<ObjectInfo>> TakeObject(pugi::xml_node node, bool encoded) {
+  if (std::string_view(node.name()) != "Contents") return std::optional<ObjectInfo>();
+  ObjectInfo info{.key = {}, .modified = TimeOf(node, "LastModified")};
+  ASSIGN_OR_RETURN(info.key, KeyOf(encoded, node, "Key"));
+  ASSIGN_OR_RETURN(info.etag, ShortTextOf(node, "ETag"));
+  ASSIGN_OR_RETURN(info.size, NumberOf(node, "Size"));
+  return info;
+}
+
+Result<std::optional<PartInfo>> TakePart(pugi::xml_node node, bool) {
+  if (std::string_view(node.name()) != "Part") return std::optional<PartInfo>();
+  PartInfo info{.modified = TimeOf(node, "LastModified")};
+  ASSIGN_OR_RETURN(info.etag, ShortTextOf(node, "ETag"));
+  ASSIGN_OR_RETURN(info.crc32c, ShortTextOf(node, "ChecksumCRC32C"));
+  ASSIGN_OR_RETURN(const auto number, NumberOf(node, "PartNumber"));
+  ASSIGN_OR_RETURN(info.size, NumberOf(node, "Size"));
+  if (number == 0 || number > kMaxParts) return BadDocument("PartNumber");
+  info.number = static_cast<unsigned>(number);
+  return info;
+}
+
+Result<std::optional<UploadInfo>> TakeUpload(pugi::xml_node node, bool encoded) {
+  if (std::string_view(node.name()) != "Upload") return std::optional<UploadInfo>();
+  UploadInfo info{.key = {}, .upload_id = {}, .started = TimeOf(node, "Initiated")};
+  ASSIGN_OR_RETURN(info.key, KeyOf(encoded, node, "Key"));
+  ASSIGN_OR_RETURN(info.upload_id, ShortTextOf(node, "UploadId"));
+  if (info.upload_id.empty()) return BadDocument("UploadId");
+  return info;
+}
+
+Result<std::optional<ObjectVersion>> TakeVersion(pugi::xml_node node, bool encoded) {
+  const std::string_view kind = node.name();
+  if (kind != "Version" && kind != "DeleteMarker") return std::optional<ObjectVersion>();
+  ObjectVersion version{.key = {}, .is_marker = kind == "DeleteMarker", .modified = TimeOf(node, "LastModified")};
+  ASSIGN_OR_RETURN(version.key, KeyOf(encoded, node, "Key"));
+  ASSIGN_OR_RETURN(version.version_id, ShortTextOf(node, "VersionId"));
+  if (version.version_id.empty()) return BadDocument("VersionId");
+  if (version.is_marker) return version;
+  ASSIGN_OR_RETURN(version.size, NumberOf(node, "Size"));
+  return version;
 }
 
 std::string Serialize(const pugi::xml_document& document) {
@@ -78,99 +148,38 @@ ErrorDocument ParseErrorDocument(std::string_view body) {
   return {TextOf(error, "Code"), TextOf(error, "Message"), TextOf(error, "Region")};
 }
 
-Result<ListingPage> ParseListing(std::string_view body) {
+Result<Page<ObjectInfo>> ParseListing(std::string_view body) {
   pugi::xml_document document;
+  Page<ObjectInfo> page;
   ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListBucketResult"));
-  const bool encoded = HasEncodedKeys(root);
-  ListingPage page;
-  for (const auto object : root.children("Contents")) {
-    ObjectInfo info;
-    ASSIGN_OR_RETURN(info.key, KeyOf(encoded, object, "Key"));
-    ASSIGN_OR_RETURN(info.etag, ShortTextOf(object, "ETag"));
-    ASSIGN_OR_RETURN(info.size, NumberOf(object, "Size"));
-    info.modified = ParseIsoTime(TextOf(object, "LastModified")).value_or(info.modified);
-    page.listing.objects.push_back(std::move(info));
-  }
-  for (const auto prefix : root.children("CommonPrefixes")) {
-    ASSIGN_OR_RETURN(auto name, KeyOf(encoded, prefix, "Prefix"));
-    page.listing.prefixes.push_back(std::move(name));
-  }
-  if (IsTruncated(root)) {
-    page.next = TextOf(root, "NextContinuationToken");
-    if (page.next.empty()) return BadDocument("NextContinuationToken");
-  }
+  RETURN_IF_ERROR(ParsePage(root, {{"NextContinuationToken", "continuation-token"}}, &page, TakeObject));
   return page;
 }
 
 Result<PartsPage> ParseParts(std::string_view body) {
   pugi::xml_document document;
-  ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListPartsResult"));
   PartsPage page;
+  ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListPartsResult"));
   ASSIGN_OR_RETURN(page.checksum_algorithm, ShortTextOf(root, "ChecksumAlgorithm"));
-  for (const auto part : root.children("Part")) {
-    PartInfo info;
-    ASSIGN_OR_RETURN(info.etag, ShortTextOf(part, "ETag"));
-    ASSIGN_OR_RETURN(info.crc32c, ShortTextOf(part, "ChecksumCRC32C"));
-    info.modified = ParseIsoTime(TextOf(part, "LastModified")).value_or(info.modified);
-    ASSIGN_OR_RETURN(const auto number, NumberOf(part, "PartNumber"));
-    ASSIGN_OR_RETURN(info.size, NumberOf(part, "Size"));
-    if (number == 0 || number > kMaxParts) return BadDocument("PartNumber");
-    info.number = static_cast<unsigned>(number);
-    page.parts.push_back(std::move(info));
-  }
-  if (IsTruncated(root)) {
-    page.next = TextOf(root, "NextPartNumberMarker");
-    if (page.next.empty()) return BadDocument("NextPartNumberMarker");
-  }
+  RETURN_IF_ERROR(ParsePage<PartInfo>(root, {{"NextPartNumberMarker", "part-number-marker"}}, &page, TakePart));
   return page;
 }
 
-Result<UploadsPage> ParseUploads(std::string_view body) {
+Result<Page<UploadInfo>> ParseUploads(std::string_view body) {
   pugi::xml_document document;
+  Page<UploadInfo> page;
   ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListMultipartUploadsResult"));
-  const bool encoded = HasEncodedKeys(root);
-  UploadsPage page;
-  for (const auto upload : root.children("Upload")) {
-    UploadInfo info;
-    ASSIGN_OR_RETURN(info.key, KeyOf(encoded, upload, "Key"));
-    ASSIGN_OR_RETURN(info.upload_id, ShortTextOf(upload, "UploadId"));
-    info.started = ParseIsoTime(TextOf(upload, "Initiated")).value_or(info.started);
-    if (info.upload_id.empty()) return BadDocument("UploadId");
-    page.uploads.push_back(std::move(info));
-  }
-  if (IsTruncated(root)) {
-    ASSIGN_OR_RETURN(page.next_key, KeyOf(encoded, root, "NextKeyMarker"));
-    page.next_upload_id = TextOf(root, "NextUploadIdMarker");
-  }
+  RETURN_IF_ERROR(ParsePage(root, {{"NextKeyMarker", "key-marker"}, {"NextUploadIdMarker", "upload-id-marker"}}, &page,
+                            TakeUpload));
   return page;
 }
 
-Result<VersionsPage> ParseVersions(std::string_view body) {
+Result<Page<ObjectVersion>> ParseVersions(std::string_view body) {
   pugi::xml_document document;
+  Page<ObjectVersion> page;
   ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListVersionsResult"));
-  const bool encoded = HasEncodedKeys(root);
-  VersionsPage page;
-  for (const auto node : root.children()) {
-    const std::string_view kind = node.name();
-    if (kind == "CommonPrefixes") {
-      ASSIGN_OR_RETURN(auto name, KeyOf(encoded, node, "Prefix"));
-      page.listing.prefixes.push_back(std::move(name));
-    }
-    if (kind != "Version" && kind != "DeleteMarker") continue;
-    ObjectVersion version{.is_marker = kind == "DeleteMarker"};
-    ASSIGN_OR_RETURN(version.key, KeyOf(encoded, node, "Key"));
-    ASSIGN_OR_RETURN(version.version_id, ShortTextOf(node, "VersionId"));
-    if (version.version_id.empty()) return BadDocument("VersionId");
-    version.modified = ParseIsoTime(TextOf(node, "LastModified")).value_or(version.modified);
-    if (!version.is_marker) {
-      ASSIGN_OR_RETURN(version.size, NumberOf(node, "Size"));
-    }
-    page.listing.versions.push_back(std::move(version));
-  }
-  if (IsTruncated(root)) {
-    ASSIGN_OR_RETURN(page.next_key, KeyOf(encoded, root, "NextKeyMarker"));
-    ASSIGN_OR_RETURN(page.next_version, ShortTextOf(root, "NextVersionIdMarker"));
-  }
+  RETURN_IF_ERROR(ParsePage(root, {{"NextKeyMarker", "key-marker"}, {"NextVersionIdMarker", "version-id-marker"}},
+                            &page, TakeVersion));
   return page;
 }
 

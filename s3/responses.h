@@ -24,31 +24,22 @@ struct ErrorDocument {
 };
 ErrorDocument ParseErrorDocument(std::string_view body);
 
-// One page of a list. `next` continues it and is empty for the last page.
-struct ListingPage {
-  Listing listing;
-  std::string next;
+// One page of a list. `next` has the parameters of the query that continues it, and is empty for the last page.
+template <typename Entry>
+struct Page {
+  std::vector<Entry> entries = {};
+  std::vector<std::string> prefixes = {};
+  Fields next = {};
 };
-struct PartsPage {
-  std::vector<PartInfo> parts;
-  std::string next;
+struct PartsPage : Page<PartInfo> {
   std::string checksum_algorithm = {};  // of the upload; empty: none
-};
-struct UploadsPage {
-  std::vector<UploadInfo> uploads;
-  std::string next_key, next_upload_id;
-};
-
-struct VersionsPage {
-  VersionListing listing;
-  std::string next_key, next_version;
 };
 
 // Fail with kIo and a text that says what the document lacks.
-Result<ListingPage> ParseListing(std::string_view body);
+Result<Page<ObjectInfo>> ParseListing(std::string_view body);
 Result<PartsPage> ParseParts(std::string_view body);
-Result<UploadsPage> ParseUploads(std::string_view body);
-Result<VersionsPage> ParseVersions(std::string_view body);
+Result<Page<UploadInfo>> ParseUploads(std::string_view body);
+Result<Page<ObjectVersion>> ParseVersions(std::string_view body);
 Result<std::string> ParseUploadId(std::string_view body);
 Result<std::string> ParseCompletedEtag(std::string_view body);  // may be empty
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/settings.h"
 
-#include <fmt/format.h>
 #include <pwd.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <initializer_list>
 
+#include "common/make_error.h"
 #include "common/printable.h"
 #include "common/result.h"
 #include "s3/config_file.h"
@@ -40,8 +40,8 @@ Result<Addressing> ParseAddressing(const std::string& text, const std::string& f
   if (text == "auto") return Addressing::kAuto;
   if (text == "path") return Addressing::kPath;
   if (text == "virtual") return Addressing::kHost;
-  return Error{ErrorCode::kInvalid,
-               fmt::format("{}: addressing_style is '{}'; set it to auto, path or virtual", file, Printable(text))};
+  return MakeError(ErrorCode::kInvalid, "{}: addressing_style is '{}'; set it to auto, path or virtual", file,
+                   Printable(text));
 }
 
 std::optional<std::string> ConfiguredEndpoint(const ConfigFile& config, const ConfigSection* profile,
@@ -80,9 +80,8 @@ Result<Settings> LoadSettings(const SettingsOverrides& overrides, const Environm
   if (named && profile == nullptr) {
     ASSIGN_OR_RETURN(const auto credentials, ConfigFile::Read(settings.credentials_file));
     if (credentials.Find(settings.profile) == nullptr) {
-      return Error{ErrorCode::kInvalid,
-                   fmt::format("there is no profile '{}' in {} or {}; name one that exists",
-                               Printable(settings.profile), settings.config_file, settings.credentials_file)};
+      return MakeError(ErrorCode::kInvalid, "there is no profile '{}' in {} or {}; name one that exists",
+                       Printable(settings.profile), settings.config_file, settings.credentials_file);
     }
   }
 

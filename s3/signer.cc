@@ -11,6 +11,7 @@
 
 #include "common/hex.h"
 #include "common/result.h"
+#include "s3/digest.h"
 #include "s3/location.h"
 
 namespace weightfs::s3 {
@@ -110,14 +111,9 @@ std::string CanonicalQuery(const Fields& query) {
 }
 
 Result<std::string> Sha256Hex(std::string_view bytes) {
-  std::string digest(EVP_MAX_MD_SIZE, '\0');
-  unsigned size = 0;
-  if (EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.data()), &size, EVP_sha256(),
-                 nullptr) != 1) {
-    return NoSha256();
-  }
-  digest.resize(size);
-  return ToHex(digest);
+  const auto digest = Sha256(bytes);
+  if (!digest) return NoSha256();
+  return ToHex(*digest);
 }
 
 }  // namespace weightfs::s3

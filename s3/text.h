@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -39,5 +40,10 @@ inline std::optional<uint64_t> ParseNumber(std::string_view text) {
 inline bool HasLineBreak(std::string_view text) {
   return text.find_first_of(std::string_view("\r\n\0", 3)) != std::string_view::npos;
 }
+
+// The notations of time in S3's answers. A time before 1970 or after 2255 is returned as the nearest one between them.
+using HttpTime = std::optional<std::chrono::system_clock::time_point>;
+HttpTime ParseIsoTime(const std::string& text);   // "2026-11-23T18:47:26Z", also with fractions of a second or "+00:00"
+HttpTime ParseHttpTime(const std::string& text);  // "Mon, 23 Nov 2026 18:47:26 GMT", as in headers
 
 }  // namespace weightfs::s3

@@ -7,12 +7,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 
 #include "s3/client.h"
 #include "s3/curl_handles.h"
-#include "s3/open_sockets.h"
 #include "s3/rate_limit.h"
 
 namespace weightfs::s3 {
@@ -34,6 +34,24 @@ struct Attempt {
   bool too_large = false;                       // ... exceeds Request::body_limit
 
   std::string_view header(std::string_view name) const;
+};
+
+// The open sockets of libcurl for a client. Not thread-safe. Must outlive the multi handle that owns the connections.
+class OpenSockets {
+ public:
+  // Makes libcurl report the sockets that it creates for this transfer.
+  void Watch(CURL* easy);
+
+  // Acknowledges what has arrived at all of them; libcurl does not tell which one serves a transfer. A service with
+  // Nagle's algorithm (Ceph's gateway, by default) sends a short body only after the acknowledgement of the headers,
+  // which the kernel would delay by 40 ms.
+  void Acknowledge() const;
+
+ private:
+  static int OnCreated(void* self, curl_socket_t socket, curlsocktype);
+  static int OnClosed(void* self, curl_socket_t socket);
+
+  std::set<curl_socket_t> sockets_;
 };
 
 // A transfer is reused for one request after the other; its connection belongs to the multi handle. Not thread-safe.

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs prune: remove old versions from a bucket.
-#include "remote/prune.h"
 
 #include <fmt/format.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/bucket/s3_options.h"
 #include "cli/commands.h"
 #include "cli/output.h"
-#include "cli/signals.h"
 #include "common/size_text.h"
 
 namespace weightfs::cli {
@@ -37,48 +34,43 @@ void PrintJson(const Arguments& arguments, const std::string& url, const remote:
                        {"bytes", version.bytes},
                        {"uploads", version.uploads}});
   }
-  Print(stdout, JsonText({{"url", url},
-                          {"dry_run", arguments.dry_run},
-                          {"removed", std::move(removed)},
-                          {"kept", report.kept},
-                          {"damaged", report.damaged},
-                          {"unfinished", report.unfinished},
-                          {"foreign", report.foreign},
-                          {"errors", std::move(errors)}}) +
-                    "\n");
+  ShowJson({{"url", url},
+            {"dry_run", arguments.dry_run},
+            {"removed", std::move(removed)},
+            {"kept", report.kept},
+            {"damaged", report.damaged},
+            {"unfinished", report.unfinished},
+            {"foreign", report.foreign},
+            {"errors", std::move(errors)}});
 }
 
 void PrintText(const Arguments& arguments, const std::string& url, const remote::PruneReport& report) {
   for (const remote::PrunedVersion& version : report.removed) {
-    Print(stdout, fmt::format("{} {}/{}: {} objects, {}{}\n", arguments.dry_run ? "would remove" : "removed", url,
-                              version.version, version.objects, FormatSize(ByteCount{version.bytes}),
-                              version.unfinished ? ", an unfinished push" : ""));
+    Print(stdout, "{} {}/{}: {} objects, {}{}\n", arguments.dry_run ? "would remove" : "removed", url, version.version,
+          version.objects, FormatSize(ByteCount{version.bytes}), version.unfinished ? ", an unfinished push" : "");
   }
   for (const uint64_t version : report.foreign) {
-    Print(stderr, fmt::format("weightfs: warning: {}/{} was not made by weightfs and was left alone\n", url, version));
+    Print(stderr, "weightfs: warning: {}/{} was not made by weightfs and was left alone\n", url, version);
   }
   for (const uint64_t version : report.damaged) {
-    Print(stderr, fmt::format("weightfs: warning: {0}/{1} has a damaged manifest, and was left alone; "
-                              "'weightfs pull {0}/{1} DIR' says more\n",
-                              url, version));
+    Print(stderr,
+          "weightfs: warning: {0}/{1} has a damaged manifest, and was left alone; 'weightfs pull {0}/{1} DIR' says "
+          "more\n",
+          url, version);
   }
-  Print(stdout,
-        fmt::format("{}: {} version{} kept, {} {}removed{}\n", url, report.kept.size(),
-                    report.kept.size() == 1 ? "" : "s", report.removed.size(), arguments.dry_run ? "would be " : "",
-                    report.unfinished.empty() ? "" : fmt::format(", {} unfinished kept", report.unfinished.size())));
+  Print(stdout, "{}: {} version{} kept, {} {}removed{}\n", url, report.kept.size(), report.kept.size() == 1 ? "" : "s",
+        report.removed.size(), arguments.dry_run ? "would be " : "",
+        report.unfinished.empty() ? "" : fmt::format(", {} unfinished kept", report.unfinished.size()));
 }
 
 Result<int> Run(const Arguments& arguments) {
   ASSIGN_OR_RETURN(const OpenedSeries opened, OpenSeriesToChange(arguments.url, arguments.s3));
   const std::string url = opened.series->url();
   const std::chrono::seconds unfinished(static_cast<int64_t>(arguments.unfinished_after_days * kSecondsPerDay));
-  ASSIGN_OR_RETURN(const auto report,
-                   remote::Prune(*opened.series,
-                                 {.keep = arguments.keep,
-                                  .unfinished_after = unfinished,
-                                  .all_versions = arguments.all_versions,
-                                  .dry_run = arguments.dry_run,
-                                  .interrupted = [&flag = CatchInterrupts()] { return flag.load(); }}));
+  ASSIGN_OR_RETURN(const auto report, remote::Prune(*opened.series, {.keep = arguments.keep,
+                                                                     .unfinished_after = unfinished,
+                                                                     .all_versions = arguments.all_versions,
+                                                                     .dry_run = arguments.dry_run}));
   arguments.json ? PrintJson(arguments, url, report) : PrintText(arguments, url, report);
   return ReportPrune(url, report);
 }

@@ -4,16 +4,13 @@
 
 #include <fmt/format.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "cli/bucket/s3_options.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "cli/signals.h"
 #include "common/printable.h"
 #include "common/size_text.h"
 
@@ -33,9 +30,8 @@ Result<std::vector<remote::SliceRequest>> ParseSlices(const std::vector<std::str
   for (const std::string& text : texts) {
     const size_t colon = text.find(':');
     if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) {
-      return Error{
-          ErrorCode::kInvalid,
-          fmt::format("--slice '{}': write PATH:PATTERN, e.g. 'model.safetensors:layers.0.*'", Printable(text))};
+      return MakeError(ErrorCode::kInvalid, "--slice '{}': write PATH:PATTERN, e.g. 'model.safetensors:layers.0.*'",
+                       Printable(text));
     }
     slices.push_back({text.substr(0, colon), text.substr(colon + 1)});
   }
@@ -43,38 +39,31 @@ Result<std::vector<remote::SliceRequest>> ParseSlices(const std::vector<std::str
 }
 
 // The version of the URL, of --version, or the greatest one.
-Result<remote::Manifest> FindVersion(const Arguments& arguments, OpenedVersion* opened,
-                                     const s3::Interrupted& interrupted) {
-  if (!opened->version) return remote::FindVersion(*opened->opened.series, arguments.version, interrupted);
+Result<remote::Manifest> FindVersion(const Arguments& arguments, OpenedVersion* opened) {
+  if (!opened->version) return remote::FindVersion(*opened->opened.series, arguments.version);
   if (!arguments.version || *arguments.version == opened->version->version) return std::move(*opened->version);
-  return Error{ErrorCode::kInvalid,
-               fmt::format("{} is version {}, and --version is {}: name one of them", Printable(arguments.url),
-                           opened->version->version, *arguments.version)};
+  return MakeError(ErrorCode::kInvalid, "{} is version {}, and --version is {}: name one of them",
+                   Printable(arguments.url), opened->version->version, *arguments.version);
 }
 
 Result<int> Run(const Arguments& arguments) {
   ASSIGN_OR_RETURN(auto slices, ParseSlices(arguments.slices));
-  const s3::Interrupted interrupted = [&flag = CatchInterrupts()] { return flag.load(); };
-  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(arguments.url, arguments.s3, interrupted));
+  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(arguments.url, arguments.s3));
   const remote::Series& series = *opened.opened.series;
-  const auto manifest = FindVersion(arguments, &opened, interrupted);
+  const auto manifest = FindVersion(arguments, &opened);
   if (!manifest) {
     const bool was_named = arguments.version || NamesVersion(arguments.url);
     const bool is_missing = was_named && manifest.error().code == ErrorCode::kNotFound;
     return Fail(manifest.error(), is_missing ? kNoVersion : kFailure);
   }
   std::optional<TransferProgress> progress(std::in_place, "pull", arguments.directory, arguments.progress);
-  remote::PullOptions options{.files = arguments.files,
-                              .slices = std::move(slices),
-                              .publish = arguments.publish,
-                              .connections = opened.opened.client->settings().connections,
-                              .interrupted = interrupted};
+  remote::PullOptions options{.files = arguments.files, .slices = std::move(slices), .publish = arguments.publish};
   options.progress = [&](uint64_t done, uint64_t total) { progress->Update(done, total); };
   options.warn = [](const std::string& line) { Print(stderr, "weightfs: warning: " + line + "\n"); };
   const auto report = remote::Pull(series, *manifest, arguments.directory, options);
   progress.reset();
   if (!report) {
-    const auto removed = FindRemoval(report.error(), series, manifest->version, interrupted);
+    const auto removed = FindRemoval(report.error(), series, manifest->version);
     return removed ? Fail(*removed, kNoVersion) : Fail(report.error());
   }
   if (arguments.json) {
@@ -86,12 +75,11 @@ Result<int> Run(const Arguments& arguments) {
                                    {"downloaded", report->downloaded},
                                    {"fetched_again", report->fetched_again}};
     if (report->published) json["publication"] = PublicationJson(arguments.directory, *report->published);
-    Print(stdout, JsonText(json) + "\n");
-    return kSuccess;
+    return ShowJson(json);
   }
-  Print(stdout, fmt::format("{}: version {}: {} file{}, {}; every block verified{}\n", Printable(arguments.directory),
-                            report->version, report->files, report->files == 1 ? "" : "s",
-                            FormatSize(ByteCount{report->bytes}), report->published ? "; published" : ""));
+  Print(stdout, "{}: version {}: {} file{}, {}; every block verified{}\n", Printable(arguments.directory),
+        report->version, report->files, report->files == 1 ? "" : "s", FormatSize(ByteCount{report->bytes}),
+        report->published ? "; published" : "");
   return kSuccess;
 }
 

@@ -4,16 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <chrono>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <thread>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "cli/bucket/s3_options.h"
 #include "cli/commands.h"
@@ -24,11 +19,9 @@
 #include "client/publication.h"
 #include "common/printable.h"
 #include "common/size_text.h"
-#include "common/unique_fd.h"
+#include "remote/beneath.h"
 #include "remote/local_tree.h"
-#include "remote/prune.h"
 #include "remote/push.h"
-#include "remote/remove_tree.h"
 
 namespace weightfs::cli {
 namespace {
@@ -54,8 +47,7 @@ struct Arguments {
 void Report(const Arguments& arguments, const std::string& path, const std::string& url,
             const remote::PushReport& report) {
   if (!report.damage.empty()) {
-    Print(stderr, fmt::format("weightfs: warning: the version was damaged, and all of it was sent again: {}\n",
-                              report.damage));
+    Print(stderr, "weightfs: warning: the version was damaged, and all of it was sent again: {}\n", report.damage);
   }
   if (arguments.json) {
     const nlohmann::ordered_json json = {{"path", path},
@@ -68,16 +60,15 @@ void Report(const Arguments& arguments, const std::string& path, const std::stri
     // With --watch one line for each version, for programs that read while the command runs.
     Print(stdout, (arguments.watched ? json.dump() : JsonText(json)) + "\n");
   } else {
-    Print(stdout, fmt::format("{}: {} file{}, {}{}\n", url, report.files, report.files == 1 ? "" : "s",
-                              FormatSize(ByteCount{report.bytes}),
-                              report.existed ? "; was there already"
-                                             : fmt::format("; {} sent", FormatSize(ByteCount{report.sent_bytes}))));
+    Print(stdout, "{}: {} file{}, {}{}\n", url, report.files, report.files == 1 ? "" : "s",
+          FormatSize(ByteCount{report.bytes}),
+          report.existed ? "; was there already" : fmt::format("; {} sent", FormatSize(ByteCount{report.sent_bytes})));
   }
 }
 
 // Pushes an open directory or file.
 Result<remote::PushReport> PushOne(const Arguments& arguments, const OpenedSeries& opened, int source,
-                                   const std::string& path, const std::atomic<bool>& interrupted) {
+                                   const std::string& path) {
   TransferProgress progress("push", path, arguments.progress);
   const remote::PushOptions options{.version = arguments.version,
                                     .take_over = arguments.take_over,
@@ -85,8 +76,7 @@ Result<remote::PushReport> PushOne(const Arguments& arguments, const OpenedSerie
                                     .verify = arguments.verify,
                                     .storage_class = arguments.storage_class,
                                     .claim_check = std::chrono::milliseconds(arguments.claim_check_ms),
-                                    .progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
-                                    .interrupted = [&] { return interrupted.load(); }};
+                                    .progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); }};
   ASSIGN_OR_RETURN(const auto report, remote::Push(*opened.series, source, path, options));
   Report(arguments, path, opened.series->url(report.version), report);
   return report;
@@ -94,13 +84,9 @@ Result<remote::PushReport> PushOne(const Arguments& arguments, const OpenedSerie
 
 // Removes versions below the one that was just pushed. After a run went back, greater ones are of states that it has
 // left: if they counted, each new version would be removed after the next push.
-Result<remote::PruneReport> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed,
-                                       const std::atomic<bool>& interrupted) {
+Result<remote::PruneReport> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed) {
   if (arguments.keep == 0) return remote::PruneReport();
-  const remote::PruneOptions options{.keep = arguments.keep,
-                                     .up_to = pushed,
-                                     .all_versions = arguments.all_versions,
-                                     .interrupted = [&] { return interrupted.load(); }};
+  const remote::PruneOptions options{.keep = arguments.keep, .up_to = pushed, .all_versions = arguments.all_versions};
   return remote::Prune(*opened.series, options);
 }
 
@@ -133,7 +119,7 @@ Result<Publications> FindPublications(const std::string& path) {
       out.found.push_back({name, *published});
     }
   }
-  std::sort(out.found.begin(), out.found.end(), [](const FoundPublication& a, const FoundPublication& b) {
+  std::ranges::sort(out.found, [](const FoundPublication& a, const FoundPublication& b) {
     return std::tie(a.published.version, a.name) < std::tie(b.published.version, b.name);
   });
   return out;
@@ -143,8 +129,7 @@ Result<Publications> FindPublications(const std::string& path) {
 // directory.
 class Watch {
  public:
-  Watch(const Arguments& arguments, const OpenedSeries& opened, const std::atomic<bool>& interrupted)
-      : arguments_(arguments), opened_(opened), interrupted_(interrupted) {}
+  Watch(const Arguments& arguments, const OpenedSeries& opened) : arguments_(arguments), opened_(opened) {}
 
   int Run() {
     if (const auto readable = FindPublications(*arguments_.watched); !readable) return Fail(readable.error());
@@ -155,8 +140,8 @@ class Watch {
     }
     const auto left = std::ranges::count_if(outcomes_, [&](const auto& entry) { return IsLeft(entry.second); });
     if (left == 0) return kSuccess;
-    Print(stderr, fmt::format("weightfs: {}: {} published director{} not pushed\n", Printable(*arguments_.watched),
-                              left, left == 1 ? "y was" : "ies were"));
+    Print(stderr, "weightfs: {}: {} published director{} not pushed\n", Printable(*arguments_.watched), left,
+          left == 1 ? "y was" : "ies were");
     return kFailure;
   }
 
@@ -211,11 +196,10 @@ class Watch {
     if (arguments_.keep > 0) {
       // Versions that were there before are of a run that went back; they make nothing outdated.
       ASSIGN_OR_RETURN(const bool outdated,
-                       opened_.series->IsSuperseded(found.version, found.time_ns, arguments_.keep,
-                                                    [&] { return interrupted_.load(); }));
+                       opened_.series->IsSuperseded(found.version, found.time_ns, arguments_.keep));
       if (outdated) {
-        Print(stderr, fmt::format("weightfs: {}: version {} is older than the {} that are kept: not pushed\n",
-                                  Printable(path), found.version, arguments_.keep));
+        Print(stderr, "weightfs: {}: version {} is older than the {} that are kept: not pushed\n", Printable(path),
+              found.version, arguments_.keep);
         return {};
       }
     }
@@ -225,10 +209,10 @@ class Watch {
     if (!published || published->id != found.id) {
       return Error{ErrorCode::kStale, Printable(path) + ": was replaced before it was pushed"};
     }
-    ASSIGN_OR_RETURN(const auto report, PushOne(arguments_, opened_, source.get(), path, interrupted_));
+    ASSIGN_OR_RETURN(const auto report, PushOne(arguments_, opened_, source.get(), path));
     if (report.existed || !prunes) return {};
     // The version is there; the next push prunes again.
-    auto pruned = PruneAfter(arguments_, opened_, report.version, interrupted_);
+    auto pruned = PruneAfter(arguments_, opened_, report.version);
     if (!pruned && !interrupted_) Fail(pruned.error());
     if (!pruned) return {};
     if (pruned->leaves_old_versions && std::exchange(warned_, true)) pruned->leaves_old_versions = false;
@@ -243,7 +227,7 @@ class Watch {
 
   const Arguments& arguments_;
   const OpenedSeries& opened_;
-  const std::atomic<bool>& interrupted_;
+  const std::atomic<bool>& interrupted_ = CatchInterrupts();
   std::map<Id, Outcome> outcomes_;
   bool warned_ = false;
   std::string reported_;  // of the watched directory itself
@@ -251,11 +235,10 @@ class Watch {
 
 Result<int> Push(const Arguments& arguments) {
   ASSIGN_OR_RETURN(const OpenedSeries opened, OpenSeriesToChange(arguments.url, arguments.s3));
-  const std::atomic<bool>& interrupted = CatchInterrupts();
-  if (arguments.watched) return Watch(arguments, opened, interrupted).Run();
+  if (arguments.watched) return Watch(arguments, opened).Run();
   ASSIGN_OR_RETURN(const UniqueFd source, remote::OpenSource(arguments.path));
-  ASSIGN_OR_RETURN(const auto pushed, PushOne(arguments, opened, source.get(), arguments.path, interrupted));
-  ASSIGN_OR_RETURN(const auto pruned, PruneAfter(arguments, opened, pushed.version, interrupted));
+  ASSIGN_OR_RETURN(const auto pushed, PushOne(arguments, opened, source.get(), arguments.path));
+  ASSIGN_OR_RETURN(const auto pruned, PruneAfter(arguments, opened, pushed.version));
   return ReportPrune(opened.series->url(), pruned);
 }
 

@@ -7,9 +7,8 @@
 #include <utility>
 
 #include "cli/output.h"
-#include "common/result.h"
+#include "cli/signals.h"
 #include "remote/pull.h"
-#include "s3/location.h"
 #include "s3/request_url.h"
 
 namespace weightfs::cli {
@@ -37,11 +36,12 @@ Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& argum
   settings.encryption_key = arguments.encryption_key;
   // In the place of a progress bar, which is drawn again.
   settings.on_retry = [erase = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : ""](const std::string& line) {
-    Print(stderr, fmt::format("{}weightfs: warning: {}\n", erase, line));
+    Print(stderr, "{}weightfs: warning: {}\n", erase, line);
   };
   OpenedSeries opened;
   ASSIGN_OR_RETURN(opened.client, s3::Client::Create(settings));
-  opened.bucket = std::make_unique<s3::Bucket>(*opened.client, location.bucket);
+  opened.bucket = std::make_unique<s3::Bucket>(*opened.client, location.bucket,
+                                               [&flag = CatchInterrupts()] { return flag.load(); });
   opened.series = std::make_unique<remote::Series>(*opened.bucket, location.key);
   return opened;
 }
@@ -63,9 +63,10 @@ NamedVersion SplitVersion(const s3::Location& location) {
 void WarnIfUnprotected(const OpenedSeries& opened) {
   const s3::Settings& settings = opened.client->settings();
   if (!settings.sign || !s3::IsUnprotected(settings.endpoint)) return;
-  Print(stderr, fmt::format("weightfs: warning: {} is not https: others on the network can read what is sent, also a "
-                            "session token, and can change it\n",
-                            s3::PrintableOrigin(settings.endpoint)));
+  Print(stderr,
+        "weightfs: warning: {} is not https: others on the network can read what is sent, also a session token, and "
+        "can change it\n",
+        s3::PrintableOrigin(settings.endpoint));
 }
 
 }  // namespace
@@ -102,20 +103,20 @@ Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Argument
   ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
   const auto [version, series] = SplitVersion(location);
   if (version == 0) return OpenSeries(url, arguments);
-  return Error{ErrorCode::kInvalid, fmt::format("{}: is version {} of {}, whose removal would remove what is below it: "
-                                                "give the URL of a series, whose name is no number",
-                                                s3::ToString(location), version, s3::ToString(series))};
+  return MakeError(ErrorCode::kInvalid,
+                   "{}: is version {} of {}, whose removal would remove what is below it: give the URL of a series, "
+                   "whose name is no number",
+                   s3::ToString(location), version, s3::ToString(series));
 }
 
-Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
-                                  const s3::Interrupted& interrupted) {
+Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments) {
   ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
   const auto [version, of] = SplitVersion(location);
   if (version != 0) {
     OpenedVersion named;
     ASSIGN_OR_RETURN(named.opened, Open(of, arguments));
     WarnIfUnprotected(named.opened);
-    auto manifest = named.opened.series->Load(version, interrupted);
+    auto manifest = named.opened.series->Load(version);
     if (manifest) {
       named.version = std::move(*manifest);
       return named;
@@ -133,18 +134,18 @@ bool NamesVersion(const std::string& url) {
   return location && SplitVersion(*location).version != 0;
 }
 
-std::optional<Error> FindRemoval(const Error& error, const remote::Series& series, uint64_t version,
-                                 const s3::Interrupted& interrupted) {
+std::optional<Error> FindRemoval(const Error& error, const remote::Series& series, uint64_t version) {
   if (error.code != ErrorCode::kNotFound) return std::nullopt;
-  const auto found = remote::FindVersion(series, version, interrupted);
+  const auto found = remote::FindVersion(series, version);
   return found || found.error().code != ErrorCode::kNotFound ? std::nullopt : std::optional(found.error());
 }
 
 int ReportPrune(const std::string& url, const remote::PruneReport& report) {
   if (report.leaves_old_versions) {
-    Print(stderr, fmt::format("weightfs: warning: {0}: its bucket keeps old versions of the objects that were removed, "
-                              "so their space is not free; 'weightfs prune {0} --keep N --all-versions' deletes them\n",
-                              url));
+    Print(stderr,
+          "weightfs: warning: {0}: its bucket keeps old versions of the objects that were removed, so their space is "
+          "not free; 'weightfs prune {0} --keep N --all-versions' deletes them\n",
+          url);
   }
   for (const Error& error : report.errors) Fail(error);
   return report.errors.empty() ? kSuccess : kFailure;

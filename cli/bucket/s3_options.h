@@ -57,16 +57,14 @@ struct OpenedVersion {
 
 // Opens a series or one of its versions. A URL whose last component is a version number means this version if the
 // version has a manifest, and otherwise a series with this name. Makes a request only for such a URL.
-Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments,
-                                  const s3::Interrupted& interrupted);
+Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments);
 
 // True if the last part of the URL reads as the number of a version.
 bool NamesVersion(const std::string& url);
 
-// After `error` while a version was read: the error of remote::FindVersion if the version does not exist any more, because
-// it was pruned meanwhile, and nothing is damaged. Otherwise none.
-std::optional<Error> FindRemoval(const Error& error, const remote::Series& series, uint64_t version,
-                                 const s3::Interrupted& interrupted);
+// After `error` while a version was read: the error of remote::FindVersion if the version does not exist any more,
+// because it was pruned meanwhile, and nothing is damaged. Otherwise none.
+std::optional<Error> FindRemoval(const Error& error, const remote::Series& series, uint64_t version);
 
 // Prints the errors of a prune, and a warning if it has freed no space. Returns the exit code.
 int ReportPrune(const std::string& url, const remote::PruneReport& report);

@@ -2,19 +2,15 @@
 // weightfs versions: list the versions in a bucket.
 #include <fmt/format.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "cli/bucket/s3_options.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "cli/signals.h"
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "common/utc_time.h"
-#include "remote/series.h"
 
 namespace weightfs::cli {
 namespace {
@@ -35,11 +31,10 @@ struct Row {
 };
 
 // Returns none for a version that weightfs did not make.
-Result<std::optional<Row>> Describe(const remote::Series& series, uint64_t version,
-                                    const s3::Interrupted& interrupted) {
+Result<std::optional<Row>> Describe(const remote::Series& series, uint64_t version) {
   const auto unreadable = [](ErrorCode code) { return code == ErrorCode::kCorrupt || code == ErrorCode::kVersion; };
   Row row{.version = version};
-  const auto manifest = series.Load(version, interrupted);
+  const auto manifest = series.Load(version);
   if (manifest) {
     row.complete = true;
     row.created_ns = manifest->created_ns;
@@ -51,7 +46,7 @@ Result<std::optional<Row>> Describe(const remote::Series& series, uint64_t versi
   }
   row.damaged = unreadable(manifest.error().code);
   if (!row.damaged && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
-  const auto claim = series.LoadClaim(version, interrupted);
+  const auto claim = series.LoadClaim(version);
   if (claim) {
     row.created_ns = claim->created_ns;
     row.source = claim->source;
@@ -64,13 +59,12 @@ Result<std::optional<Row>> Describe(const remote::Series& series, uint64_t versi
 }
 
 Result<std::vector<Row>> List(const Arguments& arguments, const remote::Series& series) {
-  const s3::Interrupted interrupted = [&flag = CatchInterrupts()] { return flag.load(); };
-  ASSIGN_OR_RETURN(const auto versions, series.Numbers(interrupted));
+  ASSIGN_OR_RETURN(const auto versions, series.Numbers());
   ProgressBar bar("versions");
   std::vector<Row> rows;
   for (size_t at = 0; at < versions.size(); ++at) {
     bar.Update({.done = at, .total = versions.size(), .unit = Progress::Unit::kItems, .items = "versions"});
-    ASSIGN_OR_RETURN(auto row, Describe(series, versions[at], interrupted));
+    ASSIGN_OR_RETURN(auto row, Describe(series, versions[at]));
     if (row && (row->complete || row->damaged || arguments.all)) rows.push_back(std::move(*row));
   }
   return rows;
@@ -90,7 +84,7 @@ void PrintJson(const std::string& url, const std::vector<Row>& rows) {
     json["push"] = row.push;
     versions.push_back(std::move(json));
   }
-  Print(stdout, JsonText({{"url", url}, {"versions", std::move(versions)}}) + "\n");
+  ShowJson({{"url", url}, {"versions", std::move(versions)}});
 }
 
 void PrintTable(const std::vector<Row>& rows) {

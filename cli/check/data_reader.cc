@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <thread>
-#include <utility>
 
 #include "common/unique_fd.h"
 

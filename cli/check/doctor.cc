@@ -13,7 +13,6 @@
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "common/printable.h"
-#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {
@@ -51,7 +50,7 @@ std::string Verdict(const std::string& store, const std::vector<Check>& checks) 
     return Paint(Tone::kWarning,
                  fmt::format("{}: no mount is possible ({}){}", subject, fmt::join(missing, ", "), found));
   }
-  const auto steps = std::count_if(checks.begin(), checks.end(), Recommends);
+  const auto steps = std::ranges::count_if(checks, Recommends);
   return Paint(good ? Tone::kGood : Tone::kWarning,
                fmt::format("{}: {}{}{}", subject, good ? "ok" : "needs attention", found,
                            steps == 0 ? "" : fmt::format("; next steps below: {}", steps)));
@@ -68,8 +67,8 @@ void PrintTable(const Arguments& arguments, const std::vector<Check>& checks) {
   bool titled = false;
   for (const Check& check : checks) {
     if (!Recommends(check)) continue;
-    if (!std::exchange(titled, true)) Print(stdout, fmt::format("\n{}\n", Paint(Tone::kBold, "Next steps")));
-    Print(stdout, fmt::format("  {}: {}\n", check.name, check.next));
+    if (!std::exchange(titled, true)) Print(stdout, "\n{}\n", Paint(Tone::kBold, "Next steps"));
+    Print(stdout, "  {}: {}\n", check.name, check.next);
   }
 }
 
@@ -79,7 +78,7 @@ void PrintJson(const std::vector<Check>& checks) {
     json.push_back(
         {{"name", check.name}, {"found", check.found}, {"state", StateName(check.state)}, {"next", check.next}});
   }
-  Print(stdout, JsonText(json) + "\n");
+  ShowJson(json);
 }
 
 Result<int> Run(const Arguments& arguments) {
@@ -99,8 +98,8 @@ Result<int> Run(const Arguments& arguments) {
     }
   }
   arguments.json ? PrintJson(checks) : PrintTable(arguments, checks);
-  const bool able = std::none_of(checks.begin(), checks.end(),
-                                 [](const Check& check) { return check.state == Check::State::kMissing; });
+  const bool able =
+      std::ranges::none_of(checks, [](const Check& check) { return check.state == Check::State::kMissing; });
   return able ? kSuccess : kFailure;
 }
 

@@ -12,14 +12,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <optional>
-#include <span>
 
 #include "cli/output.h"
 #include "cli/scrub_report.h"
@@ -65,14 +61,18 @@ std::string LoadedVersion(const std::string& library) {
   return "unknown";
 }
 
+// A check that recommends a step unless it is `good`.
+Check Expect(bool good, std::string name, std::string found, std::string next, State otherwise = State::kWouldHelp) {
+  return {std::move(name), std::move(found), good ? State::kUsed : otherwise, good ? "" : std::move(next)};
+}
+
 Check CheckKernel() {
   utsname name{};
   uname(&name);
   unsigned major = 0, minor = 0;
   const bool known = std::sscanf(name.release, "%u.%u", &major, &minor) == 2;
   const bool modern = known && (major > 6 || (major == 6 && minor >= 6));
-  return {"kernel", name.release, modern ? State::kUsed : State::kWouldHelp,
-          modern ? "" : "Linux 6.6 or newer supports mappings together with direct I/O"};
+  return Expect(modern, "kernel", name.release, "Linux 6.6 or newer supports mappings together with direct I/O");
 }
 
 Check CheckDevFuse() {
@@ -111,9 +111,8 @@ Check CheckMaxPages() {
     return {"fs.fuse.max_pages_limit", "not available: requests of 1 MiB", State::kWouldHelp,
             "Linux 6.13 or newer allows requests of 4 MiB"};
   }
-  if (*limit >= 1024) return {"fs.fuse.max_pages_limit", fmt::format("{}", *limit), State::kUsed, ""};
-  return {"fs.fuse.max_pages_limit", fmt::format("{}", *limit), State::kWouldHelp,
-          "sysctl fs.fuse.max_pages_limit=1024, before the mount: requests of 4 MiB, for storage above 6 GB/s"};
+  return Expect(*limit >= 1024, "fs.fuse.max_pages_limit", fmt::format("{}", *limit),
+                "sysctl fs.fuse.max_pages_limit=1024, before the mount: requests of 4 MiB, for storage above 6 GB/s");
 }
 
 Check CheckAio() {
@@ -122,18 +121,17 @@ Check CheckAio() {
     return {"fs.aio-max-nr", "unknown", State::kMissing, "the kernel needs CONFIG_AIO"};
   }
   const uint64_t devices = (*limit - std::min(*taken, *limit)) / kAioForOneDevice;
-  const bool enough = devices > 0;
-  return {"fs.aio-max-nr", fmt::format("{}, {} taken: enough for {} more devices of stores", *limit, *taken, devices),
-          enough ? State::kUsed : State::kMissing,
-          enough ? "" : fmt::format("sysctl fs.aio-max-nr={}", *limit + 65536)};
+  return Expect(devices > 0, "fs.aio-max-nr",
+                fmt::format("{}, {} taken: enough for {} more devices of stores", *limit, *taken, devices),
+                fmt::format("sysctl fs.aio-max-nr={}", *limit + 65536), State::kMissing);
 }
 
 // What leases (-o direct=) send long lists of extents and checksums in.
 Check CheckSealedMemory() {
   const UniqueFd file(memfd_create("weightfs-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const bool there = file.get() >= 0;
-  return {"sealed memory", there ? "memfd_create" : std::strerror(errno), there ? State::kUsed : State::kWouldHelp,
-          there ? "" : "allow memfd_create: direct access to the devices needs it (mount -o direct=)"};
+  return Expect(there, "sealed memory", there ? "memfd_create" : std::strerror(errno),
+                "allow memfd_create: direct access to the devices needs it (mount -o direct=)");
 }
 
 Check CheckHugePages() {
@@ -141,9 +139,8 @@ Check CheckHugePages() {
   const size_t open = modes.find('['), close = modes.find(']');
   const std::string mode =
       open == std::string::npos || close == std::string::npos ? "unknown" : modes.substr(open + 1, close - open - 1);
-  const bool used = mode == "always" || mode == "madvise";
-  return {"transparent huge pages", mode, used ? State::kUsed : State::kWouldHelp,
-          used ? "" : "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; up to 3 times faster transfers"};
+  return Expect(mode == "always" || mode == "madvise", "transparent huge pages", mode,
+                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled; up to 3 times faster transfers");
 }
 
 std::string LimitText(rlim_t value, bool bytes) {
@@ -160,9 +157,7 @@ Check CheckMemoryLock() {
 Check CheckDescriptors() {
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
-  const bool enough = limit.rlim_max >= 4096;
-  return {"open files", LimitText(limit.rlim_max, false), enough ? State::kUsed : State::kWouldHelp,
-          enough ? "" : "ulimit -Hn 65536"};
+  return Expect(limit.rlim_max >= 4096, "open files", LimitText(limit.rlim_max, false), "ulimit -Hn 65536");
 }
 
 std::string WordBefore(const std::string& line, char separator) { return line.substr(0, line.find(separator)); }
@@ -178,8 +173,7 @@ std::string FeatureAdvice(const std::string& name) {
 // The first check is that of the protocol, the last one that of the request size.
 Check FoldFeatures(std::span<const Check> checks) {
   const auto features = checks.subspan(1, checks.size() - 2);
-  const auto used = std::count_if(features.begin(), features.end(),
-                                  [](const Check& feature) { return feature.state == State::kUsed; });
+  const auto used = std::ranges::count_if(features, [](const Check& feature) { return feature.state == State::kUsed; });
   Check sum{"FUSE",
             fmt::format("protocol {}, requests of {}, {} of {} features in use (--all lists them)",
                         checks.front().found, checks.back().found, used, features.size()),
@@ -309,12 +303,11 @@ std::vector<Check> CheckDevice(const std::string& name, const std::string& path)
 #ifdef STATX_DIOALIGN
   if ((status.stx_mask & STATX_DIOALIGN) != 0) {
     const bool direct = status.stx_dio_offset_align != 0 && status.stx_dio_offset_align <= kBlockSize;
-    checks.push_back({name + " direct I/O",
-                      direct ? fmt::format("aligned to {} on the device, {} in memory", status.stx_dio_offset_align,
-                                           status.stx_dio_mem_align)
-                             : "not possible",
-                      direct ? State::kUsed : State::kWouldHelp,
-                      direct ? "" : "use ext4, XFS or a raw device; here all data passes through the page cache"});
+    checks.push_back(Expect(direct, name + " direct I/O",
+                            direct ? fmt::format("aligned to {} on the device, {} in memory",
+                                                 status.stx_dio_offset_align, status.stx_dio_mem_align)
+                                   : "not possible",
+                            "use ext4, XFS or a raw device; here all data passes through the page cache"));
   }
 #endif
   const bool block = S_ISBLK(status.stx_mode);
@@ -325,13 +318,11 @@ std::vector<Check> CheckDevice(const std::string& name, const std::string& path)
   if (access(base.c_str(), F_OK) != 0) base = queue + "../queue/";
   const auto logical = Number(base + "logical_block_size");
   if (!logical.has_value()) return checks;
-  checks.push_back(
-      {name + " disk",
-       fmt::format("blocks of {}, requests up to {} KiB, {} deep, scheduler {}", *logical,
-                   Number(base + "max_sectors_kb").value_or(0), Number(base + "nr_requests").value_or(0),
-                   FirstLine(base + "scheduler")),
-       *logical <= kBlockSize ? State::kUsed : State::kMissing,
-       *logical <= kBlockSize ? "" : "weightfs writes blocks of 4096 bytes; format the disk with that size"});
+  checks.push_back(Expect(*logical <= kBlockSize, name + " disk",
+                          fmt::format("blocks of {}, requests up to {} KiB, {} deep, scheduler {}", *logical,
+                                      Number(base + "max_sectors_kb").value_or(0),
+                                      Number(base + "nr_requests").value_or(0), FirstLine(base + "scheduler")),
+                          "weightfs writes blocks of 4096 bytes; format the disk with that size", State::kMissing));
   return checks;
 }
 
@@ -343,12 +334,10 @@ std::vector<Check> CheckGpus() {
       fmt::format("{}{}, CUDA {}", facts.count > 1 ? fmt::format("{} x ", facts.count) : "", facts.name, facts.cuda);
   const bool direct = facts.mode == client::GpuMode::kCufile;
   return {{"GPU", found, State::kUsed, ""},
-          {"GPUDirect Storage",
-           direct ? fmt::format("cuFile {}: {}", facts.cufile, facts.why) : "bounce buffers: " + facts.why,
-           direct ? State::kUsed : State::kWouldHelp,
-           direct ? ""
-                  : "cuFile with the nvidia-fs module or PCI P2PDMA avoids host memory; WEIGHTFS_CUFILE_LIBRARY names "
-                    "the library of a Python package"}};
+          Expect(direct, "GPUDirect Storage",
+                 direct ? fmt::format("cuFile {}: {}", facts.cufile, facts.why) : "bounce buffers: " + facts.why,
+                 "cuFile with the nvidia-fs module or PCI P2PDMA avoids host memory; WEIGHTFS_CUFILE_LIBRARY names the "
+                 "library of a Python package")};
 }
 
 }  // namespace weightfs::cli

@@ -8,7 +8,6 @@
 #include "cli/commands.h"
 #include "cli/keepers.h"
 #include "cli/mount_table.h"
-#include "cli/output.h"
 #include "cli/progress.h"
 #include "common/shell_quote.h"
 #include "store/volume/recover_store.h"
@@ -32,17 +31,16 @@ void PrintJson(const Arguments& arguments, const RecoverReport& report) {
                                        {"old_catalog", report.kept},
                                        {"wrote_description", report.wrote_description},
                                        {"rebuilt_superblocks", report.superblocks}};
-  Print(stdout, JsonText(json) + "\n");
+  ShowJson(json);
 }
 
 void PrintText(const Arguments& arguments, const RecoverReport& report) {
   if (report.wrote_description) Print(stdout, "store.json: rebuilt\n");
-  for (const std::string& device : report.superblocks) Print(stdout, fmt::format("{}: superblock rebuilt\n", device));
+  for (const std::string& device : report.superblocks) Print(stdout, "{}: superblock rebuilt\n", device);
   if (!report.restored) return Print(stdout, "The catalog lacks nothing and was not changed.\n");
-  Print(stdout,
-        fmt::format("{}: {}; later changes are missing\n", arguments.store, DescribeRestored(*report.restored)));
-  if (!report.kept.empty()) Print(stdout, fmt::format("{}: the old catalog\n", report.kept));
-  Print(stdout, fmt::format("Check it now with: weightfs verify {} --repair\n", ShellQuote(arguments.store)));
+  Print(stdout, "{}: {}; later changes are missing\n", arguments.store, DescribeRestored(*report.restored));
+  if (!report.kept.empty()) Print(stdout, "{}: the old catalog\n", report.kept);
+  Print(stdout, "Check it now with: weightfs verify {} --repair\n", ShellQuote(arguments.store));
 }
 
 Result<int> Run(const Arguments& arguments) {

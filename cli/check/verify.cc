@@ -7,21 +7,17 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/progress.h"
-#include "cli/signals.h"
 #include "common/size_text.h"
 #include "remote/pull.h"
 #include "remote/push.h"
-#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {
@@ -44,9 +40,9 @@ Result<std::optional<std::string>> PathOnMount(const VerifyArguments& arguments,
   if (opened.has_value()) return std::optional(target);
   if (store || FindDamage(target)) return std::optional<std::string>();
   if (opened.error().code != ErrorCode::kInvalid) return opened.error();
-  return Error{ErrorCode::kInvalid, fmt::format("{}: neither a store nor in a mount of weightfs; 'findmnt -t "
-                                                "fuse.weightfs' lists the mounts",
-                                                target)};
+  return MakeError(ErrorCode::kInvalid,
+                   "{}: neither a store nor in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts",
+                   target);
 }
 
 struct CheckedVersion {
@@ -56,21 +52,18 @@ struct CheckedVersion {
 };
 
 Result<CheckedVersion> CheckVersion(const VerifyArguments& arguments, const std::string& url) {
-  const s3::Interrupted interrupted = [&flag = CatchInterrupts()] { return flag.load(); };
-  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(url, arguments.s3, interrupted));
+  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(url, arguments.s3));
   const remote::Series& series = *opened.opened.series;
   if (!opened.version) {
-    ASSIGN_OR_RETURN(opened.version, remote::FindVersion(series, std::nullopt, interrupted));
+    ASSIGN_OR_RETURN(opened.version, remote::FindVersion(series, std::nullopt));
   }
   const remote::Manifest& manifest = *opened.version;
   CheckedVersion checked{series.url(manifest.version), manifest.files.size(), manifest.bytes(), std::nullopt};
   TransferProgress progress("verify", checked.url, /*lines=*/false);
   const auto verified =
-      remote::VerifyVersion(series, manifest,
-                            {.progress = [&](uint64_t done, uint64_t total) { progress.Update(done, total); },
-                             .interrupted = interrupted});
+      remote::VerifyVersion(series, manifest, [&](uint64_t done, uint64_t total) { progress.Update(done, total); });
   if (verified.has_value()) return checked;
-  if (auto removed = FindRemoval(verified.error(), series, manifest.version, interrupted)) return std::move(*removed);
+  if (auto removed = FindRemoval(verified.error(), series, manifest.version)) return std::move(*removed);
   // An object of a complete version that is missing is damage, too.
   const ErrorCode code = verified.error().code;
   if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return verified.error();
@@ -86,15 +79,10 @@ int VerifyVersion(const VerifyArguments& arguments, const std::string& url) {
   }
   const std::string damage = checked->damage ? Line(*checked->damage) : "";
   if (arguments.json) {
-    Print(stdout, JsonText({{"url", checked->url},
-                            {"files", checked->files},
-                            {"bytes", checked->bytes},
-                            {"damage", damage}}) +
-                      "\n");
+    ShowJson({{"url", checked->url}, {"files", checked->files}, {"bytes", checked->bytes}, {"damage", damage}});
   } else {
-    Print(stdout, fmt::format("{}: {} files, {}: {}\n", checked->url, checked->files,
-                              FormatSize(ByteCount{checked->bytes}),
-                              damage.empty() ? Paint(Tone::kGood, "no damage") : Paint(Tone::kWarning, damage)));
+    Print(stdout, "{}: {} files, {}: {}\n", checked->url, checked->files, FormatSize(ByteCount{checked->bytes}),
+          damage.empty() ? Paint(Tone::kGood, "no damage") : Paint(Tone::kWarning, damage));
   }
   return damage.empty() ? kSuccess : kFsckUncorrected;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads files of mounts, which verify every block that they read, and reports those whose checksums differ. Of a whole
 // mount, the daemon also checks the catalog.
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -13,7 +12,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cli/check/data_reader.h"
@@ -25,7 +23,6 @@
 #include "common/json.h"
 #include "common/printable.h"
 #include "common/size_text.h"
-#include "common/units.h"
 #include "lease/ioctl.h"
 
 namespace weightfs::cli {
@@ -79,9 +76,8 @@ class SavedPosition {
     };
     const auto after = value_of("after");
     if (value_of("directory") != directory_ || !after.is_string()) {
-      return Error{ErrorCode::kInvalid, fmt::format("{}: not the state of a check of {}; delete it, or name another "
-                                                    "file",
-                                                    file_, directory_)};
+      return MakeError(ErrorCode::kInvalid, "{}: not the state of a check of {}; delete it, or name another file",
+                       file_, directory_);
     }
     return fs::path(after.get<std::string>());
   }
@@ -166,7 +162,7 @@ class Verifier {
     const auto opened = OpenOnMount(root.string());
     if (!opened.has_value() || fstat(opened->get(), &now) != 0 || now.st_dev != status.st_dev) {
       RETURN_IF_ERROR(position.Write(last_));
-      return Error{ErrorCode::kIo, fmt::format("{}: the mount ended during the check", root.string())};
+      return MakeError(ErrorCode::kIo, "{}: the mount ended during the check", root.string());
     }
     RETURN_IF_ERROR(position.Remove());
     return true;
@@ -186,7 +182,7 @@ class Verifier {
     if (error && error != std::errc::no_such_file_or_directory) {
       report_.failures.push_back(fmt::format("{}: {}", (root / below).string(), error.message()));
     }
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     const std::string first = after.empty() ? std::string() : after.begin()->string();
     for (const std::string& name : names) {
       if (name < first) continue;
@@ -245,7 +241,7 @@ int Show(bool as_json, const Report& report) {
     for (const DamagedFile& file : report.damaged) {
       json["damaged"].push_back({{"path", file.path}, {"blocks", file.blocks}, {"offsets", file.offsets}});
     }
-    Print(stdout, JsonText(json) + "\n");
+    ShowJson(json);
     return report.ExitCode();
   }
   std::string catalogs;
@@ -257,7 +253,7 @@ int Show(bool as_json, const Report& report) {
                                                       path, Printable(catalog.damage))) +
                         "\n");
     } else if (!catalog.not_checked.empty()) {
-      Print(stdout, fmt::format("{}: the catalog was not checked: {}\n", path, catalog.not_checked));
+      Print(stdout, "{}: the catalog was not checked: {}\n", path, catalog.not_checked);
     } else {
       catalogs += fmt::format(", catalog {}", FormatSize(ByteCount{catalog.bytes}));
     }
@@ -273,9 +269,8 @@ int Show(bool as_json, const Report& report) {
     result = fmt::format("{} files are damaged: restore them from a backup", report.damaged.size());
   }
   if (!report.failures.empty()) result += fmt::format("; {} could not be checked", report.failures.size());
-  Print(stdout, fmt::format("{} files, {} read{}: {}{}\n", report.files, FormatSize(ByteCount{report.bytes}), catalogs,
-                            report.ExitCode() == kSuccess ? Paint(Tone::kGood, result) : result,
-                            report.interrupted ? "; interrupted" : ""));
+  Print(stdout, "{} files, {} read{}: {}{}\n", report.files, FormatSize(ByteCount{report.bytes}), catalogs,
+        report.ExitCode() == kSuccess ? Paint(Tone::kGood, result) : result, report.interrupted ? "; interrupted" : "");
   return report.ExitCode();
 }
 
@@ -298,7 +293,7 @@ Result<Target> Examine(const std::string& path) {
     return SystemError(path, "cannot be accessed");
   }
   if ((info.features & WEIGHTFS_FEATURE_UNVERIFIED) != 0) {
-    return Error{ErrorCode::kInvalid, fmt::format("{}: its mount has the option noverify; mount it without", path)};
+    return MakeError(ErrorCode::kInvalid, "{}: its mount has the option noverify; mount it without", path);
   }
   target.directory = S_ISDIR(status.st_mode);
   target.root = info.inode == kRootInode.value;

@@ -2,13 +2,11 @@
 // Checks a store that is not mounted, and repairs it on request.
 #include <fmt/format.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/check/verify.h"
 #include "cli/keepers.h"
 #include "cli/mount_table.h"
-#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
 #include "common/printable.h"
@@ -17,7 +15,6 @@
 #include "store/replica/mirrored_kv_store.h"
 #include "store/volume/recover_store.h"
 #include "store/volume/salvage_store.h"
-#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {
@@ -61,7 +58,7 @@ void PrintJson(const std::string& store, const Checked& checked) {
                                 {"text", finding.text},
                                 {"repaired", finding.repaired}});
   }
-  Print(stdout, JsonText(json) + "\n");
+  ShowJson(json);
 }
 
 void PrintText(const VerifyArguments& arguments, const std::string& store, const Checked& checked) {
@@ -75,11 +72,11 @@ void PrintText(const VerifyArguments& arguments, const std::string& store, const
   }
   if (!table.empty()) Print(stdout, table.ToString());
   if (report.problems > report.findings.size()) {
-    Print(stdout, fmt::format("... and {} more\n", report.problems - report.findings.size()));
+    Print(stdout, "... and {} more\n", report.problems - report.findings.size());
   }
-  Print(stdout, fmt::format("{}: files {}, directories {}, extents {}, data {}{}\n", store, report.files,
-                            report.directories, report.extents, FormatSize(ToBytes(report.mapped_blocks)),
-                            arguments.catalog ? "" : fmt::format(", verified {}", FormatSize(report.verified_bytes))));
+  Print(stdout, "{}: files {}, directories {}, extents {}, data {}{}\n", store, report.files, report.directories,
+        report.extents, FormatSize(ToBytes(report.mapped_blocks)),
+        arguments.catalog ? "" : fmt::format(", verified {}", FormatSize(report.verified_bytes)));
   if (report.clean() && !checked.lost) {
     Print(stdout, Paint(Tone::kGood, "clean") + "\n");
   } else if (report.sound() && !checked.lost) {
@@ -97,8 +94,7 @@ void PrintText(const VerifyArguments& arguments, const std::string& store, const
 Result<void> Salvage(const std::string& store, const Error& damage, const Error& why, Checked* checked) {
   const auto salvaged = SalvageStore(store);
   if (!salvaged.has_value()) {
-    return Error{damage.code,
-                 fmt::format("{}; {}; {}", ToString(damage), ToString(why), ToString(salvaged.error()))};
+    return MakeError(damage.code, "{}; {}; {}", ToString(damage), ToString(why), ToString(salvaged.error()));
   }
   checked->restored = true;
   checked->lost = !salvaged->complete();
@@ -114,7 +110,7 @@ Result<void> Recover(const std::string& store, const Error& damage, ProgressBar&
                                                      recovered.error().code == ErrorCode::kCorrupt);
   if (no_replica && damage.code == ErrorCode::kCorrupt) return Salvage(store, damage, recovered.error(), checked);
   if (!recovered.has_value()) {
-    return Error{damage.code, fmt::format("{}; {}", ToString(damage), ToString(recovered.error()))};
+    return MakeError(damage.code, "{}; {}", ToString(damage), ToString(recovered.error()));
   }
   checked->restored = true;
   checked->lost = recovered->restored && !recovered->restored->complete();
@@ -150,7 +146,7 @@ Result<StoreParts> OpenAndRestore(const std::string& store, const OpenOptions& o
     }
     parts = Error{ErrorCode::kCorrupt, behind};  // closes the store
   } else if (open.repair && !IsReadable(*parts->catalog)) {
-    parts = Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog is damaged", store)};
+    parts = MakeError(ErrorCode::kCorrupt, "{}: the catalog is damaged", store);
   }
   if (parts.has_value()) return parts;
   RETURN_IF_ERROR(Recover(store, parts.error(), bar, checked));

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <ranges>
-#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"

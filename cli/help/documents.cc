@@ -9,15 +9,10 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <ranges>
-#include <span>
-#include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"
@@ -173,19 +168,6 @@ std::string ProgramPage(const std::vector<Command>& commands, const std::string&
   return text + SeeAlso(pages);
 }
 
-// The pages by their path below share/man.
-std::vector<std::pair<std::string, std::string>> MakeManPages(const std::vector<Command>& commands,
-                                                              const std::string& date) {
-  std::vector<std::pair<std::string, std::string>> pages = {{"man1/weightfs.1", ProgramPage(commands, date)}};
-  for (const Command& command : commands | std::views::drop(1)) {
-    pages.emplace_back("man1/" + PageOf(command) + ".1", CommandPage(command, date));
-  }
-  for (const char* name : {"mount.fuse.weightfs", "umount.weightfs", "umount.fuse.weightfs", "fsck.weightfs"}) {
-    pages.emplace_back(fmt::format("man8/{}.8", name), ".so man8/mount.weightfs.8\n");
-  }
-  return pages;
-}
-
 bool Write(const std::filesystem::path& path, const std::string& text) {
   std::error_code error;
   std::filesystem::create_directories(path.parent_path(), error);
@@ -219,12 +201,18 @@ int WriteDocuments(int argc, char** argv) {
   std::erase_if(commands, [](const auto& command) { return command.hidden; });
   for (auto& command : commands) std::erase_if(command.options, [](const auto& option) { return option.hidden; });
   bool written = true;
-  for (const auto& [path, page] : MakeManPages(commands, argv[2])) {
-    written = Write(directory / "man" / path, page) && written;
+  const auto write = [&](const std::filesystem::path& page, const std::string& text) {
+    written = Write(directory / "man" / page, text) && written;
+  };
+  write("man1/weightfs.1", ProgramPage(commands, argv[2]));
+  for (const Command& command : commands | std::views::drop(1)) {
+    write("man1/" + PageOf(command) + ".1", CommandPage(command, argv[2]));
+  }
+  for (const char* name : {"mount.fuse.weightfs", "umount.weightfs", "umount.fuse.weightfs", "fsck.weightfs"}) {
+    write(fmt::format("man8/{}.8", name), ".so man8/mount.weightfs.8\n");
   }
   for (const std::filesystem::path page : std::span(argv + 4, argv + argc)) {
-    const std::string section = "man" + page.extension().string().substr(1);
-    written = Write(directory / "man" / section / page.filename(), AddMountOptions(page)) && written;
+    write(("man" + page.extension().string().substr(1)) / page.filename(), AddMountOptions(page));
   }
   return written ? 0 : 1;
 }

@@ -76,8 +76,8 @@ ScannedWords ScanWords(const Command& command, Words words) {
 }
 
 int FailUsage(std::string_view command, std::string_view what) {
-  Print(stderr, fmt::format("weightfs: {}{}{}; see 'weightfs {}{}--help'\n", command, command.empty() ? "" : ": ", what,
-                            command, command.empty() ? "" : " "));
+  Print(stderr, "weightfs: {}{}{}; see 'weightfs {}{}--help'\n", command, command.empty() ? "" : ": ", what, command,
+        command.empty() ? "" : " ");
   return command == "verify" ? kFsckUsage : kUsage;
 }
 

@@ -13,13 +13,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <utility>
 
 #include "cli/output.h"
 #include "common/log.h"
@@ -47,13 +44,12 @@ std::string ReadAll(int descriptor) {
   const std::string message = ReadAll(descriptor);
   if (!message.empty() && message[0] == kReady) std::_Exit(kSuccess);
   if (!message.empty() && message[0] == kFailed) {
-    Print(stderr, fmt::format("weightfs: {}\n", message.substr(1)));
+    Print(stderr, "weightfs: {}\n", message.substr(1));
   } else {
     int status = 0;
     waitpid(child, &status, 0);
-    Print(stderr,
-          fmt::format("weightfs: the mount process ended before it was ready ({}); run it with -f for more messages\n",
-                      WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "without a message"));
+    Print(stderr, "weightfs: the mount process ended before it was ready ({}); run it with -f for more messages\n",
+          WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "without a message");
   }
   std::fflush(stderr);
   std::_Exit(kFailure);
@@ -164,16 +160,16 @@ Result<std::unique_ptr<ServiceNotifier>> ServiceNotifier::Connect(std::string_vi
   sockaddr_un name = {};
   name.sun_family = AF_UNIX;
   if ((address[0] != '/' && address[0] != '@') || address.size() >= sizeof(name.sun_path)) {
-    return Error{ErrorCode::kInvalid, fmt::format("NOTIFY_SOCKET={}: neither a path nor an abstract name", address)};
+    return MakeError(ErrorCode::kInvalid, "NOTIFY_SOCKET={}: neither a path nor an abstract name", address);
   }
-  std::copy(address.begin(), address.end(), name.sun_path);
+  std::ranges::copy(address, name.sun_path);
   if (address[0] == '@') name.sun_path[0] = '\0';
   // An abstract name ends with its length, and a path with a zero byte.
   const size_t length = offsetof(sockaddr_un, sun_path) + address.size() + (address[0] == '@' ? 0 : 1);
   notifier->socket_ = UniqueFd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!notifier->socket_ ||
       connect(notifier->socket_.get(), reinterpret_cast<const sockaddr*>(&name), static_cast<socklen_t>(length)) != 0) {
-    return Error{ErrorCode::kIo, fmt::format("NOTIFY_SOCKET={}: {}", address, std::strerror(errno))};
+    return MakeError(ErrorCode::kIo, "NOTIFY_SOCKET={}: {}", address, std::strerror(errno));
   }
   return notifier;
 }

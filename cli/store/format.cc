@@ -8,19 +8,15 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
 #include <utility>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"
 #include "cli/keepers.h"
-#include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/signals.h"
 #include "common/shell_quote.h"
 #include "common/size_text.h"
-#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {
@@ -83,18 +79,18 @@ std::string FillText(const FillReport& fill) {
 
 void Report(const Arguments& arguments, const NewStore& made) {
   if (arguments.json) {
-    Print(stdout, JsonText(ReportAsJson(made)) + "\n");
+    ShowJson(ReportAsJson(made));
     return;
   }
   ByteCount total;
   for (const auto& device : made.description.devices) total += device.size;
-  Print(stdout, fmt::format("Created a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store));
+  Print(stdout, "Created a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store);
   Table table({{"device", true}, {"size", true}, {"path"}});
   for (const auto& device : made.description.devices) {
     table.Add({fmt::format("{}", device.index.value), FormatSize(device.size), DevicePath(arguments.store, device)});
   }
-  Print(stdout, fmt::format("{}{}\nMount it with: weightfs mount {} DIR\n", table.ToString(), FillText(made.fill),
-                            ShellQuote(arguments.store)));
+  Print(stdout, "{}{}\nMount it with: weightfs mount {} DIR\n", table.ToString(), FillText(made.fill),
+        ShellQuote(arguments.store));
 }
 
 Result<int> Run(const Arguments& arguments) {
@@ -125,9 +121,10 @@ Result<int> Run(const Arguments& arguments) {
   std::optional<ProgressBar> bar("format");
   options.progress = [&bar, explains = !arguments.json](const Progress& progress) mutable {
     if (std::exchange(explains, false) && progress.total >= kExplainedFill) {
-      Print(stdout, fmt::format("Filling the pool once ({}), because disks write faster to space that has content; "
-                                "to skip it: Ctrl-C, and --sparse\n",
-                                FormatSize(ByteCount{progress.total})));
+      Print(stdout,
+            "Filling the pool once ({}), because disks write faster to space that has content; to skip it: Ctrl-C, and "
+            "--sparse\n",
+            FormatSize(ByteCount{progress.total}));
       std::fflush(stdout);
     }
     bar->Update(progress);

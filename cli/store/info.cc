@@ -10,13 +10,9 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <type_traits>
 
 #include "cli/commands.h"
-#include "cli/keepers.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
 #include "cli/scrub_report.h"
@@ -25,11 +21,9 @@
 #include "common/processes.h"
 #include "common/shell_quote.h"
 #include "common/size_text.h"
-#include "common/unique_fd.h"
 #include "lease/ioctl.h"
 #include "store/volume/device_contents.h"
 #include "store/volume/disk_partition.h"
-#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 namespace {
@@ -101,13 +95,12 @@ Result<int> ShowStore(const Arguments& arguments) {
     if (look.has_value()) json["catalog_is_behind"] = look->behind;
     if (counted) AddSpace(&json, *look->space);
     if (look.has_value() && look->scrubs.has_value()) json["scrub"] = ScrubJson(*look->scrubs);
-    Print(stdout, JsonText(json) + "\n");
+    ShowJson(json);
   } else {
-    Print(stdout,
-          fmt::format("store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n{}", Printable(arguments.path),
-                      ToString(description.id), description.format, Printable(description.created),
-                      Printable(MountedOn(mount, holder, keepers, look)), dead));
-    if (counted) Print(stdout, fmt::format("space    {}\n", SpaceLine(*look->space)));
+    Print(stdout, "store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n{}", Printable(arguments.path),
+          ToString(description.id), description.format, Printable(description.created),
+          Printable(MountedOn(mount, holder, keepers, look)), dead);
+    if (counted) Print(stdout, "space    {}\n", SpaceLine(*look->space));
     if (look.has_value() && look->scrubs.has_value()) Print(stdout, ScrubLines(*look->scrubs));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description.devices) {
@@ -159,26 +152,23 @@ Result<int> ShowMount(const Arguments& arguments, int descriptor, const weightfs
                             {"replica_current", stats.replica_current != 0}};
     }
     if (scrubs.has_value()) json["scrub"] = ScrubJson(*scrubs);
-    Print(stdout, JsonText(json) + "\n");
-    return kSuccess;
+    return ShowJson(json);
   }
-  Print(stdout, fmt::format("mount    {}{}\nstore    {}\nid       {}\nspace    {}\n",
-                            mount.has_value() ? mount->directory : arguments.path,
-                            (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
-                            mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(space)));
+  Print(stdout, "mount    {}{}\nstore    {}\nid       {}\nspace    {}\n",
+        mount.has_value() ? mount->directory : arguments.path,
+        (info.features & WEIGHTFS_FEATURE_READ_ONLY) != 0 ? " (read-only)" : "",
+        mount.has_value() ? mount->source : "unknown", ToString(UuidOf(info)), SpaceLine(space));
   if (counted) {
-    Print(
-        stdout,
-        fmt::format("read     {} by programs, {} from the devices ({} of it by leases)\n"
-                    "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
-                    "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
-                    "replica  {} on the devices{}\nerrors   {} checksum mismatches\n",
-                    Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
-                    Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
-                    stats.commits, Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes),
-                    stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes),
-                    Bytes(stats.replica_bytes), stats.replica_current != 0 ? "" : ", not current",
-                    stats.checksum_errors));
+    Print(stdout,
+          "read     {} by programs, {} from the devices ({} of it by leases)\n"
+          "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
+          "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
+          "replica  {} on the devices{}\nerrors   {} checksum mismatches\n",
+          Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
+          Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
+          stats.commits, Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes),
+          stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), Bytes(stats.replica_bytes),
+          stats.replica_current != 0 ? "" : ", not current", stats.checksum_errors);
   }
   if (scrubs.has_value()) Print(stdout, ScrubLines(*scrubs));
   return kSuccess;
@@ -220,7 +210,7 @@ Result<FileMap> ReadExtents(int descriptor, const std::string& path) {
   if (AppendExtents<weightfs_extent_list>(descriptor, WEIGHTFS_IOC_EXTENT_LIST, &map)) return map;
   // The mount may be of version 0.2 or older.
   if (errno == ENOTTY && AppendExtents<weightfs_extents>(descriptor, WEIGHTFS_IOC_EXTENTS, &map)) return map;
-  return Error{ErrorCode::kIo, fmt::format("{}: its extents cannot be read: {}", path, std::strerror(errno))};
+  return MakeError(ErrorCode::kIo, "{}: its extents cannot be read: {}", path, std::strerror(errno));
 }
 
 // The greatest power of two that divides the place on the device.
@@ -239,14 +229,13 @@ void PrintExtents(const Arguments& arguments, const struct stat& status, const F
   const auto& extents = map.runs;
   const auto size = static_cast<uint64_t>(status.st_size);
   const uint64_t covered = RoundUp(size, kBlockSize), pending = map.pending.value_or(0), located = mapped + pending;
-  Print(stdout, fmt::format("{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size),
-                            size, status.st_ino));
-  Print(stdout, fmt::format("{} run{} on the device, {} mapped{}{}\n", extents.size(), extents.size() == 1 ? "" : "s",
-                            Bytes(mapped),
-                            pending > 0 ? fmt::format(", {} not yet written (fsync writes it)", Bytes(pending)) : "",
-                            located < covered ? fmt::format(", {} of holes{}", Bytes(covered - located),
-                                                            map.pending ? "" : " or not yet written")
-                                              : ""));
+  Print(stdout, "{}: {} ({} bytes), inode {}\n", Paint(Tone::kBold, Printable(arguments.path)), Bytes(size), size,
+        status.st_ino);
+  Print(stdout, "{} run{} on the device, {} mapped{}{}\n", extents.size(), extents.size() == 1 ? "" : "s",
+        Bytes(mapped), pending > 0 ? fmt::format(", {} not yet written (fsync writes it)", Bytes(pending)) : "",
+        located < covered
+            ? fmt::format(", {} of holes{}", Bytes(covered - located), map.pending ? "" : " or not yet written")
+            : "");
   if (extents.empty()) return;
   Table table({{"logical", true}, {"length", true}, {"device", true}, {"physical", true}, {"aligned to", true}, {""}});
   for (const weightfs_extent& extent : extents) {
@@ -276,8 +265,7 @@ Result<int> ShowFile(const Arguments& arguments, int descriptor, const struct st
                                {"unwritten", (extent.flags & WEIGHTFS_EXTENT_UNWRITTEN) != 0},
                                {"shared", (extent.flags & WEIGHTFS_EXTENT_SHARED) != 0}});
   }
-  Print(stdout, JsonText(json) + "\n");
-  return kSuccess;
+  return ShowJson(json);
 }
 
 // The names of values are those of udev's blkid. A filesystem on several devices has one UUID, and one UUID_SUB each.
@@ -286,10 +274,11 @@ Result<int> ShowUdevProperties(const Arguments& arguments) {
   ASSIGN_OR_RETURN(const Superblock found, ReadSuperblock(*device));
   const std::string id = ToString(found.store_id), part = ToString(found.device_id);
   const std::string label = PartitionName(found.store_id, found.device_index.value);
-  Print(stdout, fmt::format("ID_FS_TYPE=weightfs\nID_FS_USAGE=other\nID_FS_VERSION={}\nID_FS_UUID={}\n"
-                            "ID_FS_UUID_ENC={}\nID_FS_UUID_SUB={}\nID_FS_UUID_SUB_ENC={}\nID_FS_LABEL={}\n"
-                            "ID_FS_LABEL_ENC={}\n",
-                            kFormatVersion, id, id, part, part, label, label));
+  Print(stdout,
+        "ID_FS_TYPE=weightfs\nID_FS_USAGE=other\nID_FS_VERSION={}\nID_FS_UUID={}\n"
+        "ID_FS_UUID_ENC={}\nID_FS_UUID_SUB={}\nID_FS_UUID_SUB_ENC={}\nID_FS_LABEL={}\n"
+        "ID_FS_LABEL_ENC={}\n",
+        kFormatVersion, id, id, part, part, label, label);
   return kSuccess;
 }
 
@@ -307,9 +296,9 @@ Result<int> Run(const Arguments& arguments) {
   if (!file) return SystemError(arguments.path, "cannot be opened");
   weightfs_info info{};
   if (ioctl(file.get(), WEIGHTFS_IOC_INFO, &info) != 0 || info.version == 0) {
-    return Error{ErrorCode::kInvalid, fmt::format("{}: neither a store nor in a mount of weightfs; 'findmnt -t "
-                                                  "fuse.weightfs' lists the mounts",
-                                                  arguments.path)};
+    return MakeError(ErrorCode::kInvalid,
+                     "{}: neither a store nor in a mount of weightfs; 'findmnt -t fuse.weightfs' lists the mounts",
+                     arguments.path);
   }
   return S_ISDIR(status.st_mode) ? ShowMount(arguments, file.get(), info) : ShowFile(arguments, file.get(), status);
 }

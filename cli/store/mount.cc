@@ -14,16 +14,12 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <iterator>
-#include <memory>
-#include <optional>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"
 #include "cli/keepers.h"
 #include "cli/mount_table.h"
-#include "cli/output.h"
 #include "cli/signals.h"
 #include "cli/store/daemon.h"
 #include "cli/store/remount.h"
@@ -58,15 +54,15 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
   char resolved[PATH_MAX];
   if (realpath(path.c_str(), resolved) == nullptr) {
     if (errno == ENOTCONN) {
-      return Error{ErrorCode::kBusy, fmt::format("{}: holds a mount whose process has ended; unmount it "
-                                                 "first: weightfs umount {}",
-                                                 path, ShellQuote(path))};
+      return MakeError(ErrorCode::kBusy,
+                       "{}: holds a mount whose process has ended; unmount it first: weightfs umount {}", path,
+                       ShellQuote(path));
     }
-    return Error{ErrorCode::kNotFound, fmt::format("{}: {}; give {}", path, std::strerror(errno), what)};
+    return MakeError(ErrorCode::kNotFound, "{}: {}; give {}", path, std::strerror(errno), what);
   }
   struct stat status = {};
   if (stat(resolved, &status) != 0 || !S_ISDIR(status.st_mode)) {
-    return Error{ErrorCode::kNotDirectory, fmt::format("{}: not a directory; give {}", path, what)};
+    return MakeError(ErrorCode::kNotDirectory, "{}: not a directory; give {}", path, what);
   }
   return std::string(resolved);
 }
@@ -78,9 +74,9 @@ Result<std::string> MountDirectory(const std::string& path, const std::string& s
   if (mount.has_value() && mount->source == store) return mount->directory;
   ASSIGN_OR_RETURN(std::string directory, RealDirectory(path, "an existing directory to mount on"));
   if (mount.has_value()) {
-    return Error{ErrorCode::kBusy, fmt::format("{}: already the mount of {}; unmount it first (weightfs umount {}), or "
-                                               "mount elsewhere",
-                                               directory, mount->source, ShellQuote(directory))};
+    return MakeError(ErrorCode::kBusy,
+                     "{}: already the mount of {}; unmount it first (weightfs umount {}), or mount elsewhere",
+                     directory, mount->source, ShellQuote(directory));
   }
   return directory;
 }
@@ -91,9 +87,9 @@ Result<void> RemoveDeadMounts(const Plan& plan) {
        mount = FindMount(plan.mount.mountpoint)) {
     spdlog::warn("{}: removing a stale mount whose daemon was killed", mount->directory);
     if (const int error = UnmountDirectory(mount->directory, UnmountMode::kLazy); error != 0) {
-      return Error{ErrorCode::kBusy, fmt::format("{}: the mount of a killed daemon cannot be removed: {}; as root "
-                                                 "run: umount -l {}",
-                                                 mount->directory, std::strerror(error), ShellQuote(mount->directory))};
+      return MakeError(ErrorCode::kBusy,
+                       "{}: the mount of a killed daemon cannot be removed: {}; as root run: umount -l {}",
+                       mount->directory, std::strerror(error), ShellQuote(mount->directory));
     }
   }
   return {};
@@ -118,10 +114,9 @@ Result<Plan> MakePlan(const Arguments& arguments) {
                    RealDirectory(arguments.store, "the store's directory, which 'weightfs format' creates"));
   ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
   if (!HoldsStore(plan.store) && HoldsStore(plan.mount.mountpoint)) {
-    return Error{ErrorCode::kInvalid, fmt::format("{}: not a weightfs store, but {} is one; the store comes first: "
-                                                  "weightfs mount {} {}",
-                                                  plan.store, plan.mount.mountpoint,
-                                                  ShellQuote(plan.mount.mountpoint), ShellQuote(plan.store))};
+    return MakeError(ErrorCode::kInvalid,
+                     "{}: not a weightfs store, but {} is one; the store comes first: weightfs mount {} {}", plan.store,
+                     plan.mount.mountpoint, ShellQuote(plan.mount.mountpoint), ShellQuote(plan.store));
   }
   RETURN_IF_ERROR(CheckApart(plan.mount.mountpoint, plan.store));
   for (const std::string& options : arguments.options) {
@@ -268,8 +263,7 @@ Result<void> Serve(Plan plan, StartReport& report) {
 
 // The remount option may appear at any position in any of the option lists.
 bool AsksForRemount(const Arguments& arguments) {
-  return std::any_of(arguments.options.begin(), arguments.options.end(),
-                     [](const std::string& list) { return HasOption(list, "remount"); });
+  return std::ranges::any_of(arguments.options, [](const std::string& list) { return HasOption(list, "remount"); });
 }
 
 Result<int> RunRemount(const Arguments& arguments) {
@@ -284,9 +278,10 @@ Result<int> Run(const Arguments& arguments) {
   RETURN_IF_ERROR(EnterMountNamespace(arguments.space));
   if (AsksForRemount(arguments)) return RunRemount(arguments);
   if (!arguments.space.empty() && access("/proc/self/", F_OK) != 0) {
-    return Error{ErrorCode::kNotSupported, fmt::format("{}: its /proc belongs to another PID namespace, where this "
-                                                       "daemon cannot run; mount from inside that container",
-                                                       arguments.space)};
+    return MakeError(ErrorCode::kNotSupported,
+                     "{}: its /proc belongs to another PID namespace, where this daemon cannot run; mount from inside "
+                     "that container",
+                     arguments.space);
   }
   auto plan = MakePlan(arguments);
   if (!plan.has_value()) {

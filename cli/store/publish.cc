@@ -3,10 +3,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"
@@ -14,9 +12,7 @@
 #include "cli/output.h"
 #include "client/publication.h"
 #include "common/printable.h"
-#include "common/result.h"
 #include "common/size_text.h"
-#include "common/unique_fd.h"
 
 namespace weightfs::cli {
 namespace {
@@ -52,18 +48,15 @@ Result<int> Run(const Arguments& arguments) {
   ASSIGN_OR_RETURN(const OpenedDirectory directory, Open(arguments.directory));
   if (arguments.undo) {
     RETURN_IF_ERROR(client::Unpublish(directory.descriptor.get(), directory.name));
-    Print(stdout, fmt::format("{}: not published any more; its files may be changed\n", Printable(directory.name)));
+    Print(stdout, "{}: not published any more; its files may be changed\n", Printable(directory.name));
     return kSuccess;
   }
   ASSIGN_OR_RETURN(const auto published,
                    client::Publish(directory.descriptor.get(), directory.name, arguments.version));
-  if (arguments.json) {
-    Print(stdout, JsonText(PublicationJson(directory.name, published)) + "\n");
-    return kSuccess;
-  }
-  Print(stdout, fmt::format("{}: version {}: {} file{}, {}; durable, and immutable until 'weightfs publish --undo'\n",
-                            Printable(directory.name), published.version, published.files,
-                            published.files == 1 ? "" : "s", FormatSize(ByteCount{published.bytes})));
+  if (arguments.json) return ShowJson(PublicationJson(directory.name, published));
+  Print(stdout, "{}: version {}: {} file{}, {}; durable, and immutable until 'weightfs publish --undo'\n",
+        Printable(directory.name), published.version, published.files, published.files == 1 ? "" : "s",
+        FormatSize(ByteCount{published.bytes}));
   return kSuccess;
 }
 

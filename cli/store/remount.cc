@@ -2,7 +2,6 @@
 #include "cli/store/remount.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -11,9 +10,9 @@
 
 #include "cli/mount_table.h"
 #include "common/log.h"
+#include "common/make_error.h"
 #include "common/mount_users.h"
 #include "common/shell_quote.h"
-#include "common/unique_fd.h"
 #include "fs/mount_flags.h"
 #include "lease/ioctl.h"
 
@@ -28,10 +27,10 @@ Error Busy(const MountEntry& mount) {
   for (const MountUser& user : FindMountUsers(mount.filesystem()).users) {
     users += fmt::format("{}{} {}: {}", users.empty() ? "" : ", ", user.process, user.command, user.reason);
   }
-  return {ErrorCode::kBusy,
-          fmt::format("{}: cannot become read-only while files are open for writing ({}); end these "
-                      "programs and try again",
-                      mount.directory, users.empty() ? "by processes that are not visible here" : users)};
+  return MakeError(
+      ErrorCode::kBusy,
+      "{}: cannot become read-only while files are open for writing ({}); end these programs and try again",
+      mount.directory, users.empty() ? "by processes that are not visible here" : users);
 }
 
 // Changes the daemon's state. kReadOnly if a store that was opened read-only is to become writable.
@@ -41,31 +40,29 @@ Result<void> TellDaemon(const MountEntry& mount, int directory, bool read_only) 
   const int error = errno;
   const std::string where = ShellQuote(mount.directory);
   if (error == EROFS && !read_only) {
-    return Error{ErrorCode::kReadOnly,
-                 fmt::format("{}: its store was opened read-only; to open it for writing, run: weightfs "
-                             "umount {} && weightfs mount {} {}",
-                             mount.directory, where, ShellQuote(mount.source), where)};
+    return MakeError(
+        ErrorCode::kReadOnly,
+        "{}: its store was opened read-only; to open it for writing, run: weightfs umount {} && weightfs mount {} {}",
+        mount.directory, where, ShellQuote(mount.source), where);
   }
   if (error == ENOTTY) {
-    return Error{ErrorCode::kNotSupported, fmt::format("{}: its daemon is an older weightfs, which cannot be "
-                                                       "remounted; unmount it and mount it again",
-                                                       mount.directory)};
+    return MakeError(ErrorCode::kNotSupported,
+                     "{}: its daemon is an older weightfs, which cannot be remounted; unmount it and mount it again",
+                     mount.directory);
   }
-  return Error{ErrorCode::kIo,
-               fmt::format("{}: {}; see {}/weightfs.log", mount.directory, std::strerror(error), mount.source)};
+  return MakeError(ErrorCode::kIo, "{}: {}; see {}/weightfs.log", mount.directory, std::strerror(error), mount.source);
 }
 
 }  // namespace
 
 Result<void> RemountReadOnly(const MountEntry& mount, bool read_only, const std::vector<std::string>& flags) {
   if (geteuid() != 0) {
-    return Error{ErrorCode::kPermission, fmt::format("{}: remount needs root; or unmount it and mount it with other "
-                                                     "options",
-                                                     mount.directory)};
+    return MakeError(ErrorCode::kPermission, "{}: remount needs root; or unmount it and mount it with other options",
+                     mount.directory);
   }
   const UniqueFd directory(open(mount.directory.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (directory.get() < 0) {
-    return Error{ErrorCode::kIo, fmt::format("{}: {}", mount.directory, std::strerror(errno))};
+    return MakeError(ErrorCode::kIo, "{}: {}", mount.directory, std::strerror(errno));
   }
   // The daemon becomes writable first and read-only last, because it must accept everything that the kernel has
   // accepted.
@@ -81,7 +78,7 @@ Result<void> Remount(const std::string& store, const std::string& directory, con
                      bool from_table) {
   ASSIGN_OR_RETURN(const MountEntry mount, FindMount(directory));
   if (ResolvePath(store) != ResolvePath(mount.source)) {
-    return Error{ErrorCode::kInvalid, fmt::format("{}: is the mount of {}, not of {}", directory, mount.source, store)};
+    return MakeError(ErrorCode::kInvalid, "{}: is the mount of {}, not of {}", directory, mount.source, store);
   }
   MountOptions wanted;
   StoreOptions ignored;

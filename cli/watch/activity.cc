@@ -6,12 +6,10 @@
 #include <sys/sysmacros.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <sstream>
-#include <vector>
 
 #include "cli/mount_table.h"
 #include "cli/output.h"
@@ -100,7 +98,7 @@ std::vector<Row> RowsOf(std::span<const weightfs_top_entry> entries, double seco
     row.busy = rate(entry.nanoseconds) / 1e9;
     rows.push_back(row);
   }
-  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+  std::ranges::sort(rows, [](const Row& a, const Row& b) {
     return std::pair(a.bytes(), a.requests) > std::pair(b.bytes(), b.requests);
   });
   return rows;

@@ -3,10 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <utility>
 
 #include "cli/commands.h"
@@ -18,7 +15,6 @@
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "fs/request_metrics.h"
-#include "lease/ioctl.h"
 
 namespace weightfs::cli {
 namespace {

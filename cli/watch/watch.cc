@@ -11,12 +11,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <span>
-#include <string_view>
 #include <utility>
 
 #include "cli/mount_table.h"

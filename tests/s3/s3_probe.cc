@@ -268,8 +268,8 @@ class Probe {
   // Interrupts a request that is under way.
   Result<json> Cancel() {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(arguments_.cancel_after_ms);
-    ASSIGN_OR_RETURN(const auto body, bucket_.GetObject(arguments_.key, arguments_.limit,
-                                                        [&] { return std::chrono::steady_clock::now() >= end; }));
+    const Bucket bucket(client_, bucket_.name(), [&] { return std::chrono::steady_clock::now() >= end; });
+    ASSIGN_OR_RETURN(const auto body, bucket.GetObject(arguments_.key, arguments_.limit));
     return json{{"size", body.size()}};
   }
 

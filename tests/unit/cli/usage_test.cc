@@ -9,7 +9,6 @@
 #include <cctype>
 #include <optional>
 
-#include "cli/parser.h"
 #include "cli/program.h"
 
 namespace weightfs::cli {

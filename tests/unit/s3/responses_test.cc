@@ -25,22 +25,22 @@ TEST(Responses, ListingsDecodeTheirKeys) {
          <LastModified>2026-11-23T18:47:26.123Z</LastModified></Contents>
          <CommonPrefixes><Prefix>d%2F/</Prefix></CommonPrefixes></ListBucketResult>)");
   ASSERT_TRUE(page) << page.error().what;
-  ASSERT_EQ(page->listing.objects.size(), 1U);
-  const auto& object = page->listing.objects[0];
+  ASSERT_EQ(page->entries.size(), 1U);
+  const auto& object = page->entries[0];
   EXPECT_EQ(object.key, "a\nb c+/ü");
   EXPECT_EQ(object.size, 5'368'709'120U);
   EXPECT_EQ(object.etag, "\"x\"");
   EXPECT_EQ(std::chrono::system_clock::to_time_t(object.modified), 1795459646);
-  EXPECT_EQ(page->listing.prefixes, std::vector<std::string>{"d//"});
-  EXPECT_EQ(page->next, "a b");
+  EXPECT_EQ(page->prefixes, std::vector<std::string>{"d//"});
+  EXPECT_EQ(page->next, (Fields{{"continuation-token", "a b"}}));
 }
 
 TEST(Responses, KeysThatAreNotEncodedStayAsTheyAre) {
   const auto page =
       ParseListing("<ListBucketResult><Contents><Key>a%20+ b </Key><Size>0</Size></Contents></ListBucketResult>");
   ASSERT_TRUE(page);
-  EXPECT_EQ(page->listing.objects[0].key, "a%20+ b ");
-  EXPECT_EQ(page->next, "");
+  EXPECT_EQ(page->entries[0].key, "a%20+ b ");
+  EXPECT_TRUE(page->next.empty());
 }
 
 TEST(Responses, DocumentsThatLackSomethingAreErrors) {
@@ -65,16 +65,15 @@ TEST(Responses, PartsAndUploadsHaveMarkers) {
       "<ListPartsResult><IsTruncated>true</IsTruncated><NextPartNumberMarker>7</NextPartNumberMarker><Part>"
       "<PartNumber>7</PartNumber><Size>10</Size><ETag>\"e\"</ETag></Part></ListPartsResult>");
   ASSERT_TRUE(parts);
-  EXPECT_EQ(parts->parts[0].number, 7U);
-  EXPECT_EQ(parts->next, "7");
+  EXPECT_EQ(parts->entries[0].number, 7U);
+  EXPECT_EQ(parts->next, (Fields{{"part-number-marker", "7"}}));
   const auto uploads = ParseUploads(
       "<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker>"
       "<NextUploadIdMarker>u</NextUploadIdMarker><Upload><Key>k</Key><UploadId>u</UploadId>"
       "<Initiated>2026-11-23T18:47:26Z</Initiated></Upload></ListMultipartUploadsResult>");
   ASSERT_TRUE(uploads);
-  EXPECT_EQ(uploads->uploads[0].upload_id, "u");
-  EXPECT_EQ(uploads->next_key, "k");
-  EXPECT_EQ(uploads->next_upload_id, "u");
+  EXPECT_EQ(uploads->entries[0].upload_id, "u");
+  EXPECT_EQ(uploads->next, (Fields{{"key-marker", "k"}, {"upload-id-marker", "u"}}));
 }
 
 // They are kept for each entry of a list.
@@ -120,13 +119,12 @@ TEST(Responses, VersionsAndDeleteMarkersAreListed) {
       "<Version><Key>k</Key><VersionId>1</VersionId><Size>7</Size></Version><CommonPrefixes><Prefix>p/</Prefix>"
       "</CommonPrefixes></ListVersionsResult>");
   ASSERT_TRUE(page);
-  ASSERT_EQ(page->listing.versions.size(), 2U);
-  EXPECT_TRUE(page->listing.versions[0].is_marker);
-  EXPECT_EQ(page->listing.versions[1].version_id, "1");
-  EXPECT_EQ(page->listing.versions[1].size, 7U);
-  EXPECT_EQ(page->listing.prefixes, std::vector<std::string>{"p/"});
-  EXPECT_EQ(page->next_key, "k");
-  EXPECT_EQ(page->next_version, "1");
+  ASSERT_EQ(page->entries.size(), 2U);
+  EXPECT_TRUE(page->entries[0].is_marker);
+  EXPECT_EQ(page->entries[1].version_id, "1");
+  EXPECT_EQ(page->entries[1].size, 7U);
+  EXPECT_EQ(page->prefixes, std::vector<std::string>{"p/"});
+  EXPECT_EQ(page->next, (Fields{{"key-marker", "k"}, {"version-id-marker", "1"}}));
   EXPECT_FALSE(ParseVersions("<ListVersionsResult><Version><Key>k</Key><Size>7</Size></Version></ListVersionsResult>"));
 }
 

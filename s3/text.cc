@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "s3/http_time.h"
+#include "s3/text.h"
 
 #include <curl/curl.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <ctime>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "s3/http_time.h"
+#include "s3/text.h"
 
 #include <gtest/gtest.h>
 

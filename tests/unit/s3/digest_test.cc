@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "s3/base64.h"
+#include "s3/digest.h"
 
 #include <gtest/gtest.h>
 

@@ -3,13 +3,8 @@
 // for a store that is being released.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "cli/output.h"
 #include "common/mount_users.h"
-#include "common/mounts.h"
-#include "common/result.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {

@@ -2,14 +2,8 @@
 // Finds the weightfs mounts that command arguments name.
 #pragma once
 
-#include <optional>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "common/mounts.h"
-#include "common/result.h"
-#include "common/unique_fd.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {

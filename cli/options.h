@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 

@@ -4,8 +4,6 @@
 
 #include <cstdio>
 #include <nlohmann/json_fwd.hpp>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/make_error.h"

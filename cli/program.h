@@ -2,9 +2,6 @@
 // The program, from command line to exit code.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "cli/options.h"
 
 namespace weightfs::cli {

@@ -4,11 +4,8 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "common/progress.h"
 

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
 
 #include "store/scrub/scrub_state.h"
 

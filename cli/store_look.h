@@ -2,14 +2,8 @@
 // The state of a store, mounted or not, for info and doctor.
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "cli/keepers.h"
-#include "common/mounts.h"
-#include "common/result.h"
 #include "store/scrub/scrub_state.h"
-#include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
 

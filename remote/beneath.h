@@ -2,8 +2,6 @@
 // Access to files at paths that other users may change meanwhile.
 #pragma once
 
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/result.h"

@@ -2,17 +2,12 @@
 // The checksums of a version, fetched when they are needed: those of a version of 1 TiB have 1 GiB.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
-#include <cstdint>
 #include <list>
 #include <memory>
-#include <optional>
 #include <span>
-#include <vector>
 
 #include "common/mutex.h"
-#include "common/result.h"
 #include "remote/series.h"
 
 namespace weightfs::remote {

@@ -3,13 +3,8 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <vector>
 
 #include "client/handle.h"
-#include "common/result.h"
 #include "remote/series.h"
 
 namespace weightfs::remote {

@@ -3,14 +3,9 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
-#include <string>
 
-#include "common/result.h"
-#include "remote/manifest.h"
 #include "remote/series.h"
 
 namespace weightfs::remote {

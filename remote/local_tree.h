@@ -2,11 +2,6 @@
 // A directory, or a single file, that is pushed.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <vector>
-
-#include "common/result.h"
 #include "common/unique_fd.h"
 #include "remote/manifest.h"
 

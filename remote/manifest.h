@@ -11,10 +11,7 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <map>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/result.h"

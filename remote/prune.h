@@ -4,12 +4,8 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
-#include "common/result.h"
 #include "remote/series.h"
 
 namespace weightfs::remote {

@@ -2,17 +2,9 @@
 // Copies a version from a bucket into a directory.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "client/handle.h"
 #include "client/publication.h"
-#include "common/result.h"
 #include "remote/pull_plan.h"
-#include "remote/series.h"
 
 namespace weightfs::remote {
 

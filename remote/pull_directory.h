@@ -3,12 +3,8 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <string_view>
 
-#include "common/result.h"
 #include "common/unique_fd.h"
 #include "remote/manifest.h"
 

@@ -2,16 +2,10 @@
 // What a pull writes, and which bytes it needs for that.
 #pragma once
 
-#include <cstdint>
 #include <optional>
-#include <string>
-#include <vector>
 
-#include "common/result.h"
 #include "remote/download.h"
-#include "remote/manifest.h"
 #include "remote/safetensors_slice.h"
-#include "remote/series.h"
 
 namespace weightfs::remote {
 

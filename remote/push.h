@@ -3,13 +3,8 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
-#include <functional>
-#include <optional>
-#include <string>
 
 #include "client/handle.h"
-#include "common/result.h"
 #include "remote/series.h"
 
 namespace weightfs::remote {

@@ -2,14 +2,8 @@
 // The claim of a push, which keeps the pushes and prunes of one version apart. Private to remote/.
 #pragma once
 
-#include <optional>
-#include <string>
-
-#include "common/result.h"
 #include "remote/held_claim.h"
-#include "remote/manifest.h"
 #include "remote/push.h"
-#include "remote/series.h"
 
 namespace weightfs::remote {
 

@@ -2,13 +2,8 @@
 // All versions below s3://BUCKET/PREFIX/NAME.
 #pragma once
 
-#include <cstdint>
 #include <optional>
-#include <string>
-#include <string_view>
-#include <vector>
 
-#include "common/result.h"
 #include "remote/manifest.h"
 #include "s3/bucket.h"
 

@@ -3,23 +3,15 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
-#include <memory>
-#include <optional>
 #include <set>
-#include <string>
-#include <string_view>
 #include <thread>
-#include <vector>
 
 #include "client/random_reader.h"
 #include "common/mutex.h"
-#include "common/result.h"
 #include "remote/local_tree.h"
 #include "remote/series.h"
 

@@ -3,16 +3,8 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include "common/error.h"
 #include "s3/client.h"
 
 namespace weightfs::s3 {

@@ -2,18 +2,10 @@
 // Requests to an S3 service, with retries.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 
-#include "common/error.h"
-#include "s3/credentials.h"
 #include "s3/location.h"
 #include "s3/settings.h"
 #include "s3/signer.h"

@@ -3,25 +3,18 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <random>
-#include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "common/error.h"
 #include "common/mutex.h"
-#include "s3/client.h"
-#include "s3/curl_handles.h"
 #include "s3/failure.h"
-#include "s3/rate_limit.h"
 #include "s3/request_url.h"
-#include "s3/transfer.h"
 
 namespace weightfs::s3 {
 

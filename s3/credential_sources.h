@@ -3,14 +3,10 @@
 #pragma once
 
 #include <atomic>
-#include <optional>
-#include <string>
 #include <vector>
 
-#include "common/error.h"
 #include "s3/config_file.h"
 #include "s3/credentials.h"
-#include "s3/settings.h"
 
 namespace weightfs::s3 {
 

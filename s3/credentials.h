@@ -3,14 +3,9 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <thread>
 
-#include "common/error.h"
 #include "common/mutex.h"
 #include "s3/settings.h"
 

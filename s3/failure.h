@@ -2,12 +2,8 @@
 // Finds the failure of an attempt, its remedy and its text.
 #pragma once
 
-#include <chrono>
 #include <optional>
-#include <string>
 
-#include "common/error.h"
-#include "s3/client.h"
 #include "s3/transfer.h"
 
 namespace weightfs::s3 {

@@ -2,7 +2,6 @@
 // Names of objects: s3://BUCKET/KEY.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "common/error.h"

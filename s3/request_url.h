@@ -2,9 +2,6 @@
 // The URL of a request: endpoint, addressing style and key.
 #pragma once
 
-#include <string>
-#include <string_view>
-
 #include "s3/location.h"
 #include "s3/settings.h"
 

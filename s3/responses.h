@@ -3,13 +3,6 @@
 // is an error.
 #pragma once
 
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "common/error.h"
 #include "s3/bucket.h"
 #include "s3/credentials.h"
 

@@ -3,10 +3,8 @@
 // all AWS programs share.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
-#include <string>
 
 #include "common/error.h"
 

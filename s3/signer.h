@@ -2,13 +2,10 @@
 // AWS Signature Version 4, in the Authorization header.
 #pragma once
 
-#include <chrono>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "common/error.h"
 #include "s3/credentials.h"
 
 namespace weightfs::s3 {

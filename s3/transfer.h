@@ -4,12 +4,7 @@
 
 #include <curl/curl.h>
 
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <set>
-#include <string>
-#include <string_view>
 
 #include "s3/client.h"
 #include "s3/curl_handles.h"

@@ -2,17 +2,11 @@
 // The options and warnings of all commands that use an S3 service, and the versions that a URL names.
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "cli/options.h"
-#include "common/error.h"
 #include "remote/prune.h"
-#include "remote/series.h"
 #include "s3/bucket.h"
-#include "s3/client.h"
 #include "s3/settings.h"
 
 namespace weightfs::cli {

@@ -5,9 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <string>
 #include <vector>
 
 #include "common/result.h"

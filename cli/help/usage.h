@@ -4,9 +4,6 @@
 
 #include <set>
 #include <span>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "cli/options.h"
 

@@ -3,10 +3,7 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <string_view>
 #include <thread>
-#include <utility>
 
 #include "common/result.h"
 #include "common/unique_fd.h"

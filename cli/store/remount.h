@@ -2,10 +2,7 @@
 // Changes a mount in use: mount -o remount, umount -r.
 #pragma once
 
-#include <string>
-
 #include "common/mounts.h"
-#include "common/result.h"
 #include "fs/mount_options.h"
 
 namespace weightfs::cli {

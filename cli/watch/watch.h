@@ -5,14 +5,9 @@
 #include <sys/ioctl.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
-#include <functional>
-#include <string>
-#include <string_view>
 
 #include "cli/options.h"
-#include "common/result.h"
 #include "common/unique_fd.h"
 
 namespace weightfs::cli {

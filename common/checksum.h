@@ -29,8 +29,8 @@ void Crc32cBlocks(std::span<const std::byte> blocks, uint32_t* out);
 // ZipCrc32("123456789") == 0xCBF43926.
 uint32_t ZipCrc32(std::span<const std::byte> bytes);
 
-// The reads of something that has a checksum. Some errors of a transfer do not recur, so it is damaged only if as many
-// reads in succession differ from the checksum. The caller makes sure that each read is of what the checksum belongs
+// The reads of something that has a checksum. Some errors of a transfer do not recur, so it is damaged only if kMost
+// reads in succession differ from the checksum; a read of many things at once before them is not counted. The caller makes sure that each read is of what the checksum belongs
 // to: it keeps blocks from being reused (a read epoch, a lease), or finds the checksum again. Not thread-safe.
 class ReadAttempts {
  public:

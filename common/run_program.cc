@@ -28,14 +28,17 @@ size_t SizeOf(int file) {
 // Waits for the end of a program, with or without a check. Returns its status as waitpid gives it.
 Result<int> WaitForEnd(pid_t child, int output, const std::function<Result<void>(size_t printed)>& check) {
   int status = 0;
+  Result<void> checked;
   for (pid_t ended = 0; ended != child;) {
-    const auto checked = check ? check(SizeOf(output)) : Result<void>();
-    if (!checked) kill(-child, SIGKILL);
+    if (check && checked) {
+      checked = check(SizeOf(output));
+      if (!checked) kill(-child, SIGKILL);
+    }
     ended = waitpid(child, &status, check && checked ? WNOHANG : 0);
     if (ended < 0 && errno != EINTR) return ErrorCode{errno};
-    if (!checked && ended == child) return checked.error();
     if (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
+  if (!checked) return checked.error();
   return status;
 }
 
@@ -75,7 +78,7 @@ Result<int> RunProgram(std::vector<std::string> words, std::string_view input, s
     const ssize_t got = pread(out.get(), output->data(), output->size(), 0);
     output->resize(got < 0 ? 0 : static_cast<size_t>(got));
   }
-  return WIFEXITED(*status) ? WEXITSTATUS(*status) : 128 + WTERMSIG(*status);
+  return WIFEXITED(*status) ? WEXITSTATUS(*status) : -WTERMSIG(*status);
 }
 
 }  // namespace weightfs

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <csignal>
 #include <system_error>
 #include <utility>
 
@@ -11,6 +12,8 @@ namespace weightfs {
 SignalsBlocked::SignalsBlocked(int except) {
   sigset_t blocked;
   sigfillset(&blocked);
+  // The kernel resets the handler of a fault that is blocked, and the process would end without its message.
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&blocked, fault);
   if (except != 0) sigdelset(&blocked, except);
   pthread_sigmask(SIG_SETMASK, &blocked, &before_);
 }

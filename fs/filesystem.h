@@ -78,6 +78,9 @@ class Filesystem {
   }
   // True when the mount ends: nobody is waited for any more.
   bool ending() const { return ending_.load(); }
+  // One check of the catalog at a time, because each reads all of it. False if another one runs.
+  bool BeginCatalogCheck() { return !checking_catalog_.exchange(true); }
+  void EndCatalogCheck() { checking_catalog_ = false; }
 
   // Same for operations that are usually quick, but may take long: they scan or change the catalog. Runs them on the
   // calling receiver if another one stays free for look-ups, because handing over costs as much as a quick operation.
@@ -225,7 +228,7 @@ class Filesystem {
   RequestMetrics metrics_;
   Activity activity_;
   RequestCounter requests_, ends_, dropping_, commits_;
-  std::atomic<bool> remounted_read_only_{false};
+  std::atomic<bool> remounted_read_only_{false}, checking_catalog_{false};
   std::atomic<bool> ending_{false};                                       // no page is dropped, no program waited for
   std::atomic<std::chrono::steady_clock::time_point> slow_deletion_{{}};  // last deletion that took long
   std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};   // last timeout of WaitForOrphans

@@ -162,6 +162,7 @@ void CheckCatalog(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
   if (!TakeArgument(request, &asked)) return reply.Errno(EINVAL);
   if (!RunsTheMount(CallerOf(reply))) return reply.Errno(EPERM);
   filesystem.RunOnPool(std::move(reply), [&filesystem](Reply later) {
+    if (!filesystem.BeginCatalogCheck()) return later.Errno(EBUSY);
     weightfs_catalog_check out{};
     out.version = WEIGHTFS_IOC_VERSION;
     bool stopped = false;
@@ -170,7 +171,8 @@ void CheckCatalog(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
       stopped = filesystem.ending() || later.interrupted();
       return !stopped;
     });
-    if (stopped) return later.Errno(EINTR);
+    filesystem.EndCatalogCheck();
+    if (stopped) return later.Errno(filesystem.ending() ? ESHUTDOWN : EINTR);
     if (!checked.has_value()) {
       if (checked.error().code != ErrorCode::kCorrupt) return later.Fail(checked.error());
       const std::string& damage = checked.error().what;

@@ -169,7 +169,8 @@ struct weightfs_scrub {
 
 /* For any file or directory of the mount; for root with CAP_DAC_OVERRIDE and the user who runs the mount (EPERM). Reads
  * the tables of the catalog from the disk and compares them with their checksums, except the records since its last
- * flush. EINTR: a signal interrupted it. ENOTTY from mounts of version 0.2 and older. */
+ * flush. EINTR: a signal interrupted it, perhaps one that the program does not see (SIGCONT): call it again. EBUSY:
+ * another check is in progress. ESHUTDOWN: the mount ends. ENOTTY from mounts of version 0.2 and older. */
 struct weightfs_catalog_check {
   __u32 version; /* in */
   __u32 damaged; /* out: 1: a table differs from its checksums; those behind it were not read */

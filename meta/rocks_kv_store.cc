@@ -28,6 +28,7 @@
 #include <set>
 
 #include "common/assert.h"
+#include "common/checksum.h"
 #include "common/log.h"
 #include "common/mutex.h"
 #include "meta/catalog_directory.h"
@@ -514,14 +515,21 @@ Result<void> RocksKvStore::Verify(const std::function<bool(ByteCount)>& next) {
   db.GetLiveFilesMetaData(&tables);
   for (const auto& table : tables) {
     CountNothing();
-    const auto status = VerifyTable(table.db_path + table.name);
+    rocksdb::Status status;
+    ReadAttempts attempts;
+    do {
+      status = VerifyTable(table.db_path + table.name);
+    } while (!status.ok() && attempts.ReadAgain());
     if (!status.ok()) {
       // A compaction may have deleted the table meanwhile.
       std::vector<rocksdb::LiveFileMetaData> now;
       db.GetLiveFilesMetaData(&now);
       const auto is_same = [&](const rocksdb::LiveFileMetaData& other) { return other.name == table.name; };
       if (std::any_of(now.begin(), now.end(), is_same)) {
-        return Error{ErrorCode::kCorrupt, fmt::format("{}{}: {}", table.db_path, table.name, status.ToString())};
+        const std::string text = status.ToString();
+        const bool damaged = status.IsCorruption() || text.find(std::strerror(EIO)) != std::string::npos;
+        return Error{damaged ? ErrorCode::kCorrupt : ErrorCode::kIo,
+                     fmt::format("{}{}: {}", table.db_path, table.name, text)};
       }
     }
     if (!next(ByteCount{table.size})) return {};

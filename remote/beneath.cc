@@ -121,8 +121,9 @@ Result<UniqueFd> Reopen(int descriptor, bool direct) {
 }
 
 Result<std::vector<std::string>> ListNames(int directory, const std::string& path) {
-  UniqueFd copy(openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!copy) return SystemError(path, "cannot open the directory");
+  auto reopened = Reopen(directory);
+  if (!reopened) return SystemError(path, "cannot open the directory", reopened.error().error_number());
+  UniqueFd copy = std::move(*reopened);
   const std::unique_ptr<DIR, int (*)(DIR*)> stream(fdopendir(copy.get()), closedir);
   if (stream == nullptr) return SystemError(path, "cannot read the directory");
   copy.Release();

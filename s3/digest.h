@@ -14,7 +14,7 @@ std::optional<std::string> Sha256(std::string_view bytes);
 
 // Returns the bytes in Base64 with padding and without line breaks.
 std::string EncodeBase64(std::string_view bytes);
-// The inverse; none for any other text.
+// The inverse, as OpenSSL reads it; none for a text that it refuses.
 std::optional<std::string> DecodeBase64(std::string_view text);
 
 }  // namespace weightfs::s3

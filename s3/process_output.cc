@@ -18,10 +18,14 @@ Result<std::string> ProcessOutput(const std::string& command, std::chrono::secon
     return MakeError(ErrorCode::kIo, "it was not done after {} s", timeout.count());
   };
   std::string output;
-  ASSIGN_OR_RETURN(const int status, RunProgram({"/bin/sh", "-c", command}, {}, &output, check));
-  if (status == 0) return output;
-  if (status < 128) return MakeError(ErrorCode::kIo, "it exited with {}", status);
-  return MakeError(ErrorCode::kIo, "signal {} ended it", status - 128);
+  const auto status = RunProgram({"/bin/sh", "-c", command}, {}, &output, check);
+  if (!status && status.error().what.empty() && status.error().code != ErrorCode::kCancelled) {
+    return SystemError("/bin/sh", "cannot be run", status.error().error_number());
+  }
+  if (!status) return status.error();
+  if (*status == 0) return output;
+  if (*status > 0) return MakeError(ErrorCode::kIo, "it exited with {}", *status);
+  return MakeError(ErrorCode::kIo, "signal {} ended it", -*status);
 }
 
 }  // namespace weightfs::s3

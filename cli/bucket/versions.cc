@@ -100,9 +100,16 @@ void PrintTable(const std::vector<Row>& rows) {
 }
 
 Result<int> Run(const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const OpenedSeries opened, OpenSeries(arguments.url, arguments.s3));
-  ASSIGN_OR_RETURN(const auto rows, List(arguments, *opened.series));
-  const std::string url = opened.series->url();
+  ASSIGN_OR_RETURN(const OpenedVersion opened, OpenVersion(arguments.url, arguments.s3));
+  const remote::Series& series = *opened.opened.series;
+  const std::string url = opened.version ? series.url(opened.version->version) : series.url();
+  std::vector<Row> rows;
+  if (opened.version) {
+    ASSIGN_OR_RETURN(const auto row, Describe(series, opened.version->version));
+    if (row) rows.push_back(*row);
+  } else {
+    ASSIGN_OR_RETURN(rows, List(arguments, series));
+  }
   if (rows.empty() && NamesVersion(arguments.url)) {
     return Fail({ErrorCode::kNotFound, url + ": there is no such version, nor a series with this name"}, kNoVersion);
   }
@@ -127,7 +134,7 @@ Command VersionsCommand() {
   AddS3Options(&command, &arguments->s3);
   command.footer =
       "A version exists once it was pushed completely. 'weightfs pull' without a version takes the greatest one.\n"
-      "Exits with 8 if the URL ends with the number of a version, and nothing was pushed there.\n\n"
+      "A URL that ends with the number of a version lists that one. Exits with 8 if there is none.\n\n"
       "Examples:\n"
       "  weightfs versions s3://models/llama\n"
       "  weightfs versions s3://models/llama --all --json --endpoint-url http://gateway:7480";

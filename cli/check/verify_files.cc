@@ -116,14 +116,20 @@ class Verifier {
     weightfs_catalog_check check = {};
     check.version = WEIGHTFS_IOC_VERSION;
     CheckedCatalog catalog{.path = path};
-    if (ioctl(root.get(), WEIGHTFS_IOC_CHECK_CATALOG, &check) == 0) {
+    int result = -1;
+    do {
+      result = ioctl(root.get(), WEIGHTFS_IOC_CHECK_CATALOG, &check);
+    } while (result != 0 && errno == EINTR && !cancel_);  // a stop and its continuation interrupt it, too
+    if (result == 0) {
       catalog.bytes = check.bytes;
       if (check.damaged != 0) catalog.damage = std::string(check.damage, strnlen(check.damage, sizeof(check.damage)));
-    } else if (errno == EINTR && cancel_) {
+    } else if (errno == EINTR) {
       report_.interrupted = true;
       return false;
     } else if (errno == EPERM) {
       catalog.not_checked = "only root and the user of the mount may check it";
+    } else if (errno == EBUSY) {
+      catalog.not_checked = "another check of it is in progress";
     } else if (errno == ENOTTY) {
       catalog.not_checked = "the mount is of an older version";
     } else {

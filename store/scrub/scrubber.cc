@@ -197,7 +197,11 @@ void Scrubber::EnterPhase(ScrubPhase phase) {
 bool Scrubber::CheckCatalog() {
   const auto verified = services_.catalog.Verify([this](ByteCount size) { return Pace(size); });
   if (stopping()) return false;
-  if (!verified) ReportCatalog(ToString(verified.error()));
+  if (!verified && verified.error().code != ErrorCode::kCorrupt) {
+    spdlog::warn("scrub: the tables of the catalog cannot be checked: {}", ToString(verified.error()));
+  } else if (!verified) {
+    ReportCatalog(ToString(verified.error()));
+  }
   EnterPhase(ScrubPhase::kReplica);
   return true;
 }

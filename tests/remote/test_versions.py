@@ -76,6 +76,14 @@ def test_versions_are_listed_the_greatest_first(server, tree):
     assert "unfinished" in text[1] and "9.77 KiB" in text[2] and "2001-09-09T01:46:40Z" in text[3]
 
 
+def test_a_url_with_a_number_lists_that_version(server, tree):
+    write(server, tree, 9)
+    write(server, tree, 10)
+    (found,) = json.loads(weightfs(server, "versions", f"{URL}/9", "--json").out)["versions"]
+    assert found["version"] == 9 and found["complete"]
+    assert "no such version" in weightfs(server, "versions", f"{URL}/8", codes=(8,)).err
+
+
 def test_the_greatest_versions_are_kept(server, tree):
     written = {version: write(server, tree, version) for version in (1, 2, 30, 4)}
     put(server)(f"{SERIES}-2/1/other", b"another series")

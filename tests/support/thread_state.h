@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -60,6 +61,7 @@ inline std::optional<std::string> SleepsOfBlocked(pid_t thread) {
 // Returns when all of these threads are blocked by other threads at the same time, or have ended. They then do nothing
 // until another thread, or the end of a timed wait, wakes one of them.
 inline void WaitUntilBlocked(const std::vector<pid_t>& threads) {
+  if (threads.empty()) std::abort();  // a wrong name
   // A thread that was asleep in two passes with the same number of sleeps did not wake in between.
   std::vector<std::string> before;
   while (true) {

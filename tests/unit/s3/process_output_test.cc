@@ -18,6 +18,7 @@ const std::atomic<bool> kNotCancelled = false;
 TEST(ProcessOutput, ReturnsTheOutputOfASuccessfulCommand) {
   EXPECT_EQ(ProcessOutput("echo a; echo b", seconds(60), kNotCancelled).value(), "a\nb\n");
   EXPECT_EQ(ProcessOutput("echo a; exec >&-; exit 3", seconds(60), kNotCancelled).error().what, "it exited with 3");
+  EXPECT_EQ(ProcessOutput("exit 255", seconds(60), kNotCancelled).error().what, "it exited with 255");
   EXPECT_EQ(ProcessOutput("echo a; kill -9 $$", seconds(60), kNotCancelled).error().what, "signal 9 ended it");
 }
 

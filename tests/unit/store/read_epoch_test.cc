@@ -73,7 +73,9 @@ TEST(ReadEpoch, AWriteToAFullPoolWaitsForTheReadsThatHoldFreedBlocks) {
   EXPECT_EQ(store->files().Reserve(file, FileBlock{0}, BlockCount{kTooMuch}).error().code, ErrorCode::kNoSpace)
       << "without a wait, because it would not fit afterwards either";
   auto reserved = StartUntilBlocked([&] { return store->files().Reserve(file, FileBlock{0}, BlockCount{kWanted}); });
-  WaitUntilBlocked(ThreadsNamed("weightfs-commit"));  // it has nothing to do
+  std::vector<pid_t> committer;
+  while (committer.empty()) committer = ThreadsNamed("weightfs-commit");  // it names itself
+  WaitUntilBlocked(committer);                                            // it has nothing to do
   EXPECT_FALSE(HasEnded(reserved));
   store.device().Release();
   ASSERT_OK(reserved.get());

@@ -30,8 +30,9 @@ void Crc32cBlocks(std::span<const std::byte> blocks, uint32_t* out);
 uint32_t ZipCrc32(std::span<const std::byte> bytes);
 
 // The reads of something that has a checksum. Some errors of a transfer do not recur, so it is damaged only if kMost
-// reads in succession differ from the checksum; a read of many things at once before them is not counted. The caller makes sure that each read is of what the checksum belongs
-// to: it keeps blocks from being reused (a read epoch, a lease), or finds the checksum again. Not thread-safe.
+// reads in succession differ from the checksum; a read of many things at once before them is not counted. The caller
+// makes sure that each read is of what the checksum belongs to: it keeps blocks from being reused (a read epoch, a
+// lease), or finds the checksum again. Not thread-safe.
 class ReadAttempts {
  public:
   static constexpr unsigned kMost = 4;

@@ -13,8 +13,8 @@
 namespace weightfs {
 
 // Runs a program of PATH with `input` as its standard input and waits for its end. Returns its exit status, or the
-// negative number of the signal that ended it; the errno if it cannot be run or waited for. `output` gets all that it prints,
-// also on standard error. The program is in a process group of its own: Ctrl-C does not interrupt it.
+// negative number of the signal that ended it; the errno if it cannot be run or waited for. `output` gets all that it
+// prints, also on standard error. The program is in a process group of its own: Ctrl-C does not interrupt it.
 // `check`, if it is given, is called every 10 ms with the bytes of the output so far. Its error kills the program and
 // its children, and is returned. Standard error is then that of this process.
 Result<int> RunProgram(std::vector<std::string> words, std::string_view input = {}, std::string* output = nullptr,

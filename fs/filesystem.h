@@ -218,7 +218,7 @@ class Filesystem {
   HandleRegistry<DirectoryHandle> directories_;
   ThreadOwners owners_;
   Mutex closed_mutex_;
-  // The handles whose releases may be on the way. The value is the number of the last close, in the order of all closes.
+  // The handles whose releases may be on the way. The value is the number of the last close in the order of all.
   std::unordered_map<std::shared_ptr<FileHandle>, uint64_t> closed_ GUARDED_BY(closed_mutex_);
   uint64_t closes_ GUARDED_BY(closed_mutex_) = 0;
   std::condition_variable released_;  // a handle has left closed_, or was changed

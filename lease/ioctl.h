@@ -92,7 +92,7 @@ struct weightfs_stats {
 #define WEIGHTFS_METRICS_STEPS 4 /* buckets from a latency to twice that */
 
 struct weightfs_kind_metrics {
-  __u64 count, errors, bytes, nanoseconds; /* since the mount; the time in the mount's process: from arrival to answer */
+  __u64 count, errors, bytes, nanoseconds; /* since the mount; the time there: from arrival to answer */
   __u32 buckets[WEIGHTFS_METRICS_BUCKETS]; /* of latencies: number i counts those above bound(i - 1) and up to bound(i),
                                               where bound(i) is 2^(i / WEIGHTFS_METRICS_STEPS) microseconds; the last
                                               has no bound. They wrap around */

@@ -106,8 +106,8 @@ class KvStore {
 
   // Reads everything that is stored, past all caches, and compares it with its checksums, except the log of the batches
   // since the last flush. Fills no cache. Calls `next` without locks after each part (at most about 64 MiB) with its
-  // size, and returns early when that returns false. Returns kCorrupt, as a full line, for the first part that is damaged
-  // or that the disk cannot read; another error if it could not be checked.
+  // size, and returns early when that returns false. Returns kCorrupt, as a full line, for the first part that is
+  // damaged or that the disk cannot read; another error if it could not be checked.
   virtual Result<void> Verify(const std::function<bool(ByteCount)>& next) = 0;
 };
 

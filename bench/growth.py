@@ -141,8 +141,9 @@ def programs(store, count):
     for name in names:
         write_file(Path(store.mount, name), bytes(size))
     remount(store)
-    job = ["--rw=randread", f"--bs={16 * BLOCK}", f"--size={size}", f"--io_size={16 * BLOCK * reads}", "--norandommap",
-           "--ioengine=psync", f"--directory={store.mount}", "--filename_format=file$jobnum", f"--numjobs={count}"]
+    job = ["--rw=randread", "--fadvise_hint=0", f"--bs={16 * BLOCK}", f"--size={size}",
+           f"--io_size={16 * BLOCK * reads}", "--norandommap", "--ioengine=psync", f"--directory={store.mount}",
+           "--filename_format=file$jobnum", f"--numjobs={count}"]
     out = command("fio", "--name=growth", "--output-format=json", "--group_reporting", *job)
     yield "read all", json.loads(out[out.index("{"):])["jobs"][0]["read"]["runtime"] / 1000
     yield "memory", memory(store)

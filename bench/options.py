@@ -51,7 +51,7 @@ def make_parser():
     add("--list", action="store_true", help="List the rows and their targets, and measure nothing")
     add("--json", nargs="?", const="-", metavar="FILE", help="Write every sample as JSON to FILE; without FILE to "
         "standard output")
-    add("--report", metavar="FILE.html", help="Write a self-contained page with plots to FILE.html")
+    add("--report", metavar="FILE.html", help="Write a self-contained page with tables and bars to FILE.html")
     add("--scaling", action="store_true", help="Also measure scaling: streams, a large file, an aging store, many "
         "files. Takes a long time")
     add("--large-size", type=size, default=0, metavar="SIZE", help="Size of the large file of --scaling, at least "

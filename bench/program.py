@@ -4,7 +4,6 @@
 import argparse
 import contextlib
 import ctypes
-import errno
 import json
 import os
 import signal
@@ -207,11 +206,15 @@ class Client:
 def check_output(path):
     """Raises Failure if the file of a result cannot be written at the end. "-" is standard output. An old file stays
     until then."""
-    folder = os.path.dirname(path) or "."
-    reason = (errno.EISDIR if os.path.isdir(path) else errno.ENOENT if not os.path.isdir(folder) else
-              0 if path == "-" or os.access(path if os.path.exists(path) else folder, os.W_OK) else errno.EACCES)
-    if reason:
-        raise Failure(f"{path}: cannot be written: {os.strerror(reason)}")
+    if path == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)):
+        return   # standard output, a pipe or a device
+    made = not os.path.exists(path)
+    try:
+        open(path, "a", encoding="utf-8").close()
+        if made:
+            os.unlink(os.path.realpath(path))
+    except OSError as error:
+        raise Failure(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def write(path, text):

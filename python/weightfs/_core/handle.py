@@ -337,10 +337,11 @@ def the_handle(handle, mode=None):
     if not closes_at_exit():
         return make()
     with process.lock:
-        made = _of_process.get(key)
+        made = replaced = _of_process.get(key)
         if made is None or not _serves(made):
             made = _of_process[key] = make()
             made._user = os.geteuid()
+    del replaced   # without the lock, because its callbacks, for which it waits, may call this function
     return contextlib.nullcontext(made)
 
 

@@ -182,7 +182,7 @@ class SafeSlice:
         of numpy, SafetensorError, too), OSError if the part cannot be read."""
         try:
             return self._part(index)
-        except (IndexError, TypeError, ValueError) as error:
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:   # RuntimeError: a step beyond every offset
             if not self._source.as_arrays:
                 raise
             kind = SafetensorIndexError if isinstance(error, IndexError) else SafetensorValueError

@@ -125,7 +125,7 @@ def report(args, results):
             write_text(args.log_dir / "sweep.json",
                        json.dumps([options | speeds for options, speeds in results], indent=2) + "\n")
     except OSError as error:
-        print(f"weightfs-tune: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"weightfs-tune: {args.log_dir / 'sweep.json'} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
     return 0
 

@@ -7,16 +7,15 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <iterator>
 #include <utility>
 
 #include "client/piece.h"
 
 namespace weightfs::client {
 
-Result<std::unique_ptr<FileLane>> FileLane::Create(const HandleOptions& options, RunBlocking run) {
+Result<std::unique_ptr<FileLane>> FileLane::Create(const HandleOptions& options) {
   auto io = IoRing::Create({.depth = options.queue_depth, .may_shrink = true, .wakeable = true});
-  if (io.has_value()) return std::unique_ptr<FileLane>(new FileLane(options, std::move(*io), std::move(run)));
+  if (io.has_value()) return std::unique_ptr<FileLane>(new FileLane(options, std::move(*io)));
   const unsigned threads = options.intra_op_parallelism;
   return Error{io.error().code,
                fmt::format("{}; this handle wants {} ({} threads with a queue_depth of {}): want fewer, or close other "
@@ -25,11 +24,11 @@ Result<std::unique_ptr<FileLane>> FileLane::Create(const HandleOptions& options,
 }
 
 void FileLane::Start(Piece& piece) {
-  if (piece.descriptor < 0) return QueueBuffered(piece);
+  if (piece.descriptor < 0) return buffered_.push_back(&piece);
   QueueDirect(piece);
 }
 
-bool FileLane::idle() const { return io_->idle() && buffered_ == 0 && ended() == 0; }
+bool FileLane::idle() const { return io_->idle() && buffered_.empty() && ended() == 0; }
 
 void FileLane::QueueDirect(Piece& piece) {
   const IoRing::Transfer transfer{.write = piece.writes(),
@@ -52,13 +51,6 @@ void FileLane::Submit() {
 }
 
 void FileLane::Reap(size_t minimum, std::optional<std::chrono::nanoseconds> timeout) {
-  if (buffered_ > 0) {
-    const MutexLock lock(mutex_);
-    buffered_ -= transferred_.size();
-    if (!transferred_.empty()) minimum = 0;
-    std::move(transferred_.begin(), transferred_.end(), std::back_inserter(ended_));
-    transferred_.clear();
-  }
   std::array<IoRing::Completion, IoRing::kMaxBatch> completions;
   const size_t count = io_->Reap(completions, minimum, timeout);
   reaped_.insert(reaped_.end(), completions.begin(), completions.begin() + count);
@@ -91,7 +83,7 @@ void FileLane::FallBack(Piece& piece, int error_number) {
   Operation& operation = piece.operation();
   if (!piece.access().leased()) {
     if (error_number == EINVAL) operation.RefuseDirect();
-    return QueueBuffered(piece);
+    return buffered_.push_back(&piece);
   }
   // A lease has no fallback, because the file may have been replaced.
   const bool for_now = error_number == EAGAIN || error_number == EINTR;
@@ -99,20 +91,19 @@ void FileLane::FallBack(Piece& piece, int error_number) {
   ended_.push_back({&piece, Error{ErrorCode{error_number}}});
 }
 
-void FileLane::QueueBuffered(Piece& piece) {
-  ++buffered_;
-  run_(piece.operation(), [this, &piece] {
-    Ended ended{.piece = &piece, .withdrawn = piece.operation().stopped()};
-    if (!ended.withdrawn) {
-      const uint64_t offset = piece.layout().FileOffset(piece.operation().offset() + piece.at);
-      const int error_number =
-          TransferBuffered(piece.access(), piece.writes(), {piece.data, piece.size}, offset, &piece.done);
-      if (piece.done < piece.size) ended.error = Error{ErrorCode{error_number}};
-    }
-    const MutexLock lock(mutex_);  // until the end, because the lane may be destroyed then
-    transferred_.push_back(std::move(ended));
-    io_->Wake();
-  });
+bool FileLane::TransferBuffered() {
+  if (buffered_.empty()) return false;
+  Piece& piece = *buffered_.front();
+  buffered_.pop_front();
+  if (piece.operation().stopped()) {
+    ended_.push_back({.piece = &piece, .withdrawn = true});
+    return true;
+  }
+  const int error_number =
+      client::TransferBuffered(piece.access(), piece.writes(), {piece.data, piece.size},
+                               piece.layout().FileOffset(piece.operation().offset() + piece.at), &piece.done);
+  ended_.push_back({&piece, piece.done < piece.size ? std::optional(Error{ErrorCode{error_number}}) : std::nullopt});
+  return true;
 }
 
 int TransferBuffered(const Access& access, bool write, std::span<std::byte> bytes, uint64_t offset, uint64_t* done) {

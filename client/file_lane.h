@@ -1,34 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves pieces between host memory and files. Pieces with an O_DIRECT descriptor go through an IoRing; the others are
-// transferred by blocking calls on the buffered descriptor, on other threads.
+// transferred by blocking calls on the buffered descriptor.
 #pragma once
 
 #include <chrono>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
-#include <vector>
 
 #include "client/handle.h"
 #include "client/lane.h"
 #include "client/target.h"
-#include "common/mutex.h"
 #include "io/io_ring.h"
 
 namespace weightfs::client {
-
-// Runs a task, which may block, for the operation: on another thread, as the user that began the operation.
-using RunBlocking = std::function<void(const Operation& operation, std::function<void()> task)>;
 
 class FileLane final : public Lane {
  public:
   // EAGAIN, with the values of fs.aio-max-nr, if the system has no aio events left. If it has only a few, the depth is
   // smaller.
-  static Result<std::unique_ptr<FileLane>> Create(const HandleOptions& options, RunBlocking run);
+  static Result<std::unique_ptr<FileLane>> Create(const HandleOptions& options);
 
-  // Queues the piece for Submit, or begins its blocking transfer.
+  // Queues the piece for Submit or for TransferBuffered.
   void Start(Piece& piece) override;
   std::optional<Ended> Next() override;
   bool idle() const override;
@@ -36,35 +30,31 @@ class FileLane final : public Lane {
   // Submits as many queued pieces as the kernel accepts. Pieces of stopped operations end as withdrawn.
   void Submit();
   // Reaps completed transfers for Next. Waits for `minimum` of them (0 or 1), but not longer than `timeout`.
-  void Reap(size_t minimum, std::optional<std::chrono::nanoseconds> timeout) EXCLUDES(mutex_);
+  void Reap(size_t minimum, std::optional<std::chrono::nanoseconds> timeout);
   // Ends the current wait of Reap, or the next one if none is in progress. Thread-safe.
   void Wake() { io_->Wake(); }
+  // Carries out one piece that uses the buffered descriptor. Returns false if there is none.
+  bool TransferBuffered();
 
   unsigned depth() const { return io_->depth(); }
   size_t queued() const { return io_->queued(); }
   size_t in_kernel() const { return io_->in_kernel(); }
-  // The blocking transfers that Reap has not seen end.
-  size_t buffered() const { return buffered_; }
+  size_t buffered() const { return buffered_.size(); }
   // ended() counts the pieces and completions that Next has not returned yet. withdrawn() counts those of them that
   // need no further work.
   size_t ended() const { return ended_.size() + reaped_.size(); }
   size_t withdrawn() const { return ended_.size(); }
 
  private:
-  FileLane(const HandleOptions& options, std::unique_ptr<IoRing> io, RunBlocking run)
-      : options_(options), io_(std::move(io)), run_(std::move(run)) {}
+  FileLane(const HandleOptions& options, std::unique_ptr<IoRing> io) : options_(options), io_(std::move(io)) {}
   void QueueDirect(Piece& piece);
-  void QueueBuffered(Piece& piece) EXCLUDES(mutex_);
   // Queues the piece for the buffered descriptor, because O_DIRECT failed with `error_number`.
   void FallBack(Piece& piece, int error_number);
   void OnCompletion(const IoRing::Completion& completion);
 
   const HandleOptions options_;
   const std::unique_ptr<IoRing> io_;
-  const RunBlocking run_;
-  size_t buffered_ = 0;
-  Mutex mutex_;
-  std::vector<Ended> transferred_ GUARDED_BY(mutex_);  // by blocking transfers, since the last Reap
+  std::deque<Piece*> buffered_;  // waiting for their blocking transfer
   std::deque<IoRing::Completion> reaped_;
   std::deque<Ended> ended_;
   size_t batch_left_ = 0;  // without overlap_events: transfers left in the current batch

@@ -12,7 +12,6 @@
 
 #include "client/handle_impl.h"
 #include "client/operation_plan.h"
-#include "client/piece.h"
 #include "client/plan/gathered.h"
 #include "common/result.h"
 #include "common/units.h"
@@ -169,20 +168,15 @@ uint64_t Handle::direct_operations() const { return impl_->direct_operations(); 
 Handle::Impl::~Impl() {
   stopping_ = true;
   ranges().Stop();
+  workers_.Stop();
   for (const auto& ring : rings_) ring->BeginStop();
   for (const auto& ring : rings_) ring->Stop();
-  // An end may have a report to wait for, and is then finished by another task; the last are callbacks.
-  for (int i = 0; i < 2; ++i) {
-    threads_->work.Stop();
-    threads_->calls.Stop();
-  }
 }
 
 Result<void> Handle::Impl::Start(const HandleOptions& options) {
   gpu_options_ = {
       .mode = options.gpu, .cufile_library = options.cufile_library, .on_refusal = options.on_gpu_refusal};
   if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
-  RETURN_IF_ERROR(threads_->work.Start());
   const size_t rings = options.intra_op_parallelism;
   const uint64_t needed = RoundUp(std::min(options.block_size, DeviceLane::kBounceSize), kBlockSize);
   const uint64_t bounce_size = std::clamp(needed, kLeastBounceSize, DeviceLane::kBounceSize);
@@ -193,11 +187,8 @@ Result<void> Handle::Impl::Start(const HandleOptions& options) {
                              .bounce_size = bounce_size,
                              .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
                                         .threads = std::max(kCufileThreads / rings, kLeastCufileThreads)}};
-  limits_ = {.block_size = options.block_size, .bounce_size = bounce_size};
   for (size_t i = 0; i < rings; ++i) {
-    ASSIGN_OR_RETURN(auto made, Ring::Create(ring, [this](const Operation& operation, std::function<void()> task) {
-                       threads_->Work(operation.identity(), std::move(task));
-                     }));
+    ASSIGN_OR_RETURN(auto made, Ring::Create(ring));
     rings_.push_back(std::move(made));
   }
   return {};
@@ -225,8 +216,8 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   if (!opened.target) {
     ASSIGN_OR_RETURN(opened, opener_.Open(request));
   }
-  if (request.progress) RETURN_IF_ERROR(threads_->calls.Start());
   const bool held = opened.waits();
+  if (held) RETURN_IF_ERROR(workers_.Start());
   const bool leased = opened.target.leased();
   std::shared_ptr<DeviceMemory> device;
   if (gpu != nullptr) {
@@ -245,7 +236,6 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
                        .held = held,
                        .stable = request.stable,
                        .progress = std::move(request.progress),
-                       .threads = threads_,
                        .registration = registration,
                        .turns = registration != nullptr ? registration->turns() : std::vector<uint64_t>()};
   if (request.counted) {
@@ -261,7 +251,9 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   }
   const Opener::Request again = std::move(request);
   const bool waits = ranges().Wait(registration, [this, operation, again] {
-    threads_->Work(operation->identity(), [this, operation, again] { TakeTurn(operation, again); });
+    // It opens nothing then, and so it does not wait for those that are slow to open.
+    if (stopping_ || operation->stopped()) return TakeTurn(operation, again);
+    workers_.Run([this, operation, again] { TakeTurn(operation, again); });
   });
   if (!waits) TakeTurn(operation, again);
   return operation;
@@ -283,7 +275,7 @@ Result<void> Handle::Impl::BeginAndHelp(Request request) {
   Ring* ring = nullptr;
   auto interrupted = std::move(request.interrupted);
   ASSIGN_OR_RETURN(const auto operation, Begin(std::move(request), &ring));
-  if (ring != nullptr && ring->Help(*operation, kInterruptCheckInterval)) End(*operation);
+  if (ring != nullptr) ring->Help(*operation, kInterruptCheckInterval);
   while (!operation->done() && !operation->Wait(kInterruptCheckInterval)) {
     if (!interrupted || !interrupted()) continue;
     operation->Cancel();
@@ -344,21 +336,12 @@ void Handle::Impl::TakeTurn(const std::shared_ptr<Operation>& operation, Opener:
       operation->Fail(std::move(target).error());
     }
   }
-  if (operation->stopped()) return End(*operation);
   Dispatch(operation, nullptr);
 }
 
 void Handle::Impl::Dispatch(const std::shared_ptr<Operation>& operation, Ring** helped) {
   const uint64_t size = operation->size();
   const uint64_t start = operation->offset();
-  if (IsOneBufferedTransfer(*operation, limits_)) {
-    // A ring would only hand it on.
-    if (helped != nullptr) return TransferAndEnd(*operation);
-    return threads_->Work(operation->identity(), [this, operation] {
-      if (stopping_) operation->Fail(operation->Cancellation());
-      TransferAndEnd(*operation);
-    });
-  }
   std::vector<uint64_t> borders{0};
   for (size_t i = 1; i <= rings_.size(); ++i) {
     // Computes size * i / rings without overflow.
@@ -366,6 +349,7 @@ void Handle::Impl::Dispatch(const std::shared_ptr<Operation>& operation, Ring** 
     const uint64_t border = i == rings_.size() ? size : std::min(RoundUp(start + share, kSliceUnit) - start, size);
     if (border > borders.back()) borders.push_back(border);
   }
+  if (size == 0) borders.push_back(0);
   const size_t slices = borders.size() - 1;
   operation->SetSlices(slices);
   // Small operations are distributed over the rings in turn.

@@ -47,7 +47,7 @@ struct HandleOptions {
   Direct direct = Direct::kAuto;
   GpuMode gpu = GpuMode::kOnDemand;  // how GPU memory is accessed
   std::string cufile_library = {};   // path of cuFile's library, tried if the loader does not find it
-  // With kAuto: called once, with GpuFacts::refusal, by the thread that starts the operation. Must not use the handle.
+  // With kAuto: called once, with GpuFacts::refusal, by the thread that starts the operation. It must not use the handle.
   std::function<void(const std::string& why)> on_gpu_refusal = {};
 };
 
@@ -61,14 +61,8 @@ struct FileName {
   int descriptor = -1;
 };
 
-// Callbacks run on threads of the handle named weightfs-call, one after the other, in the order in which they become
-// due. One that takes more than 10 ms no longer holds up the next ones, which go on on another thread. Only while this
-// many callbacks of the handle run do others wait, and with them the ends of operations that report progress. Nothing
-// else of a handle waits for a callback.
-inline constexpr size_t kMostCallbacks = 64;
-
-// Called with the number of bytes done and the total, about a hundred times and, after success, once when all bytes are
-// transferred. The file gets its end (fsync, rename) after that.
+// Called with the number of bytes done and the total, about a hundred times and once at the end. It runs on the I/O
+// thread, so it must be quick.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
 // Called every 100 ms by a waiting thread. Return true to end the wait.
@@ -145,10 +139,9 @@ struct NamedError {
 };
 
 // Thread-safe; many threads may share one handle. The destructor waits for the transfers in the kernel, and for files
-// that are being opened or finished, and cancels everything else. It also waits for callbacks, unless it runs in one:
-// then no memory is accessed after it returns, and operations that report progress are done once their callbacks have
-// returned. It must not run in a callback of a Read or Write of this handle. After fork() the child must not use its
-// parent's handle. Callbacks must not throw.
+// that are being opened, and cancels everything else. It may run at any time, even in a callback, except in a callback that a Read or Write of this handle
+// calls. If it runs in a progress callback, no memory is accessed after it returns, and the operations are done once
+// the callback has returned. After fork() the child must not use its parent's handle. Callbacks must not throw.
 class WEIGHTFS_EXPORT Handle {
  public:
   class Impl;  // internal
@@ -166,10 +159,9 @@ class WEIGHTFS_EXPORT Handle {
   // memory must stay valid until the operation is done. A program may change the memory during a write (unless it is
   // `stable`): the file then contains any mixture of old and new bytes, and reading it succeeds, also with `verify`.
   // If an operation overlaps an earlier one of this handle on the same file and either of them writes, it begins when
-  // the earlier one is done. It then opens the file again, on a thread of the handle, and sees the file as of that
-  // time, so an error may appear only then. Two operations are on the same file if they share its inode or its path; an
-  // `atomic` write is identified by its path alone. What an operation does to its file (opens, fsync, renames) it does
-  // as the user and group of the thread that started it (setfsuid(2)).
+  // the earlier one is done. It then opens the file again, on a thread of its own (EAGAIN: there cannot be one), and
+  // sees the file as of that time, so an error may appear only then. Two operations are on the same file if they share
+  // its inode or its path; an `atomic` write is identified by its path alone.
   Result<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
                                                const ReadOptions& options = {});
   Result<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,

@@ -13,10 +13,9 @@
 #include "client/gpu/gpu.h"
 #include "client/handle.h"
 #include "client/open/opener.h"
-#include "client/operation_plan.h"
 #include "client/operation_tracker.h"
-#include "client/plan/step.h"
 #include "client/ring.h"
+#include "client/workers.h"
 #include "common/mutex.h"
 
 namespace weightfs::client {
@@ -59,7 +58,6 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   // EDEADLK in a callback, EPERM in a forked child.
   Result<void> CheckMayWait(const std::string& path) const;
   uint64_t direct_operations() const { return direct_operations_.load(std::memory_order_relaxed); }
-  const std::shared_ptr<Threads>& threads() const { return threads_; }
   const std::shared_ptr<LeaseConnections>& connections() const { return opener_.connections(); }
 
   // Initialized on first use.
@@ -68,6 +66,8 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_);
 
  private:
+  static constexpr size_t kOpeners = 4;
+
   static void AddChecksums(Request& request);
   // The turn of an operation that had to wait for others: opens its file and dispatches it.
   void TakeTurn(const std::shared_ptr<Operation>& operation, Opener::Request request);
@@ -77,13 +77,13 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   const std::shared_ptr<OperationTracker> tracker_ = std::make_shared<OperationTracker>();
   const Direct direct_;
   const Opener opener_;
-  const std::shared_ptr<Threads> threads_ = std::make_shared<Threads>();
+  // Opens the files of operations that had to wait, because an open may block, and a ring has other transfers to do.
+  Workers workers_{"weightfs-open", kOpeners};
   std::atomic<bool> stopping_{false};
-  PlanLimits limits_;
   GpuOptions gpu_options_;
   mutable Mutex gpu_mutex_;
   std::shared_ptr<Gpu> gpu_ GUARDED_BY(gpu_mutex_);
-  std::vector<std::unique_ptr<Ring>> rings_;
+  std::vector<std::shared_ptr<Ring>> rings_;
   std::atomic<size_t> next_ring_{0};
   std::atomic<uint64_t> direct_operations_{0};
 };

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <deque>
 #include <utility>
 
 #include "client/lane.h"
@@ -41,12 +40,10 @@ struct Operation::State {
   std::atomic<uint64_t> transferred{0};
   std::atomic<size_t> slices_left{0};
   Mutex progress_mutex;
-  uint64_t noted GUARDED_BY(progress_mutex) = 0;            // the sum of the last report
-  std::deque<uint64_t> reports GUARDED_BY(progress_mutex);  // the sums that `progress` does not know yet
+  uint64_t reported GUARDED_BY(progress_mutex) = 0;  // bytes last reported to `progress`
   bool reporting GUARDED_BY(progress_mutex) = false;
-  bool ended GUARDED_BY(progress_mutex) = false;  // Complete has been called
   Mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable ended;
   bool completing GUARDED_BY(mutex) = false;  // the outcome is being determined, so Fail has no effect
   bool cancel_requested GUARDED_BY(mutex) = false;  // Cancel has returned true
   std::vector<Edge> edges GUARDED_BY(mutex);
@@ -74,7 +71,6 @@ bool Operation::Begin() {
   state_->begun.store(true);
   return !state_->stopped.load();
 }
-const FileIdentity& Operation::identity() const { return state_->plan.identity; }
 bool Operation::stable() const { return state_->plan.stable; }
 bool Operation::begun() const { return state_->begun.load(); }
 uint64_t Operation::size() const { return state_->plan.memory.size(); }
@@ -85,9 +81,9 @@ void Operation::RefuseDirect() { state_->direct_refused.store(true, std::memory_
 void Operation::SetSlices(size_t count) { state_->slices_left.store(count, std::memory_order_relaxed); }
 bool Operation::SliceDone() { return state_->slices_left.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
-void Operation::DeferEdge(Edge edge) {
+void Operation::DeferEdge(const Edge& edge) {
   MutexLock lock(state_->mutex);
-  state_->edges.push_back(std::move(edge));
+  state_->edges.push_back(edge);
 }
 
 std::vector<Operation::Edge> Operation::TakeEdges() {
@@ -122,10 +118,10 @@ bool Operation::Wait(std::optional<std::chrono::nanoseconds> timeout) const {
     const auto now = std::chrono::steady_clock::now();
     const auto end = now + std::min(*timeout, std::chrono::steady_clock::time_point::max() - now);
     while (!state_->done) {
-      if (state_->changed.wait_until(lock.native(), end) == std::cv_status::timeout) return state_->done;
+      if (state_->ended.wait_until(lock.native(), end) == std::cv_status::timeout) return state_->done;
     }
   }
-  while (!state_->done) state_->changed.wait(lock.native());
+  while (!state_->done) state_->ended.wait(lock.native());
   return true;
 }
 
@@ -161,22 +157,14 @@ void Operation::OnDone(std::function<void()> callback) {
 void Operation::AddTransferred(uint64_t bytes) {
   state_->transferred.fetch_add(bytes, std::memory_order_relaxed);
   if (!state_->plan.progress) return;
-  {
-    const MutexLock lock(state_->progress_mutex);
-    const uint64_t sum = transferred();
-    // Limits progress to about a hundred reports.
-    if (sum == state_->noted || (sum != size() && sum - state_->noted < size() / 100)) return;
-    state_->noted = sum;
-    state_->reports.push_back(sum);
-    if (std::exchange(state_->reporting, true)) return;
-  }
-  RunOnCallbackThread(&Operation::Report);
-}
-
-void Operation::Report() {
   MutexLock lock(state_->progress_mutex);
-  for (; !state_->reports.empty() && !stopped(); state_->reports.pop_front()) {
-    const uint64_t sum = state_->reports.front();
+  // The thread that is reporting also reports these bytes, before its own slice can be done.
+  if (std::exchange(state_->reporting, true)) return;
+  for (;;) {
+    const uint64_t sum = transferred(), last = state_->reported;
+    // Limits progress to about a hundred reports.
+    if (sum == last || (sum < size() && sum - last < size() / 100)) break;
+    state_->reported = sum;
     lock.Unlock();
     {
       const CallbackScope scope;
@@ -185,15 +173,6 @@ void Operation::Report() {
     lock.Lock();
   }
   state_->reporting = false;
-  if (!state_->ended) return;
-  lock.Unlock();
-  if (state_->plan.threads == nullptr) return Finish();
-  state_->plan.threads->Work(identity(), [self = shared_from_this()] { self->Finish(); });
-}
-
-void Operation::RunOnCallbackThread(void (Operation::*task)()) {
-  if (state_->plan.threads == nullptr) return (this->*task)();
-  state_->plan.threads->calls.Run([self = shared_from_this(), task] { ((*self).*task)(); });
 }
 
 void Operation::Fail(Error error) {
@@ -204,15 +183,6 @@ void Operation::Fail(Error error) {
 }
 
 void Operation::Complete() {
-  if (state_->plan.progress) {
-    const MutexLock lock(state_->progress_mutex);
-    state_->ended = true;
-    if (state_->reporting) return;
-  }
-  Finish();
-}
-
-void Operation::Finish() {
   std::optional<Error> error;
   {
     MutexLock lock(state_->mutex);
@@ -235,32 +205,22 @@ void Operation::Finish() {
     auto finished = target.access->Finish(!error);
     if (!finished.has_value() && !error) error = std::move(finished).error();
   }
-  bool more = static_cast<bool>(state_->plan.progress);
+  std::vector<std::function<void()>> callbacks;
   {
-    const MutexLock lock(state_->mutex);
+    MutexLock lock(state_->mutex);
     state_->error = std::move(error);
     state_->done = true;
     // Both under one lock: a thread that sees the operation done also sees it ended in the handle's tracker, and vice
     // versa.
     if (state_->plan.finished) state_->plan.finished(state_->error ? &*state_->error : nullptr);
-    more |= !state_->callbacks.empty();
-  }
-  state_->changed.notify_all();
-  state_->plan.registration.reset();
-  if (more) RunOnCallbackThread(&Operation::RunCallbacks);
-}
-
-// The destruction of a callback may close a handle or reader, as the callback may.
-void Operation::RunCallbacks() {
-  const CallbackScope scope;
-  state_->plan.progress = nullptr;
-  std::vector<std::function<void()>> callbacks;
-  {
-    const MutexLock lock(state_->mutex);
     callbacks.swap(state_->callbacks);
   }
+  state_->ended.notify_all();
+  state_->plan.registration.reset();
+  state_->plan.progress = nullptr;  // may hold a reference to the handle
+  const CallbackScope scope;
   for (const auto& callback : callbacks) callback();
-  callbacks.clear();
+  callbacks.clear();  // their destruction may close a reader, as a callback may
 }
 
 }  // namespace weightfs::client

@@ -13,10 +13,6 @@
 #include "client/memory_view.h"
 #include "common/error.h"
 
-namespace weightfs {
-struct FileIdentity;
-}
-
 namespace weightfs::client {
 
 class Access;
@@ -25,9 +21,9 @@ class Layout;
 struct Target;
 
 // Thread-safe. Shared by the caller and the handle. The memory must stay valid until done() is true. Once done, an
-// operation no longer needs its handle. Callbacks run on a callback thread of the handle (see handle.h), with no lock
-// held. They may start operations but must not wait for one.
-class Operation : public std::enable_shared_from_this<Operation> {
+// operation no longer needs its handle. Callbacks run on a thread of the handle (or on one that waits in a synchronous
+// call), with no lock held. They may start operations but must not wait for one.
+class Operation {
  public:
   enum class Direction : unsigned char { kRead, kWrite };
 
@@ -81,12 +77,12 @@ class Operation : public std::enable_shared_from_this<Operation> {
   Error Cancellation() const;
   // True if the operation failed or was canceled, so no further transfer may begin.
   bool stopped() const;
-  // Bytes of the memory that are written after all slices are done.
+  // A range of the memory that is written after all slices are done.
   struct Edge {
     uint64_t at = 0;
-    std::vector<std::byte> bytes;
+    uint64_t size = 0;
   };
-  void DeferEdge(Edge edge);
+  void DeferEdge(const Edge& edge);
   std::vector<Edge> TakeEdges();
   // True if O_DIRECT was refused for one piece: all other pieces then use the buffered descriptor.
   bool direct_refused() const;
@@ -96,12 +92,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
   void Fail(Error error);
   // Sets how often SliceDone will be called. Must be called before the first slice is dispatched.
   void SetSlices(size_t count);
-  // Returns true for the last slice; somebody then calls End (piece.h).
+  // Returns true for the last slice; the caller then calls Complete.
   bool SliceDone();
-  // The user and group of the thread that began it.
-  const FileIdentity& identity() const;
-  // After the last report of the progress, finishes the target, which may block. Then the operation is done, and its
-  // callbacks run.
+  // Finishes the target, publishes the outcome and runs the callbacks.
   void Complete();
 
   // Marks the time in which this thread runs callbacks, when waiting would never end.
@@ -114,11 +107,6 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
  private:
   struct State;
-  // Calls the progress callback for all reports that are due. Then finishes the operation, if Complete has been called.
-  void Report();
-  void Finish();
-  void RunCallbacks();
-  void RunOnCallbackThread(void (Operation::*task)());
   const std::unique_ptr<State> state_;
 };
 

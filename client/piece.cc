@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/file_lane.h"
 #include "client/lane.h"
 #include "client/open/opened_file.h"
 #include "common/units.h"
@@ -18,19 +17,6 @@ namespace {
 // computing then costs 1.5 times as much as computing alone; a second pass over the memory after the transfer would
 // cost twice as much.
 constexpr uint64_t kCopiedAtOnce = 8 * kKiB;
-
-void WriteEdges(Operation& operation) {
-  for (Operation::Edge& edge : operation.TakeEdges()) {
-    if (operation.stopped()) return;
-    const Access& access = operation.access();
-    const uint64_t offset = operation.offset() + edge.at;
-    if (access.needs_checksums() && !access.leased()) access.NoteWritten(offset, edge.bytes);
-    uint64_t done = 0;
-    const int error_number = TransferBuffered(access, true, edge.bytes, offset, &done);
-    if (error_number != 0) return FailAt(operation, offset + done, Error{ErrorCode{error_number}});
-    CountTransferred(operation, false, edge.bytes.size());
-  }
-}
 
 }  // namespace
 
@@ -54,25 +40,6 @@ void PrepareWrite(const Piece& piece) {
 void CountTransferred(Operation& operation, bool by_cufile, uint64_t size) {
   if (operation.device() != nullptr) operation.device()->CountTraffic(by_cufile, size);
   operation.AddTransferred(size);
-}
-
-void End(Operation& operation) {
-  WriteEdges(operation);
-  operation.Complete();
-}
-
-void TransferAndEnd(Operation& operation) {
-  const uint64_t size = operation.size();
-  if (size > 0 && !operation.stopped()) {
-    const bool writes = operation.direction() == Operation::Direction::kWrite;
-    uint64_t done = 0;
-    const int error_number =
-        TransferBuffered(operation.access(), writes, {operation.memory().Direct(0, size), size},
-                         operation.layout().FileOffset(operation.offset()), &done);
-    CountTransferred(operation, false, done);
-    if (done < size) FailAt(operation, operation.offset() + done, Error{ErrorCode{error_number}});
-  }
-  End(operation);
 }
 
 void FailAt(Operation& operation, uint64_t position, const Error& error) {

@@ -52,12 +52,6 @@ void PrepareWrite(const Piece& piece);
 // Adds transferred bytes to the operation's progress and to the GPU's traffic.
 void CountTransferred(Operation& operation, bool by_cufile, uint64_t size);
 
-// Ends an operation whose slices are done: writes its edges and completes it. Blocks.
-void End(Operation& operation);
-
-// Transfers and ends an operation of which IsOneBufferedTransfer is true. Blocks.
-void TransferAndEnd(Operation& operation);
-
 // Fails the operation at an offset of its layout. An errno of 0 means the end of the file in a read.
 void FailAt(Operation& operation, uint64_t position, const Error& error);
 

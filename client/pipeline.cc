@@ -44,8 +44,8 @@ std::chrono::nanoseconds PauseAfter(unsigned polls) {
 
 }  // namespace
 
-Result<std::unique_ptr<Pipeline>> Pipeline::Create(const PipelineOptions& options, RunBlocking run) {
-  ASSIGN_OR_RETURN(auto file, FileLane::Create(options.handle, std::move(run)));
+Result<std::unique_ptr<Pipeline>> Pipeline::Create(const PipelineOptions& options) {
+  ASSIGN_OR_RETURN(auto file, FileLane::Create(options.handle));
   return std::unique_ptr<Pipeline>(new Pipeline(options, std::move(file)));
 }
 
@@ -68,11 +68,18 @@ void Pipeline::Cancel() {
   for (Slices* slices : {&cutting_, &cut_, &held_}) {
     for (const Slice& slice : *slices) slice.operation->Fail(slice.operation->Cancellation());
   }
+  for (const auto& operation : ended_) operation->Fail(operation->Cancellation());
+}
+
+void Pipeline::Drain() {
+  Cancel();
+  while (!file_->idle() || (device_ != nullptr && !device_->idle())) AwaitProgress(std::nullopt);
 }
 
 void Pipeline::Fill() {
   TakeReady();
   CutSlices();
+  CompleteEnded();
 }
 
 void Pipeline::CutSlices() {
@@ -162,12 +169,7 @@ bool Pipeline::RunStep(Slice& slice, const Step& step) {
         return true;
       }
       break;
-    case Step::Kind::kEdge:
-      if (auto kept = KeepEdge(operation, step); !kept.has_value()) {
-        Abandon(slice, kept.error());
-        return true;
-      }
-      break;
+    case Step::Kind::kEdge: operation.DeferEdge({step.at, step.size}); break;
     case Step::Kind::kDirect:
     case Step::Kind::kBounce:
       if (!StartPiece(slice, step)) return false;
@@ -193,17 +195,6 @@ Result<void> Pipeline::FillHole(Operation& operation, const Step& step) {
     done += zeros.size();
   }
   CountTransferred(operation, false, step.size);
-  return {};
-}
-
-Result<void> Pipeline::KeepEdge(Operation& operation, const Step& step) {
-  std::vector<std::byte> bytes(step.size);
-  if (operation.device() == nullptr) {
-    operation.memory().Gather(step.at, bytes);
-  } else {
-    RETURN_IF_ERROR(LaneOf(*operation.device()).CopyOutNow(*operation.device(), step.at, bytes));
-  }
-  operation.DeferEdge({step.at, std::move(bytes)});
   return {};
 }
 
@@ -256,8 +247,29 @@ DeviceLane& Pipeline::LaneOf(const DeviceMemory& memory) {
   return *device_;
 }
 
+void Pipeline::WriteEdges(Operation& operation) {
+  for (const Operation::Edge& edge : operation.TakeEdges()) {
+    if (operation.stopped()) return;
+    const Access& access = operation.access();
+    std::vector<std::byte> bytes(edge.size);
+    const uint64_t offset = operation.offset() + edge.at;
+    if (operation.device() == nullptr) {
+      operation.memory().Gather(edge.at, bytes);
+    } else if (const auto copied = LaneOf(*operation.device()).CopyOutNow(*operation.device(), edge.at, bytes);
+               !copied.has_value()) {
+      return FailAt(operation, offset, copied.error());
+    }
+    if (access.needs_checksums() && !access.leased()) access.NoteWritten(offset, bytes);
+    uint64_t done = 0;
+    const int error_number = TransferBuffered(access, true, bytes, offset, &done);
+    if (error_number != 0) return FailAt(operation, offset + done, Error{ErrorCode{error_number}});
+    CountTransferred(operation, false, edge.size);
+  }
+}
+
 void Pipeline::AwaitProgress(std::optional<std::chrono::nanoseconds> limit) {
-  const bool others = PollDevice() || file_->ended() > 0 || hole_left_;
+  if (file_->TransferBuffered()) HandleOne();
+  const bool others = PollDevice() || file_->buffered() > 0 || file_->ended() > 0 || hole_left_;
   const bool polls = !held_.empty() || (device_ != nullptr && !device_->idle());
   if (!others && !polls && file_->idle()) return;
   file_->Reap(others ? 0 : 1, others ? kNow : polls ? PauseAfter(polls_) : limit);
@@ -350,6 +362,18 @@ void Pipeline::RetireIfEnded(Slice& slice) {
   if (slice.pieces > 0 || slice.next < slice.end || (!cutting_.empty() && &cutting_.front() == &slice)) return;
   if (slice.operation->SliceDone()) ended_.push_back(slice.operation);
   cut_.erase(slice.self);
+}
+
+void Pipeline::CompleteEnded() {
+  while (!ended_.empty()) {
+    // Stays in the list until its edges are written, so that Cancel finds it.
+    const auto operation = ended_.front();
+    WriteEdges(*operation);
+    ended_.pop_front();
+    completing_ = true;
+    operation->Complete();
+    completing_ = false;
+  }
 }
 
 }  // namespace weightfs::client

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out the slices of operations: plans them step by step, and moves the pieces by lanes.
+// Carries out the slices of operations: plans them step by step, moves the pieces by lanes, completes the operations.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "client/file_lane.h"
@@ -27,23 +27,27 @@ struct PipelineOptions {
   DeviceMemory::LaneOptions device = {};
 };
 
-// Externally synchronized: one thread drives it at a time. It runs no callbacks and makes no system calls that block,
-// apart from io_submit(2).
+// Externally synchronized: one thread drives it at a time. Callbacks of operations run in Fill and AwaitProgress.
+// Callbacks of a completed operation may call the pipeline again; a progress callback may call Drain.
 //
 // A slice is *held* while earlier GPU work on its tensor is under way, then *cutting* until its last byte is in a
-// step, then *cut* until its last piece has ended. With the last slice its operation has to be ended.
+// step, then *cut* until its last piece has ended. The last slice of an operation completes it.
 class Pipeline {
  public:
-  static Result<std::unique_ptr<Pipeline>> Create(const PipelineOptions& options, RunBlocking run);
+  static Result<std::unique_ptr<Pipeline>> Create(const PipelineOptions& options);
 
   // Adds the bytes [begin, end) of an operation's memory. The range is empty only for an operation of 0 bytes.
   void Add(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end);
   // Cancels all operations but those whose bytes are all transferred, or in the kernel.
   void Cancel();
-  // Splits and submits as many pieces as there is capacity for.
+  // Cancels all operations and waits until no transfer is under way, but completes no operation. For callbacks in the
+  // middle of an operation, where Fill must not be called.
+  void Drain();
+  // True while the callbacks of a completed operation run.
+  bool completing() const { return completing_; }
+
+  // Splits and submits as many pieces as there is capacity for, and completes operations.
   void Fill();
-  // The operations whose last slice has become done. The caller ends them, elsewhere, because that blocks.
-  std::vector<std::shared_ptr<Operation>> TakeEnded() { return std::exchange(ended_, {}); }
   // Waits for a piece to end, no longer than `limit`, and handles it.
   void AwaitProgress(std::optional<std::chrono::nanoseconds> limit);
   // Ends the current wait of AwaitProgress, or the next one if none is in progress. Thread-safe.
@@ -51,7 +55,7 @@ class Pipeline {
 
   // True while a slice is under way.
   bool busy() const { return !cutting_.empty() || !cut_.empty() || !held_.empty(); }
-  // True if there is nothing to do, and TakeEnded has returned all operations.
+  // True if there is nothing to do and all operations are completed.
   bool idle() const { return !busy() && ended_.empty(); }
 
  private:
@@ -68,12 +72,13 @@ class Pipeline {
   // Carries out the next step of the slice, or starts it. Returns false if it has to wait for a bounce buffer.
   bool RunStep(Slice& slice, const Step& step);
   Result<void> FillHole(Operation& operation, const Step& step);
-  Result<void> KeepEdge(Operation& operation, const Step& step);
   bool StartPiece(Slice& slice, const Step& step);
   // Gives up the rest of the slice.
   static void Abandon(Slice& slice, const Error& error);
   Result<Buffer> TryBounce(const Operation& operation);
   DeviceLane& LaneOf(const DeviceMemory& memory);
+  void WriteEdges(Operation& operation);
+  void CompleteEnded();
 
   // Starts the piece's phase on the lane responsible for it.
   void Start(Piece& piece, Piece::Phase phase);
@@ -103,7 +108,8 @@ class Pipeline {
   Slices held_;
   Slices cutting_;  // in order of arrival
   Slices cut_;
-  std::vector<std::shared_ptr<Operation>> ended_;
+  std::deque<std::shared_ptr<Operation>> ended_;  // waiting for completion
+  bool completing_ = false;
   size_t leased_pieces_ = 0;
   bool hole_left_ = false;  // Fill has filled a large hole, and must be called again
   unsigned polls_ = 0;      // consecutive polls of the GPU that found nothing

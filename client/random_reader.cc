@@ -368,8 +368,7 @@ Result<std::shared_ptr<Operation>> RandomReader::Impl::Start(std::span<const uin
   const auto operation = std::make_shared<Operation>(
       Operation::Plan{.direction = Operation::Direction::kRead,
                       .target = {.access = std::make_unique<SharedFile>(rows.opened)},
-                      .memory = memory,
-                      .threads = handle_.threads()});
+                      .memory = memory});
   const auto ended = std::make_shared<std::atomic<bool>>(false);
   auto read = [self = shared_from_this(), ended, operation, rows = std::move(rows),
                copied = std::vector<uint64_t>(offsets.begin(), offsets.end())]() mutable {

@@ -3,20 +3,18 @@
 
 #include <utility>
 
+#include "common/assert.h"
 #include "common/result.h"
 #include "common/start_thread.h"
 
 namespace weightfs::client {
 
-Result<std::unique_ptr<Ring>> Ring::Create(const PipelineOptions& options, const RunBlocking& run) {
-  ASSIGN_OR_RETURN(auto pipeline, Pipeline::Create(options, run));
-  std::unique_ptr<Ring> ring(new Ring(std::move(pipeline), run));
-  ASSIGN_OR_RETURN(ring->thread_, StartThread("weightfs-io", [ring = ring.get()] { ring->Run(); }));
+Result<std::shared_ptr<Ring>> Ring::Create(const PipelineOptions& options) {
+  ASSIGN_OR_RETURN(auto pipeline, Pipeline::Create(options));
+  std::shared_ptr<Ring> ring(new Ring(std::move(pipeline)));
+  // The thread keeps the ring alive, because Stop may be called on this thread.
+  ASSIGN_OR_RETURN(ring->thread_, StartThread("weightfs-io", [ring] { ring->Run(); }));
   return ring;
-}
-
-void Ring::StartEnd(std::shared_ptr<Operation> operation) const {
-  run_(*operation, [operation] { End(*operation); });
 }
 
 void Ring::BeginStop() {
@@ -28,18 +26,27 @@ void Ring::BeginStop() {
 }
 
 void Ring::Stop() {
-  BeginStop();
-  if (thread_.joinable()) thread_.join();
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  const bool inside = driven_ && driver_ == std::this_thread::get_id();
+  if (inside) {
+    // Called in a callback, so no other thread can drive. After this nothing is in flight, and the enclosing loop ends.
+    lock.Unlock();
+    if (pipeline_->completing()) {
+      Drive(nullptr);
+    } else {
+      pipeline_->Drain();
+    }
+    WEIGHTFS_ASSERT(thread_.get_id() == std::this_thread::get_id());
+    return thread_.detach();
+  }
+  changed_.notify_all();
+  lock.Unlock();
+  thread_.join();
 }
 
 void Ring::Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end, bool wake) {
   MutexLock lock(mutex_);
-  if (stopping_) {
-    lock.Unlock();
-    operation->Fail(operation->Cancellation());
-    if (operation->SliceDone()) StartEnd(std::move(operation));
-    return;
-  }
   queue_.push_back({std::move(operation), begin, end});
   if (driven_ && driver_ != std::this_thread::get_id()) {
     if (std::exchange(sleeps_, false)) pipeline_->Wake();
@@ -48,20 +55,19 @@ void Ring::Enqueue(std::shared_ptr<Operation> operation, uint64_t begin, uint64_
   }
 }
 
-bool Ring::Help(const Operation& operation, std::chrono::nanoseconds limit) {
+void Ring::Help(const Operation& operation, std::chrono::nanoseconds limit) {
   MutexLock lock(mutex_);
-  if (driven_) return false;
+  if (driven_) return;
   driven_ = true;
   driver_ = std::this_thread::get_id();
   lock.Unlock();
-  const bool ended = Drive(&operation, limit);
+  Drive(&operation, limit);
   lock.Lock();
   driven_ = false;
   work_left_ = !pipeline_->idle();
   const bool hand_over = work_left_ || !queue_.empty() || stopping_;
   lock.Unlock();
   if (hand_over) changed_.notify_all();
-  return ended;
 }
 
 void Ring::Run() {
@@ -83,27 +89,19 @@ void Ring::Run() {
   pipeline_.reset();
 }
 
-bool Ring::Drive(const Operation* until, std::chrono::nanoseconds limit) {
+void Ring::Drive(const Operation* until, std::chrono::nanoseconds limit) {
   using Clock = std::chrono::steady_clock;
   const auto end = until != nullptr ? Clock::now() + limit : Clock::time_point::max();
   for (;;) {
     TakeQueued();
     pipeline_->Fill();
-    bool ended = false;
-    for (auto& operation : pipeline_->TakeEnded()) {
-      if (operation.get() == until) {
-        ended = true;
-      } else {
-        StartEnd(std::move(operation));
-      }
-    }
-    if (until != nullptr && (ended || until->done() || Clock::now() >= end)) return ended;
+    if (until != nullptr && (until->done() || Clock::now() >= end)) return;
     if (pipeline_->busy()) {
       AwaitProgress(until != nullptr ? std::optional(limit) : std::nullopt);
       continue;
     }
     MutexLock lock(mutex_);
-    if (queue_.empty()) return false;
+    if (queue_.empty()) return;
   }
 }
 

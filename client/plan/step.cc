@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "client/lane.h"
-#include "client/open/opened_file.h"
 #include "client/target.h"
 #include "common/units.h"
 
@@ -77,14 +76,6 @@ Step PlanRange(const Operation& operation, uint64_t at, uint64_t end, uint64_t b
 
 bool NeedsChecksums(const Operation& operation) {
   return Writes(operation) && operation.access().needs_checksums();
-}
-
-bool IsOneBufferedTransfer(const Operation& operation, const PlanLimits& limits) {
-  const uint64_t size = operation.size();
-  if (size == 0) return true;
-  if (size >= OpenedFile::kSmallTransfer || operation.device() != nullptr) return false;
-  const Step step = PlanStep(operation, 0, size, limits);
-  return step.kind == Step::Kind::kDirect && step.descriptor < 0 && step.size == size;
 }
 
 Step PlanStep(const Operation& operation, uint64_t at, uint64_t end, const PlanLimits& limits) {

@@ -38,10 +38,6 @@ struct PlanLimits {
 // canceled between its steps and a ring continues with other work.
 Step PlanStep(const Operation& operation, uint64_t at, uint64_t end, const PlanLimits& limits);
 
-// True if the operation is nothing but one blocking transfer between host memory and the buffered descriptor, or has no
-// bytes.
-bool IsOneBufferedTransfer(const Operation& operation, const PlanLimits& limits);
-
 // A hole of more bytes becomes several steps.
 inline constexpr uint64_t kLargestHole = uint64_t{16} << 20;
 

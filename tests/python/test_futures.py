@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import weightfs
-from operations import HERE_ON_PATH, StandingWrite, hold_until_closed
+from operations import HERE_ON_PATH, StandingWrite, until_closed
 from tensors import content, random_tensor
 from weightfs._core.future import Pending
 from weightfs._core.memory import Memory, _Scatter
@@ -150,7 +150,6 @@ def test_a_cancelled_operation_stops_and_leaves_no_file(local):
 
 def test_callbacks_run_once_and_may_start_operations(folder, handle):
     tensor, seen, ended = random_tensor(100_000), [], threading.Event()
-    standing = StandingWrite(handle, tensor, folder / "second")
 
     def then(future):
         seen.append((future.done(), future.exception()))
@@ -160,7 +159,6 @@ def test_callbacks_run_once_and_may_start_operations(folder, handle):
             with pytest.raises(RuntimeError, match="callback"):
                 second.result()
         second.add_done_callback(lambda _: ended.set())
-        standing.go()
 
     first = handle.write_async(tensor, folder / "first")
     first.add_done_callback(then)
@@ -224,7 +222,7 @@ def test_waiting_for_the_first_future_ends_with_it(local):
 def test_a_cancelled_future_wakes_those_who_wait(local):
     handle = slow_handle()
     standing = StandingWrite(handle, random_tensor(1 << 20), local / "first")
-    queued, seen = handle.write_async(random_tensor(1 << 20), local / "first"), threading.Event()
+    queued, seen = handle.write_async(random_tensor(1 << 20), local / "queued"), threading.Event()
     queued.add_done_callback(lambda future: future.cancelled() and seen.set())
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(concurrent.futures.wait, [queued], 60)
@@ -321,10 +319,9 @@ def logged(caplog):
 
 def test_a_cancellation_by_close_is_logged_once_if_nobody_asks_for_the_outcome(local, caplog):
     handle = slow_handle()
-    names = ("dropped", "kept", "got", "failed", "told", "cancelled")
-    hold_until_closed(handle, local / "file", *(local / name for name in names))
-    _, *kept, cancelled = [handle.write_async(random_tensor(1 << 20), local / name) for name in names]
-    del _
+    handle.write_async(random_tensor(32 << 20), local / "dropped", progress=until_closed(handle))
+    kept = [handle.write_async(random_tensor(32 << 20), local / name) for name in ("kept", "got", "failed", "told")]
+    cancelled = handle.write_async(random_tensor(32 << 20), local / "cancelled")
     assert cancelled.cancel()
     del cancelled
     handle.close()
@@ -334,7 +331,7 @@ def test_a_cancellation_by_close_is_logged_once_if_nobody_asks_for_the_outcome(l
     with pytest.raises(concurrent.futures.CancelledError):
         kept[2].exception()
     assert kept[3].cancelled()
-    assert kept[0].done() and repr(kept[0]) == "<weightfs.Future cancelled, 0 of 1048576 bytes>"
+    assert kept[0].done() and repr(kept[0]) == "<weightfs.Future cancelled, 0 of 33554432 bytes>"
     kept.clear()
     assert logged(caplog) == ["dropped", "kept"]
     handle.close()
@@ -344,8 +341,7 @@ def test_a_cancellation_by_close_is_logged_once_if_nobody_asks_for_the_outcome(l
 
 def test_a_cancellation_by_the_last_reference_of_a_handle_is_logged(local, caplog):
     handle = slow_handle()
-    hold_until_closed(handle, local / "file")
-    future = handle.write_async(random_tensor(1 << 20), local / "file")
+    future = handle.write_async(random_tensor(32 << 20), local / "file", progress=until_closed(handle))
     del handle
     assert logged(caplog) == []
     del future
@@ -355,8 +351,7 @@ def test_a_cancellation_by_the_last_reference_of_a_handle_is_logged(local, caplo
 def test_an_awaited_cancellation_is_not_logged(local, caplog):
     async def work():
         handle = slow_handle()
-        hold_until_closed(handle, local / "file")
-        future = handle.write_async(random_tensor(1 << 20), local / "file")
+        future = handle.write_async(random_tensor(32 << 20), local / "file", progress=until_closed(handle))
         waits = asyncio.wrap_future(future)
         handle.close()
         with pytest.raises(asyncio.CancelledError):
@@ -368,10 +363,10 @@ def test_an_awaited_cancellation_is_not_logged(local, caplog):
 
 AT_EXIT = HERE_ON_PATH + """
 import os, weightfs
-from operations import hold_until_closed
+from operations import until_closed
 handle = weightfs.aio_handle(4096, 1, True)
-hold_until_closed(handle, "file", "one", "two")
-future, other = handle.write_async(bytearray(1000), "one"), handle.write_async(bytearray(1000), "two")
+future = handle.write_async(bytearray(32 << 20), "one", progress=until_closed(handle))
+other = handle.write_async(bytearray(32 << 20), "two")
 """
 
 
@@ -395,17 +390,13 @@ def test_a_cancellation_at_exit_is_logged_once(tmp_path, rest, lines):
 
 def test_what_a_close_in_a_callback_cancels_is_logged_at_exit(tmp_path):
     done = subprocess.run([sys.executable, "-c", """
-import os, threading, weightfs
+import threading, weightfs
 handle, goes, closed = weightfs.aio_handle(4096, 1, True), threading.Event(), threading.Event()
 def close(*_):
     goes.wait()
     handle.close()
     closed.set()
-open("file", "x").close()
-os.link("file", "one")
-os.link("file", "two")
-handle.write_async(bytearray(1), "file", 0, progress=close)
-future = handle.write_async(bytearray(1 << 20), "one")
+future = handle.write_async(bytearray(1 << 20), "one", progress=close)
 assert handle.async_pwrite(bytearray(1 << 20), "two") == 0
 goes.set()
 closed.wait()

@@ -93,12 +93,8 @@ class PipelineTest : public testing::Test {
     operation->SetSlices(1);
     pipeline_->Add(operation, 0, operation->size());
   }
-  void Fill() {
-    pipeline_->Fill();
-    for (const auto& operation : pipeline_->TakeEnded()) End(*operation);
-  }
   void Drive() {
-    for (Fill(); !pipeline_->idle(); Fill()) pipeline_->AwaitProgress(std::nullopt);
+    for (pipeline_->Fill(); !pipeline_->idle(); pipeline_->Fill()) pipeline_->AwaitProgress(std::nullopt);
   }
   std::shared_ptr<Operation> RunToEnd(const std::shared_ptr<Operation>& operation) {
     Add(operation);
@@ -109,8 +105,7 @@ class PipelineTest : public testing::Test {
 
   TargetFacts facts_;
   const std::unique_ptr<Pipeline> pipeline_ =
-      Pipeline::Create({.handle = {.block_size = 2 * kBlock, .queue_depth = 4}, .bounces = 2, .device = {.bounces = 2}},
-                       [](const Operation&, auto task) { task(); })
+      Pipeline::Create({.handle = {.block_size = 2 * kBlock, .queue_depth = 4}, .bounces = 2, .device = {.bounces = 2}})
           .value();
 };
 
@@ -249,7 +244,7 @@ TEST_F(DevicePipelineTest, AnOperationIsHeldUntilItsTensorIsReady) {
   const auto other = MakeOperation(facts_, Direction::kWrite, View(out), 4 * kBlock);
   Add(other);
   while (!other->done()) {
-    Fill();
+    pipeline_->Fill();
     pipeline_->AwaitProgress(std::nullopt);
   }
   EXPECT_FALSE(held->done());

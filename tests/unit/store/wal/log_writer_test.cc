@@ -316,9 +316,15 @@ TEST_F(LogWriterTest, FreedBlocksAreUsedAgainOnlyBehindADurableMark) {
   const auto runs = space_->Allocate({.ino = InodeId{1}, .first = {}, .count = BlockCount{8}}, &reservation).value();
   Put(1, 1);
   writer_->Retire(runs);
-  Put(2, 1);  // its frame has the mark of the entries before, at most
   EXPECT_FALSE(space_->WouldFit(free, {}, false));
-  Put(3, 1);  // a frame with a mark behind the entry that freed the blocks, and its flush
+  Put(2, 1);  // a frame with a mark behind the entry that freed the blocks, and its flush
+  EXPECT_TRUE(space_->WouldFit(free, {}, false));
+  SpaceReservation again;
+  ASSERT_OK(space_->Reserve(&again, BlockCount{8}));
+  const auto others = space_->Allocate({.ino = InodeId{1}, .first = {}, .count = BlockCount{8}}, &again).value();
+  writer_->Retire(others);
+  EXPECT_FALSE(space_->WouldFit(free, {}, false));
+  writer_->ReleaseRetired();
   EXPECT_TRUE(space_->WouldFit(free, {}, false));
   Stop();
 }

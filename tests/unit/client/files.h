@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -18,6 +19,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace weightfs::client {
@@ -84,6 +86,17 @@ inline Bytes ReadFile(const std::string& path) {
 inline size_t OpenDescriptors() {
   return static_cast<size_t>(
       std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator()));
+}
+
+// True once no more descriptors are open than before. The fake mount, on a thread of this process, closes those that it
+// has sent after they have arrived.
+inline bool NoMoreAreOpenThan(size_t before) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (OpenDescriptors() > before) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
 }
 
 }  // namespace weightfs::client

@@ -84,7 +84,7 @@ TEST_F(LeaseTest, ACompletedOperationReleasesItsDevice) {
     kept.push_back(handle->StartRead(mount_ / "file", View(bytes)).value());
   }
   EXPECT_EQ(handle->Wait().count, 20U);
-  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_TRUE(NoMoreAreOpenThan(before));
 }
 
 TEST_F(LeaseTest, EveryWriteReplacesItsBytesAndNoOthers) {
@@ -393,7 +393,7 @@ TEST_F(LeaseTest, ThousandLeasesLeaveNothingBehind) {
     ASSERT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
     ASSERT_TRUE(handle->Read(mount_ / "file", View(bytes)).has_value());
   }
-  EXPECT_EQ(OpenDescriptors(), before);
+  EXPECT_TRUE(NoMoreAreOpenThan(before));
   EXPECT_EQ(mount_.connections(), 1U);
   EXPECT_EQ(mount_.asked(), 1000U) << "all but the first came by ioctl";
   mount_.WaitForNoLease();

@@ -2,14 +2,13 @@
 #include "client/open/opener.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <climits>
 #include <filesystem>
 #include <functional>
-#include <span>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "client/file_limit.h"
 #include "client/lease/leased_file.h"
@@ -91,17 +90,18 @@ Result<Target> Opener::OpenAgain(Request& request) const {
 
 Result<std::shared_ptr<PendingRanges::Registration>> Opener::List(const OpenedFile::Options& file,
                                                                   std::optional<FileId> id, FileId named) const {
-  FileRange range{.begin = file.offset, .end = file.offset + file.size, .writes = file.writes()};
+  FileRange range{.file = {}, .begin = file.offset, .end = file.offset + file.size, .writes = file.writes()};
   // A whole-file write affects everything up to the end of the file. An append begins after all earlier operations have
   // ended, so it overlaps all of them.
   if (file.whole_file) range.end = UINT64_MAX;
   if (file.appends) range.begin = 0, range.end = UINT64_MAX;
   if (!id || range.begin == range.end) return std::shared_ptr<PendingRanges::Registration>();
-  // Also listed by path: an atomic write puts another file there, and later operations must see that file.
-  std::array<FileRange, 2> ranges{range, range};
-  ranges[0].file = *id;
-  ranges[1].file = named;
-  auto registration = ranges_->Add(std::span(ranges).first(file.descriptor < 0 ? 2 : 1), file.atomic);
+  // Also listed by path: an atomic write puts another file there, and later operations must see that file. It is listed
+  // by path alone, because the number of its temporary file may become that of another file while it is pending.
+  std::vector<FileRange> ranges;
+  if (!file.atomic) ranges.push_back({*id, range.begin, range.end, range.writes});
+  if (file.descriptor < 0) ranges.push_back({named, range.begin, range.end, range.writes});
+  auto registration = ranges_->Add(ranges, file.atomic);
   // A progress callback may start what it cannot wait for.
   if (registration->deadlocks() && !Operation::CallbackScope::active()) return HeldByThisThread(file.path, file.offset);
   return registration;

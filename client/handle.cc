@@ -168,7 +168,6 @@ uint64_t Handle::direct_operations() const { return impl_->direct_operations(); 
 Handle::Impl::~Impl() {
   stopping_ = true;
   ranges().Stop();
-  workers_.Stop();
   for (const auto& ring : rings_) ring->BeginStop();
   for (const auto& ring : rings_) ring->Stop();
 }
@@ -203,6 +202,8 @@ void Handle::Impl::AddChecksums(Request& request) {
 
 Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** helped) {
   if (forked()) return Forked(request.file.path, request.file.offset);
+  // A callback may call this while the destructor waits for it.
+  if (stopping_) return Error{ErrorCode::kCancelled, "the handle is being closed", request.file.path};
   const auto& gathered = request.file.gathered;
   request.file.size = gathered != nullptr ? gathered->end - gathered->begin : request.memory.size();
   std::shared_ptr<Gpu> gpu;
@@ -217,7 +218,6 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
     ASSIGN_OR_RETURN(opened, opener_.Open(request));
   }
   const bool held = opened.waits();
-  if (held) RETURN_IF_ERROR(workers_.Start());
   const bool leased = opened.target.leased();
   std::shared_ptr<DeviceMemory> device;
   if (gpu != nullptr) {
@@ -253,7 +253,7 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   const bool waits = ranges().Wait(registration, [this, operation, again] {
     // It opens nothing then, and so it does not wait for those that are slow to open.
     if (stopping_ || operation->stopped()) return TakeTurn(operation, again);
-    workers_.Run([this, operation, again] { TakeTurn(operation, again); });
+    NextRing().Run([this, operation, again] { TakeTurn(operation, again); });
   });
   if (!waits) TakeTurn(operation, again);
   return operation;
@@ -275,7 +275,7 @@ Result<void> Handle::Impl::BeginAndHelp(Request request) {
   Ring* ring = nullptr;
   auto interrupted = std::move(request.interrupted);
   ASSIGN_OR_RETURN(const auto operation, Begin(std::move(request), &ring));
-  if (ring != nullptr) ring->Help(*operation, kInterruptCheckInterval);
+  if (ring != nullptr && ring->Help(*operation, kInterruptCheckInterval)) ring->End(operation);
   while (!operation->done() && !operation->Wait(kInterruptCheckInterval)) {
     if (!interrupted || !interrupted()) continue;
     operation->Cancel();

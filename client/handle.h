@@ -47,7 +47,7 @@ struct HandleOptions {
   Direct direct = Direct::kAuto;
   GpuMode gpu = GpuMode::kOnDemand;  // how GPU memory is accessed
   std::string cufile_library = {};   // path of cuFile's library, tried if the loader does not find it
-  // With kAuto: called once, with GpuFacts::refusal, by the thread that starts the operation. It must not use the handle.
+  // With kAuto: called once, with GpuFacts::refusal, by the thread that starts the operation. Must not use the handle.
   std::function<void(const std::string& why)> on_gpu_refusal = {};
 };
 
@@ -61,8 +61,9 @@ struct FileName {
   int descriptor = -1;
 };
 
-// Called with the number of bytes done and the total, about a hundred times and once at the end. It runs on the I/O
-// thread, so it must be quick.
+// Called with the number of bytes done and the total, about a hundred times and, after success, once when all bytes are
+// transferred, before the file is finished (fsync, rename). A callback delays no transfer and no operation
+// but its own. The other callbacks of its ring (HandleOptions::intra_op_parallelism) wait until it returns.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
 // Called every 100 ms by a waiting thread. Return true to end the wait.
@@ -138,10 +139,16 @@ struct NamedError {
   Error error;
 };
 
-// Thread-safe; many threads may share one handle. The destructor waits for the transfers in the kernel, and for files
-// that are being opened, and cancels everything else. It may run at any time, even in a callback, except in a callback that a Read or Write of this handle
-// calls. If it runs in a progress callback, no memory is accessed after it returns, and the operations are done once
-// the callback has returned. After fork() the child must not use its parent's handle. Callbacks must not throw.
+// Thread-safe; many threads may share one handle. The destructor waits for the transfers in the kernel, for files that
+// are being opened or finished, and for callbacks, and cancels everything else. It may run at any time, even in a
+// callback, except in a callback that a Read or Write of this handle calls. If it runs in a callback, no memory is
+// accessed after it returns; callbacks behind that one, and the end of its operation, follow when it has returned.
+// After fork() the child must not use its parent's handle. Callbacks must not throw.
+//
+// A file is opened by the thread that begins the operation. The handle's own threads open it again where the operation
+// had to wait, finish it (fsync, rename, or the rollback of a failed write) and run the callbacks. All of them have the
+// user, groups and capabilities of the thread that created the handle. A program whose threads have different ones
+// (setfsuid(2)) makes a handle for each.
 class WEIGHTFS_EXPORT Handle {
  public:
   class Impl;  // internal
@@ -159,9 +166,9 @@ class WEIGHTFS_EXPORT Handle {
   // memory must stay valid until the operation is done. A program may change the memory during a write (unless it is
   // `stable`): the file then contains any mixture of old and new bytes, and reading it succeeds, also with `verify`.
   // If an operation overlaps an earlier one of this handle on the same file and either of them writes, it begins when
-  // the earlier one is done. It then opens the file again, on a thread of its own (EAGAIN: there cannot be one), and
-  // sees the file as of that time, so an error may appear only then. Two operations are on the same file if they share
-  // its inode or its path; an `atomic` write is identified by its path alone.
+  // the earlier one is done. It then opens the file again, on a thread of the handle, and sees the file as of that
+  // time, so an error may appear only then. Two operations are on the same file if they share its inode or its path; an
+  // `atomic` write is identified by its path alone. ECANCELED while the handle is being destroyed.
   Result<std::shared_ptr<Operation>> StartRead(const FileName& file, const MemoryView& memory,
                                                const ReadOptions& options = {});
   Result<std::shared_ptr<Operation>> StartWrite(const FileName& file, const MemoryView& memory,

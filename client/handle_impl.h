@@ -15,7 +15,6 @@
 #include "client/open/opener.h"
 #include "client/operation_tracker.h"
 #include "client/ring.h"
-#include "client/workers.h"
 #include "common/mutex.h"
 
 namespace weightfs::client {
@@ -66,19 +65,16 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   std::shared_ptr<Gpu> known_gpu() const EXCLUDES(gpu_mutex_);
 
  private:
-  static constexpr size_t kOpeners = 4;
-
   static void AddChecksums(Request& request);
-  // The turn of an operation that had to wait for others: opens its file and dispatches it.
+  // The turn of an operation that had to wait for others: opens its file, as a task of a ring, and dispatches it.
   void TakeTurn(const std::shared_ptr<Operation>& operation, Opener::Request request);
   void Dispatch(const std::shared_ptr<Operation>& operation, Ring** helped);
+  Ring& NextRing() { return *rings_[next_ring_.fetch_add(1, std::memory_order_relaxed) % rings_.size()]; }
 
   const pid_t owner_ = getpid();
   const std::shared_ptr<OperationTracker> tracker_ = std::make_shared<OperationTracker>();
   const Direct direct_;
   const Opener opener_;
-  // Opens the files of operations that had to wait, because an open may block, and a ring has other transfers to do.
-  Workers workers_{"weightfs-open", kOpeners};
   std::atomic<bool> stopping_{false};
   GpuOptions gpu_options_;
   mutable Mutex gpu_mutex_;

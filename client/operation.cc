@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <deque>
 #include <utility>
 
 #include "client/lane.h"
@@ -40,8 +41,10 @@ struct Operation::State {
   std::atomic<uint64_t> transferred{0};
   std::atomic<size_t> slices_left{0};
   Mutex progress_mutex;
-  uint64_t reported GUARDED_BY(progress_mutex) = 0;  // bytes last reported to `progress`
-  bool reporting GUARDED_BY(progress_mutex) = false;
+  uint64_t noted GUARDED_BY(progress_mutex) = 0;            // the bytes of the last report
+  std::deque<uint64_t> reports GUARDED_BY(progress_mutex);  // that `progress` has not returned from
+  bool reporting GUARDED_BY(progress_mutex) = false;   // Report is due or runs
+  bool completes GUARDED_BY(progress_mutex) = false;   // Complete waits for the report
   Mutex mutex;
   std::condition_variable ended;
   bool completing GUARDED_BY(mutex) = false;  // the outcome is being determined, so Fail has no effect
@@ -81,9 +84,9 @@ void Operation::RefuseDirect() { state_->direct_refused.store(true, std::memory_
 void Operation::SetSlices(size_t count) { state_->slices_left.store(count, std::memory_order_relaxed); }
 bool Operation::SliceDone() { return state_->slices_left.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
-void Operation::DeferEdge(const Edge& edge) {
+void Operation::DeferEdge(Edge edge) {
   MutexLock lock(state_->mutex);
-  state_->edges.push_back(edge);
+  state_->edges.push_back(std::move(edge));
 }
 
 std::vector<Operation::Edge> Operation::TakeEdges() {
@@ -154,17 +157,22 @@ void Operation::OnDone(std::function<void()> callback) {
   callback();
 }
 
-void Operation::AddTransferred(uint64_t bytes) {
+bool Operation::AddTransferred(uint64_t bytes) {
   state_->transferred.fetch_add(bytes, std::memory_order_relaxed);
-  if (!state_->plan.progress) return;
+  if (!state_->plan.progress) return false;
+  const MutexLock lock(state_->progress_mutex);
+  const uint64_t sum = transferred(), last = state_->noted;
+  // Limits progress to about a hundred reports.
+  if (sum == last || (sum < size() && sum - last < size() / 100)) return false;
+  state_->noted = sum;
+  state_->reports.push_back(sum);
+  return !std::exchange(state_->reporting, true);
+}
+
+bool Operation::Report() {
   MutexLock lock(state_->progress_mutex);
-  // The thread that is reporting also reports these bytes, before its own slice can be done.
-  if (std::exchange(state_->reporting, true)) return;
-  for (;;) {
-    const uint64_t sum = transferred(), last = state_->reported;
-    // Limits progress to about a hundred reports.
-    if (sum == last || (sum < size() && sum - last < size() / 100)) break;
-    state_->reported = sum;
+  for (; !state_->reports.empty(); state_->reports.pop_front()) {
+    const uint64_t sum = state_->reports.front();
     lock.Unlock();
     {
       const CallbackScope scope;
@@ -173,6 +181,7 @@ void Operation::AddTransferred(uint64_t bytes) {
     lock.Lock();
   }
   state_->reporting = false;
+  return std::exchange(state_->completes, false);
 }
 
 void Operation::Fail(Error error) {
@@ -182,7 +191,12 @@ void Operation::Fail(Error error) {
   state_->stopped.store(true);
 }
 
-void Operation::Complete() {
+bool Operation::Complete() {
+  if (state_->plan.progress) {
+    const MutexLock lock(state_->progress_mutex);
+    state_->completes = state_->reporting;
+    if (state_->reporting) return false;
+  }
   std::optional<Error> error;
   {
     MutexLock lock(state_->mutex);
@@ -205,7 +219,7 @@ void Operation::Complete() {
     auto finished = target.access->Finish(!error);
     if (!finished.has_value() && !error) error = std::move(finished).error();
   }
-  std::vector<std::function<void()>> callbacks;
+  bool calls = static_cast<bool>(state_->plan.progress);  // its destruction is a callback
   {
     MutexLock lock(state_->mutex);
     state_->error = std::move(error);
@@ -213,12 +227,27 @@ void Operation::Complete() {
     // Both under one lock: a thread that sees the operation done also sees it ended in the handle's tracker, and vice
     // versa.
     if (state_->plan.finished) state_->plan.finished(state_->error ? &*state_->error : nullptr);
-    callbacks.swap(state_->callbacks);
+    calls = calls || !state_->callbacks.empty();
   }
   state_->ended.notify_all();
   state_->plan.registration.reset();
-  state_->plan.progress = nullptr;  // may hold a reference to the handle
+  return calls;
+}
+
+bool Operation::EndsAtOnce() const {
+  if (!state_->plan.target) return true;
+  const MutexLock lock(state_->mutex);
+  return !state_->stopped && state_->edges.empty() && !state_->first && access().FinishesAtOnce();
+}
+
+void Operation::RunCallbacks() {
+  std::vector<std::function<void()>> callbacks;
+  {
+    const MutexLock lock(state_->mutex);
+    callbacks.swap(state_->callbacks);
+  }
   const CallbackScope scope;
+  state_->plan.progress = nullptr;  // may hold a reference to the handle
   for (const auto& callback : callbacks) callback();
   callbacks.clear();  // their destruction may close a reader, as a callback may
 }

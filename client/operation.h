@@ -21,8 +21,8 @@ class Layout;
 struct Target;
 
 // Thread-safe. Shared by the caller and the handle. The memory must stay valid until done() is true. Once done, an
-// operation no longer needs its handle. Callbacks run on a thread of the handle (or on one that waits in a synchronous
-// call), with no lock held. They may start operations but must not wait for one.
+// operation no longer needs its handle. Callbacks run on a thread of the handle that does nothing else meanwhile (see
+// client/ring.h), with no lock held. They may start operations but must not wait for one.
 class Operation {
  public:
   enum class Direction : unsigned char { kRead, kWrite };
@@ -77,25 +77,32 @@ class Operation {
   Error Cancellation() const;
   // True if the operation failed or was canceled, so no further transfer may begin.
   bool stopped() const;
-  // A range of the memory that is written after all slices are done.
+  // Bytes of the memory that are written after all slices are done.
   struct Edge {
     uint64_t at = 0;
-    uint64_t size = 0;
+    std::vector<std::byte> bytes;
   };
-  void DeferEdge(const Edge& edge);
+  void DeferEdge(Edge edge);
   std::vector<Edge> TakeEdges();
   // True if O_DIRECT was refused for one piece: all other pieces then use the buffered descriptor.
   bool direct_refused() const;
   void RefuseDirect();
-  void AddTransferred(uint64_t bytes);
+  // Returns true if `progress` is due: the caller has Report called, on a thread that runs callbacks.
+  [[nodiscard]] bool AddTransferred(uint64_t bytes);
+  // Calls `progress` for all reports that are due. Returns true if the end waits for that: Complete is called again.
+  [[nodiscard]] bool Report();
   // Records an error. Only the first one counts.
   void Fail(Error error);
   // Sets how often SliceDone will be called. Must be called before the first slice is dispatched.
   void SetSlices(size_t count);
-  // Returns true for the last slice; the caller then calls Complete.
+  // Returns true for the last slice; the caller then has Complete called.
   bool SliceDone();
-  // Finishes the target, publishes the outcome and runs the callbacks.
-  void Complete();
+  // Finishes the target, which may block, and publishes the outcome. Returns true if RunCallbacks has to be called.
+  // Does nothing while `progress` is due.
+  [[nodiscard]] bool Complete();
+  // True if, after the last slice, there are no edges to write and Complete makes no request that may take long.
+  bool EndsAtOnce() const;
+  void RunCallbacks();
 
   // Marks the time in which this thread runs callbacks, when waiting would never end.
   class CallbackScope {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/file_lane.h"
 #include "client/lane.h"
 #include "client/open/opened_file.h"
 #include "common/units.h"
@@ -37,9 +38,27 @@ void PrepareWrite(const Piece& piece) {
   }
 }
 
-void CountTransferred(Operation& operation, bool by_cufile, uint64_t size) {
+bool CountTransferred(Operation& operation, bool by_cufile, uint64_t size) {
   if (operation.device() != nullptr) operation.device()->CountTraffic(by_cufile, size);
-  operation.AddTransferred(size);
+  return operation.AddTransferred(size);
+}
+
+bool WriteEdges(Operation& operation) {
+  bool report = false;
+  for (Operation::Edge& edge : operation.TakeEdges()) {
+    if (operation.stopped()) break;
+    const Access& access = operation.access();
+    const uint64_t offset = operation.offset() + edge.at;
+    if (access.needs_checksums() && !access.leased()) access.NoteWritten(offset, edge.bytes);
+    uint64_t done = 0;
+    const int error_number = TransferBuffered(access, true, edge.bytes, offset, &done);
+    if (error_number != 0) {
+      FailAt(operation, offset + done, Error{ErrorCode{error_number}});
+      break;
+    }
+    report |= CountTransferred(operation, false, edge.bytes.size());
+  }
+  return report;
 }
 
 void FailAt(Operation& operation, uint64_t position, const Error& error) {

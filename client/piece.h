@@ -49,8 +49,11 @@ struct Piece : Step {
 // Copies the bytes of a write to the bounce buffer, if the piece has one, and passes them to the target's checksums.
 void PrepareWrite(const Piece& piece);
 
-// Adds transferred bytes to the operation's progress and to the GPU's traffic.
-void CountTransferred(Operation& operation, bool by_cufile, uint64_t size);
+// Adds transferred bytes to the operation's progress and the GPU's traffic. Returns true if Operation::Report is due.
+[[nodiscard]] bool CountTransferred(Operation& operation, bool by_cufile, uint64_t size);
+
+// Writes the edges of an operation whose slices are done. Blocks. Returns true if Operation::Report is due.
+[[nodiscard]] bool WriteEdges(Operation& operation);
 
 // Fails the operation at an offset of its layout. An errno of 0 means the end of the file in a read.
 void FailAt(Operation& operation, uint64_t position, const Error& error);

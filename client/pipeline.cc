@@ -68,18 +68,11 @@ void Pipeline::Cancel() {
   for (Slices* slices : {&cutting_, &cut_, &held_}) {
     for (const Slice& slice : *slices) slice.operation->Fail(slice.operation->Cancellation());
   }
-  for (const auto& operation : ended_) operation->Fail(operation->Cancellation());
-}
-
-void Pipeline::Drain() {
-  Cancel();
-  while (!file_->idle() || (device_ != nullptr && !device_->idle())) AwaitProgress(std::nullopt);
 }
 
 void Pipeline::Fill() {
   TakeReady();
   CutSlices();
-  CompleteEnded();
 }
 
 void Pipeline::CutSlices() {
@@ -164,12 +157,17 @@ bool Pipeline::RunStep(Slice& slice, const Step& step) {
   switch (step.kind) {
     case Step::Kind::kHole:
       hole_left_ = step.size == kLargestHole;
-      if (auto filled = FillHole(operation, step); !filled.has_value()) {
+      if (auto filled = FillHole(slice, step); !filled.has_value()) {
         Abandon(slice, filled.error());
         return true;
       }
       break;
-    case Step::Kind::kEdge: operation.DeferEdge({step.at, step.size}); break;
+    case Step::Kind::kEdge:
+      if (auto kept = KeepEdge(operation, step); !kept.has_value()) {
+        Abandon(slice, kept.error());
+        return true;
+      }
+      break;
     case Step::Kind::kDirect:
     case Step::Kind::kBounce:
       if (!StartPiece(slice, step)) return false;
@@ -183,7 +181,8 @@ void Pipeline::Abandon(Slice& slice, const Error& error) {
   slice.next = slice.end;
 }
 
-Result<void> Pipeline::FillHole(Operation& operation, const Step& step) {
+Result<void> Pipeline::FillHole(const Slice& slice, const Step& step) {
+  const Operation& operation = *slice.operation;
   static constexpr std::array<std::byte, 64 * kKiB> kZeros{};
   for (uint64_t done = 0; done < step.size;) {
     const auto zeros = std::span(kZeros).first(std::min<uint64_t>(step.size - done, kZeros.size()));
@@ -194,7 +193,18 @@ Result<void> Pipeline::FillHole(Operation& operation, const Step& step) {
     }
     done += zeros.size();
   }
-  CountTransferred(operation, false, step.size);
+  Count(slice, false, step.size);
+  return {};
+}
+
+Result<void> Pipeline::KeepEdge(Operation& operation, const Step& step) {
+  std::vector<std::byte> bytes(step.size);
+  if (operation.device() == nullptr) {
+    operation.memory().Gather(step.at, bytes);
+  } else {
+    RETURN_IF_ERROR(LaneOf(*operation.device()).CopyOutNow(*operation.device(), step.at, bytes));
+  }
+  operation.DeferEdge({step.at, std::move(bytes)});
   return {};
 }
 
@@ -247,29 +257,14 @@ DeviceLane& Pipeline::LaneOf(const DeviceMemory& memory) {
   return *device_;
 }
 
-void Pipeline::WriteEdges(Operation& operation) {
-  for (const Operation::Edge& edge : operation.TakeEdges()) {
-    if (operation.stopped()) return;
-    const Access& access = operation.access();
-    std::vector<std::byte> bytes(edge.size);
-    const uint64_t offset = operation.offset() + edge.at;
-    if (operation.device() == nullptr) {
-      operation.memory().Gather(edge.at, bytes);
-    } else if (const auto copied = LaneOf(*operation.device()).CopyOutNow(*operation.device(), edge.at, bytes);
-               !copied.has_value()) {
-      return FailAt(operation, offset, copied.error());
-    }
-    if (access.needs_checksums() && !access.leased()) access.NoteWritten(offset, bytes);
-    uint64_t done = 0;
-    const int error_number = TransferBuffered(access, true, bytes, offset, &done);
-    if (error_number != 0) return FailAt(operation, offset + done, Error{ErrorCode{error_number}});
-    CountTransferred(operation, false, edge.size);
-  }
+void Pipeline::Count(const Slice& slice, bool by_cufile, uint64_t size) {
+  if (CountTransferred(*slice.operation, by_cufile, size)) due_.reports.push_back(slice.operation);
 }
 
 void Pipeline::AwaitProgress(std::optional<std::chrono::nanoseconds> limit) {
   if (file_->TransferBuffered()) HandleOne();
-  const bool others = PollDevice() || file_->buffered() > 0 || file_->ended() > 0 || hole_left_;
+  const bool others =
+      PollDevice() || file_->buffered() > 0 || file_->ended() > 0 || hole_left_ || !due_.empty();
   const bool polls = !held_.empty() || (device_ != nullptr && !device_->idle());
   if (!others && !polls && file_->idle()) return;
   file_->Reap(others ? 0 : 1, others ? kNow : polls ? PauseAfter(polls_) : limit);
@@ -344,7 +339,7 @@ bool Pipeline::IsDamaged(Piece& piece) {
 }
 
 void Pipeline::Complete(Piece& piece) {
-  CountTransferred(piece.operation(), piece.by_cufile(), piece.size);
+  Count(*piece.slice, piece.by_cufile(), piece.size);
   Release(piece);
 }
 
@@ -360,20 +355,8 @@ void Pipeline::Release(Piece& piece) {
 void Pipeline::RetireIfEnded(Slice& slice) {
   // CutSlices itself retires the slice that it is cutting.
   if (slice.pieces > 0 || slice.next < slice.end || (!cutting_.empty() && &cutting_.front() == &slice)) return;
-  if (slice.operation->SliceDone()) ended_.push_back(slice.operation);
+  if (slice.operation->SliceDone()) due_.ends.push_back(slice.operation);
   cut_.erase(slice.self);
-}
-
-void Pipeline::CompleteEnded() {
-  while (!ended_.empty()) {
-    // Stays in the list until its edges are written, so that Cancel finds it.
-    const auto operation = ended_.front();
-    WriteEdges(*operation);
-    ended_.pop_front();
-    completing_ = true;
-    operation->Complete();
-    completing_ = false;
-  }
 }
 
 }  // namespace weightfs::client

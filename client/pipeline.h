@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries out the slices of operations: plans them step by step, moves the pieces by lanes, completes the operations.
+// Carries out the slices of operations: plans them step by step, and moves the pieces by lanes.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "client/file_lane.h"
@@ -27,27 +27,28 @@ struct PipelineOptions {
   DeviceMemory::LaneOptions device = {};
 };
 
-// Externally synchronized: one thread drives it at a time. Callbacks of operations run in Fill and AwaitProgress.
-// Callbacks of a completed operation may call the pipeline again; a progress callback may call Drain.
+// Externally synchronized: one thread drives it at a time. It finishes no file and runs no callback; its owner takes
+// what is due for other threads (TakeDue).
 //
 // A slice is *held* while earlier GPU work on its tensor is under way, then *cutting* until its last byte is in a
-// step, then *cut* until its last piece has ended. The last slice of an operation completes it.
+// step, then *cut* until its last piece has ended. With its last slice, an operation is due to be ended.
 class Pipeline {
  public:
+  struct Due {
+    std::vector<std::shared_ptr<Operation>> reports;  // Operation::Report
+    std::vector<std::shared_ptr<Operation>> ends;     // WriteEdges and Operation::Complete; the last slice is done
+    bool empty() const { return reports.empty() && ends.empty(); }
+  };
   static Result<std::unique_ptr<Pipeline>> Create(const PipelineOptions& options);
 
   // Adds the bytes [begin, end) of an operation's memory. The range is empty only for an operation of 0 bytes.
   void Add(std::shared_ptr<Operation> operation, uint64_t begin, uint64_t end);
   // Cancels all operations but those whose bytes are all transferred, or in the kernel.
   void Cancel();
-  // Cancels all operations and waits until no transfer is under way, but completes no operation. For callbacks in the
-  // middle of an operation, where Fill must not be called.
-  void Drain();
-  // True while the callbacks of a completed operation run.
-  bool completing() const { return completing_; }
 
-  // Splits and submits as many pieces as there is capacity for, and completes operations.
+  // Splits and submits as many pieces as there is capacity for.
   void Fill();
+  Due TakeDue() { return std::exchange(due_, {}); }
   // Waits for a piece to end, no longer than `limit`, and handles it.
   void AwaitProgress(std::optional<std::chrono::nanoseconds> limit);
   // Ends the current wait of AwaitProgress, or the next one if none is in progress. Thread-safe.
@@ -55,8 +56,6 @@ class Pipeline {
 
   // True while a slice is under way.
   bool busy() const { return !cutting_.empty() || !cut_.empty() || !held_.empty(); }
-  // True if there is nothing to do and all operations are completed.
-  bool idle() const { return !busy() && ended_.empty(); }
 
  private:
   using Slices = std::list<Slice>;
@@ -71,14 +70,14 @@ class Pipeline {
   bool MayCut(const Slice& slice) const;
   // Carries out the next step of the slice, or starts it. Returns false if it has to wait for a bounce buffer.
   bool RunStep(Slice& slice, const Step& step);
-  Result<void> FillHole(Operation& operation, const Step& step);
+  Result<void> FillHole(const Slice& slice, const Step& step);
+  Result<void> KeepEdge(Operation& operation, const Step& step);
   bool StartPiece(Slice& slice, const Step& step);
   // Gives up the rest of the slice.
   static void Abandon(Slice& slice, const Error& error);
   Result<Buffer> TryBounce(const Operation& operation);
   DeviceLane& LaneOf(const DeviceMemory& memory);
-  void WriteEdges(Operation& operation);
-  void CompleteEnded();
+  void Count(const Slice& slice, bool by_cufile, uint64_t size);
 
   // Starts the piece's phase on the lane responsible for it.
   void Start(Piece& piece, Piece::Phase phase);
@@ -108,8 +107,7 @@ class Pipeline {
   Slices held_;
   Slices cutting_;  // in order of arrival
   Slices cut_;
-  std::deque<std::shared_ptr<Operation>> ended_;  // waiting for completion
-  bool completing_ = false;
+  Due due_;
   size_t leased_pieces_ = 0;
   bool hole_left_ = false;  // Fill has filled a large hole, and must be called again
   unsigned polls_ = 0;      // consecutive polls of the GPU that found nothing

@@ -65,6 +65,7 @@ class SharedFile final : public Access {
     opened_.reset();  // a kept operation keeps no lease
     return {};
   }
+  bool FinishesAtOnce() const override { return opened_->leases == nullptr; }
 
  private:
   ReadFilePtr opened_;
@@ -96,6 +97,8 @@ Result<ReadFilePtr> OpenFile(const OpenedFile::Options& where, const RandomReade
       return error;
     }
   }
+  int ignored = 0;
+  opened->file->Buffered(&ignored);  // for parts of blocks; if it cannot be opened, they fail
   ASSIGN_OR_RETURN(opened->size, opened->file->Size());
   struct stat status {};
   opened->has_size = fstat(opened->file->any(), &status) == 0 && S_ISREG(status.st_mode);
@@ -375,11 +378,11 @@ Result<std::shared_ptr<Operation>> RandomReader::Impl::Start(std::span<const uin
     rows.offsets = copied;
     const auto done = self->ReadParts(rows, [&] { return operation->stopped() || self->stopping_; });
     if (done.has_value()) {
-      operation->AddTransferred(operation->size());
+      [[maybe_unused]] const bool unreported = operation->AddTransferred(operation->size());
     } else {
       operation->Fail(done.error());
     }
-    operation->Complete();
+    if (operation->Complete()) operation->RunCallbacks();
     *ended = true;
   };
   ASSIGN_OR_RETURN(auto thread, StartThread("weightfs-rows", std::move(read)));

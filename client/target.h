@@ -75,6 +75,8 @@ class Access {
   // Called once, when nothing is in flight any more. After success it makes the result final (size, durability, name).
   // After a failure it rolls back as far as possible. Its error becomes the operation's error.
   virtual Result<void> Finish(bool success) = 0;
+  // True if Finish after success makes no request that may take long: it closes the file at most.
+  virtual bool FinishesAtOnce() const { return false; }
 };
 
 // Created for one operation, which owns it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads for calls that may block: an open of a file, a transfer by cuFile.
+// Threads for calls that may block: transfers by cuFile.
 #pragma once
 
 #include <condition_variable>

@@ -331,7 +331,7 @@ Result<void> OpenedFile::Finish(bool success) {
 }
 
 Result<void> OpenedFile::MakeFinal() {
-  if (options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size) {
+  if (cuts_off()) {
     // Bytes that others have appended since Open are kept.
     struct stat now {};
     if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);

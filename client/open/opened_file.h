@@ -84,6 +84,9 @@ class OpenedFile final : public Access, public Layout {
     options_.checksums->NoteWritten(offset, bytes);
   }
   Result<void> Finish(bool success) override;
+  bool FinishesAtOnce() const override {
+    return options_.checksums == nullptr && !options_.durable && !options_.atomic && (!writes() || !cuts_off());
+  }
 
  private:
   enum class State : unsigned char { kOpen, kPrepared, kFinished };
@@ -92,6 +95,8 @@ class OpenedFile final : public Access, public Layout {
   bool writes() const { return options_.writes(); }
   int access() const { return (writes() ? O_WRONLY : O_RDONLY) | O_CLOEXEC; }
   Error Failed(const char* action, int error_number) const;
+  // True if longer old content is behind the written bytes.
+  bool cuts_off() const { return options_.whole_file && static_cast<uint64_t>(status_.st_size) > options_.size; }
   const std::string& where() const { return options_.where.empty() ? options_.path : options_.where; }
 
   Result<void> Open();

@@ -121,6 +121,12 @@ Result<Target> Opener::Complete(std::unique_ptr<OpenedFile> file, const Request&
     if (!leased.has_value() && (required || full)) return std::move(leased).error();
     if (leased.has_value()) target.access = *std::move(leased);
   }
+  // The ring would need the descriptor for the partial blocks of a read. If it cannot be opened, they fail.
+  if (!target.leased() && !options.writes() &&
+      (options.offset | options.size) % target.access->layout().alignment().offset != 0) {
+    int ignored = 0;
+    target.access->Buffered(&ignored);
+  }
   if (options.gathered != nullptr && !options.gathered->parts.empty()) {
     target.ranges = std::make_unique<GatheredLayout>(target.access->layout(), options.gathered->parts);
   }

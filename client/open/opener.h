@@ -64,7 +64,7 @@ class Opener {
   // `named`: the id of the path. Null if the operation is not ordered.
   Result<std::shared_ptr<PendingRanges::Registration>> List(const OpenedFile::Options& file,
                                                             std::optional<FileId> id, FileId named) const;
-  // Adds what a prepared file still lacks: a lease, if there is one, and the gathering of ranges.
+  // Adds what a prepared file lacks: a lease, if there is one, its second descriptor, and the gathering of ranges.
   Result<Target> Complete(std::unique_ptr<OpenedFile> file, const Request& request) const;
 
   const Direct direct_;

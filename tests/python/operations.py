@@ -13,7 +13,7 @@ HERE_ON_PATH = f"import sys\nsys.path.insert(0, {os.path.dirname(os.path.abspath
 
 
 class StandingWrite:
-    """A write that has begun and continues when `go` is called. All other work of the handle's thread waits for it."""
+    """A write that has begun and ends when `go` is called."""
 
     def __init__(self, handle, tensor, path, **options):
         self._stands, self._goes = threading.Event(), threading.Event()
@@ -28,15 +28,34 @@ class StandingWrite:
         self._goes.set()
 
 
-def until_closed(handle):
-    """A progress callback that returns once the handle is being closed. The write that reports to it is then canceled,
-    with all other work of the handle's thread."""
-    native = handle._opened
+class LongWrite:
+    """A write of a large tensor. Later transfers of its handle, which has a queue depth of 1, wait for it, until `go`
+    cancels it."""
+
+    def __init__(self, handle, tensor, path):
+        self.future = handle.write_async(tensor, path)
+
+    def go(self):
+        self.future.cancel()
+
+
+def hold_until_closed(handle, path, *links):
+    """Starts a write that ends once the handle is being closed. Writes of `path`, and of the links to it that this
+    makes, wait for it, and are then canceled."""
+    stands, behind = threading.Event(), []
 
     def stand(*_):
-        while not native.closed():
+        stands.set()
+        while not behind or not behind[0].cancelled():
             time.sleep(0.001)
-    return stand
+    with open(path, "wb"):
+        pass
+    for link in links:
+        os.link(path, link)
+    held = handle.write_async(bytearray(1), path, 0, progress=stand)
+    stands.wait()
+    held.cancel()   # not by the close, which would log it
+    behind.append(handle.write_async(bytearray(1), path, 0))   # only the close cancels it
 
 
 @contextlib.contextmanager

@@ -5,14 +5,14 @@ import pytest
 
 COMMON = """
 import contextlib, os, signal, sys, threading, torch, weightfs
-from operations import StandingWrite, once_waiting
+from operations import LongWrite, once_waiting
 handle = weightfs.aio_handle(4096, 1, True, False, 1, direct="never")
 large, small = torch.ones(1 << 30, dtype=torch.uint8), torch.ones(5000, dtype=torch.uint8)
 """
 
-# A call made after it waits for the signal; then the write continues 4 KiB at a time.
+# A call made after it waits for the signal, which ends this write.
 STANDING = """
-standing = StandingWrite(handle, small, "/dev/null", file_offset=0)
+standing = LongWrite(handle, large, "long")
 """
 
 # Signals come one after the other. If a handler took longer than their interval, handlers would nest without end.
@@ -208,7 +208,7 @@ except {raised}:
     assert out == f"{raised} 0 ['file']\n"
 
 
-# The handler runs while the call holds its files: once its first file waits for the standing write.
+# The handler runs while the call holds its files: once its first file waits for the long write.
 HOLDING = """
 import errno
 def outcome(call):

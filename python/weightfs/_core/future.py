@@ -59,8 +59,8 @@ class Future(concurrent.futures.Future[_Result]):
     dropped, and at the latest at exit, unless the program has asked for the outcome: by result(), exception(), await,
     or a cancelled() that returned True.
 
-    Callbacks run on an I/O thread, or on one that finds the operation done. They must be quick, may start operations,
-    and must not wait for one."""
+    Callbacks run on a thread for callbacks, or on one that finds the operation done. They may start operations, and
+    must not wait for one."""
 
     def __init__(self, operation: Any = None, memory: Any = None, let_go: Callable[[], object] | None = None, *,
                  stop: Callable[[], bool] | None = None) -> None:
@@ -175,7 +175,7 @@ class Future(concurrent.futures.Future[_Result]):
     @property
     def _condition(self):
         """The lock under which concurrent.futures waits for a future and adds callbacks. Only then does a native
-        operation report its end: to report every end would let its I/O thread wait for the GIL each time."""
+        operation report its end: to report every end would let a thread wait for the GIL each time."""
         check_process(self._process, "operation")
         if not self._reports:
             # In this order: after an exception of a signal handler in between, the next call registers it once more.

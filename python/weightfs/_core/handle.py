@@ -87,10 +87,10 @@ class Handle(Opened):
                    verify: bool = False) -> Future[int]:
         """Starts a read from a path or descriptor and returns its Future.
 
-        progress(bytes_done, bytes_total) is called on an I/O thread. The first exception that it raises is printed and
-        otherwise ignored. verify: EIO if the bytes differ from those that were written. A weightfs mount always
-        verifies. On other filesystems the whole file must be read (otherwise EINVAL), and it must have been written
-        with `checksum` and not changed since (otherwise ENODATA)."""
+        progress(bytes_done, bytes_total) is called on a thread for callbacks. The first exception that it raises is
+        printed and otherwise ignored. verify: EIO if the bytes differ from those that were written. A weightfs mount
+        always verifies. On other filesystems the whole file must be read (otherwise EINVAL), and it must have been
+        written with `checksum` and not changed since (otherwise ENODATA)."""
         return self._start_read(buffer, file, file_offset, progress, verify)
 
     def write_async(self, buffer: Any, file: File, file_offset: int | None = None, *, durable: bool = False,

@@ -121,7 +121,7 @@ def _of_device_tensor(tensor, writable, label):
 
 class _Scatter:
     """Copies a contiguous tensor into the original one, once, on the stream that is current at that time. No program
-    waits for the stream of an I/O thread, so there the copy ends before this returns. If it fails, each call does."""
+    waits for the stream of a callback, so there the copy ends before this returns. If it fails, each call does."""
 
     def __init__(self, target, source):
         # RLock, because signal handlers call it too. A handler within the copy makes its own.

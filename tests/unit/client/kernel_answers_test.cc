@@ -20,6 +20,8 @@ namespace {
 
 class KernelAnswersTest : public KernelHooksTest {
  protected:
+  class StandingTransfer;
+
   static std::unique_ptr<Handle> Make(HandleOptions options = {.block_size = 65536, .queue_depth = 16}) {
     return std::move(Handle::Create(options).value());
   }
@@ -54,36 +56,100 @@ TEST_F(KernelAnswersTest, TransfersThatTheKernelRefusesForNowAreSubmittedAgain) 
   EXPECT_GT(calls, 8);
 }
 
+// While it exists, the first transfer that is submitted does not end.
+class KernelAnswersTest::StandingTransfer {
+ public:
+  StandingTransfer() {
+    OnSubmit([this](Controls controls) -> long {
+      if (std::exchange(replaced_, true)) return static_cast<long>(controls.size());
+      // Submits a poll of the descriptor instead of the transfer.
+      constexpr uint16_t kPollOpcode = 5;
+      *controls[0] = {.data = controls[0]->data,
+                      .opcode = kPollOpcode,
+                      .descriptor = static_cast<uint32_t>(ending_.get()),
+                      .buffer = POLLIN};
+      sent_.count_down();
+      return static_cast<long>(controls.size());
+    });
+  }
+  void WaitUntilSent() { sent_.wait(); }
+  void LetGo() {
+    const uint64_t one = 1;
+    ASSERT_EQ(write(ending_.get(), &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+  }
+
+ private:
+  const UniqueFd ending_{eventfd(0, EFD_CLOEXEC)};
+  std::latch sent_{1};
+  bool replaced_ = false;
+};
+
 // The ring's thread waits in the kernel for a transfer that does not end before the other one has.
 TEST_F(KernelAnswersTest, AnOperationBeginsWhileAnotherIsUnderWay) {
   AlignedMemory slow(kBlockSize);
   AlignedMemory quick(kBlockSize);
   const auto handle = Make();
-  const UniqueFd ending(eventfd(0, EFD_CLOEXEC));
-  std::latch sent(1);
-  bool replaced = false;
-  OnSubmit([&](Controls controls) -> long {
-    if (std::exchange(replaced, true)) return static_cast<long>(controls.size());
-    // Submits a poll of the descriptor instead of the transfer.
-    constexpr uint16_t kPollOpcode = 5;
-    *controls[0] = {.data = controls[0]->data,
-                    .opcode = kPollOpcode,
-                    .descriptor = static_cast<uint32_t>(ending.get()),
-                    .buffer = POLLIN};
-    sent.count_down();
-    return static_cast<long>(controls.size());
-  });
+  StandingTransfer standing;
   const auto first = handle->StartWrite(folder_ / "slow", MemoryView(slow.bytes())).value();
-  sent.wait();
+  standing.WaitUntilSent();
   for (int i = 0; i < 10; ++i) {  // fewer than a batch
     const auto second = handle->StartWrite(folder_ / "quick", MemoryView(quick.bytes())).value();
     EXPECT_TRUE(second->Wait(std::chrono::seconds(20)));
+    const auto third = handle->StartWrite(folder_ / "cached", MemoryView(quick.bytes().first(100))).value();
+    EXPECT_TRUE(third->Wait(std::chrono::seconds(20)));
     EXPECT_FALSE(first->done());
     if (HasFailure()) break;
   }
-  const uint64_t one = 1;
-  ASSERT_EQ(write(ending.get(), &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+  standing.LetGo();
   EXPECT_TRUE(first->Wait());
+}
+
+TEST_F(KernelAnswersTest, AWaitInACallbackReturnsAtOnce) {
+  AlignedMemory slow(kBlockSize);
+  AlignedMemory quick(kBlockSize);
+  const auto handle = Make();
+  StandingTransfer standing;
+  const auto first = handle->StartWrite(folder_ / "slow", MemoryView(slow.bytes())).value();
+  standing.WaitUntilSent();
+  std::latch registered(1), called(1);
+  const Progress progress = [&](uint64_t, uint64_t) { registered.wait(); };
+  const auto second = handle->StartWrite(folder_ / "quick", MemoryView(quick.bytes()), {.progress = progress}).value();
+  second->OnDone([&] {
+    EXPECT_FALSE(first->Wait());
+    called.count_down();
+  });
+  registered.count_down();
+  called.wait();
+  standing.LetGo();
+  EXPECT_TRUE(first->Wait());
+}
+
+TEST_F(KernelAnswersTest, CanceledOperationsEndAndTheirQueuedPartIsNotWritten) {
+  AlignedMemory memory(1 << 20);
+  const auto handle = Make({.block_size = 4096, .queue_depth = 1});
+  StandingTransfer standing;
+  const auto first = handle->StartWrite(folder_ / "first", MemoryView(memory.bytes())).value();
+  standing.WaitUntilSent();
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (int i = 0; i < 8; ++i) {
+    const WriteOptions options{.own_errors = true};
+    operations.push_back(
+        handle->StartWrite(folder_ / std::to_string(i), MemoryView(memory.bytes()), options).value());
+  }
+  for (auto operation = operations.rbegin(); operation != operations.rend(); ++operation) (*operation)->Cancel();
+  first->Cancel();
+  standing.LetGo();
+  for (const auto& operation : operations) {
+    ASSERT_TRUE(operation->Wait());
+    EXPECT_TRUE(operation->cancelled());
+    EXPECT_LT(operation->transferred(), operation->size());
+    EXPECT_FALSE(operation->Cancel());
+  }
+  EXPECT_TRUE(first->Wait());
+  EXPECT_LT(first->transferred(), first->size());
+  // A canceled whole-file write leaves nothing that looks like a file.
+  EXPECT_EQ(folder_.entries(), 0U);
+  EXPECT_EQ(handle->Wait().errors.size(), 1U) << "that of the first, which is not its own";
 }
 
 // The checksums in the attribute are those of the bytes that were sent.

@@ -20,17 +20,18 @@ namespace weightfs::client {
 
 inline MemoryView View(Bytes& bytes) { return MemoryView(std::span<std::byte>(bytes)); }
 
-// Returns when the I/O threads of all handles, those that open files, and `others` wait for other threads. By then an
-// operation that has begun has ended, unless a callback or a StandingWrite on its ring prevents it.
+// Returns when the threads of all handles and `others` wait for other threads. By then an operation that has begun has
+// ended, unless a callback prevents it.
 inline void WaitUntilIdle(const std::vector<pid_t>& others = {}) {
-  std::vector<pid_t> threads = ThreadsNamed("weightfs-io");
-  for (const auto& more : {ThreadsNamed("weightfs-open"), others}) {
-    threads.insert(threads.end(), more.begin(), more.end());
+  for (std::vector<pid_t> threads; threads != ThreadsNamed("weightfs-io");) {
+    threads = ThreadsNamed("weightfs-io");
+    std::vector<pid_t> all = threads;
+    all.insert(all.end(), others.begin(), others.end());
+    WaitUntilBlocked(all);
   }
-  WaitUntilBlocked(threads);
 }
 
-// A write that blocks after its first transfer, together with its ring, until it is released.
+// A write that does not end until it is released, because the callback of its progress blocks.
 class StandingWrite {
  public:
   StandingWrite(Handle& handle, const std::string& path, Bytes& bytes, std::optional<uint64_t> offset = 0,

@@ -191,7 +191,7 @@ TEST_F(StepTest, AnErrorNamesTheTransferAndTheFilesEnd) {
   Bytes bytes(50);
   const auto failed = MakeOperation(facts_, Direction::kWrite, MemoryView(std::span<std::byte>(bytes)), 80);
   FailAt(*failed, 90, {ErrorCode::kNoSpace});
-  failed->Complete();
+  EXPECT_FALSE(failed->Complete());
   EXPECT_EQ(failed->error()->error_number(), ENOSPC);
   EXPECT_EQ(failed->error()->offset, 90U);
   EXPECT_EQ(failed->error()->what,
@@ -199,13 +199,13 @@ TEST_F(StepTest, AnErrorNamesTheTransferAndTheFilesEnd) {
   // The kernel's error for a damaged sector of a disk.
   const auto damaged = MakeOperation(facts_, Direction::kRead, MemoryView(std::span<std::byte>(bytes)), 0);
   FailAt(*damaged, 10, Error{ErrorCode{ENODATA}});
-  damaged->Complete();
+  EXPECT_FALSE(damaged->Complete());
   EXPECT_EQ(damaged->error()->error_number(), EIO);
   EXPECT_EQ(damaged->error()->what,
             "read of 50 bytes at offset 0 of the-file failed at offset 10: Input/output error");
   const auto short_read = MakeOperation(facts_, Direction::kRead, MemoryView(std::span<std::byte>(bytes)), 80);
   FailAt(*short_read, 100, {kEndOfFile});
-  short_read->Complete();
+  EXPECT_FALSE(short_read->Complete());
   EXPECT_EQ(short_read->error()->error_number(), ENODATA);
   EXPECT_EQ(short_read->error()->what, "read of 50 bytes at offset 80 of the-file: only 20 bytes there");
 }

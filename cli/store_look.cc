@@ -26,7 +26,7 @@ Result<StoreLook> LookAtStore(const std::string& directory) {
   StoreOptions options;
   options.read_only = true;
   options.device_sizes = DeviceSizes(parts.superblocks);
-  options.replica = ReplicaOptions(parts);
+  options.log = std::move(parts.log);
   const bool behind = parts.replica.CatalogIsBehind();
   ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
   const SpaceStatistics space = store->Space();

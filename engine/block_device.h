@@ -55,9 +55,10 @@ class BlockDevice {
   // success does not change that.
   virtual Result<void> Flush() = 0;
 
-  // Synchronous transfers for superblocks, fsck and tests, built on Submit. They have the same alignment rules.
+  // Synchronous transfers for superblocks, the log, fsck and tests, built on Submit. They have the same alignment rules.
   Result<void> Read(ByteOffset offset, std::span<std::byte> out);
-  Result<void> Write(ByteOffset offset, std::span<const std::byte> in);
+  // FileDevice does not use a completion thread for it: that may wait for a lock of the caller.
+  virtual Result<void> Write(ByteOffset offset, std::span<const std::byte> in);
 };
 
 }  // namespace weightfs

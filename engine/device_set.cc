@@ -12,6 +12,8 @@ DeviceSet::DeviceSet(std::vector<BlockDevice*> devices)
     : devices_(std::move(devices)), written_(std::make_unique<std::atomic<bool>[]>(devices_.size())) {}
 
 Result<size_t> DeviceSet::FlushWritten() {
+  MutexLock lock(flushing_);
+  if (failure_) return *failure_;
   std::vector<BlockDevice*> written;
   for (size_t index = 0; index < devices_.size(); ++index) {
     if (written_[index].exchange(false)) written.push_back(devices_[index]);
@@ -28,8 +30,9 @@ Result<size_t> DeviceSet::FlushWritten() {
   for (auto& other : others) {
     if (Result<void> flushed = other.get(); !flushed && result) result = std::move(flushed);
   }
-  if (!result) return std::move(result).error();
-  return written.size();
+  if (result) return written.size();
+  failure_ = result.error();
+  return std::move(result).error();
 }
 
 size_t DeviceSet::outstanding() const {

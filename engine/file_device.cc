@@ -84,6 +84,25 @@ void FileDevice::Submit(std::span<IoRequest* const> requests) {
   ring_->Submit(requests);
 }
 
+Result<void> FileDevice::Write(ByteOffset offset, std::span<const std::byte> in) {
+  struct Checked final : IoRequest {
+    void OnComplete(Result<void>) override {}
+  } request;
+  request.operation = IoRequest::Operation::kWrite;
+  request.offset = offset;
+  request.data = const_cast<std::byte*>(in.data());  // only read
+  request.size = ByteCount{in.size()};
+  if (const auto refused = Check(request)) return *refused;
+  while (!in.empty()) {
+    const ssize_t written = pwrite(file_.get(), in.data(), in.size(), static_cast<off_t>(offset.value));
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return ReportIoError("write", offset, request.size, path_, written < 0 ? errno : ENOSPC);
+    in = in.subspan(static_cast<size_t>(written));
+    offset = offset + ByteCount{static_cast<uint64_t>(written)};
+  }
+  return {};
+}
+
 Result<void> FileDevice::Flush() {
   if (options_.may_write && !options_.may_write()) return ErrorCode::kReadOnly;
   if (fdatasync(file_.get()) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);

@@ -42,6 +42,7 @@ class FileDevice final : public BlockDevice {
   std::string_view path() const override { return path_; }
   void Submit(std::span<IoRequest* const> requests) override;
   size_t outstanding() const override { return ring_->outstanding(); }
+  Result<void> Write(ByteOffset offset, std::span<const std::byte> in) override;
   Result<void> Flush() override;  // fdatasync; kIo when the file was deleted meanwhile
 
   // Returns a new descriptor of the same file or device (same O_DIRECT, close-on-exec), to be passed to other

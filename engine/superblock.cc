@@ -18,7 +18,7 @@ namespace {
 
 // The feature bits that this program must know to write or to read: none yet.
 constexpr uint64_t kKnownReadOnlyCompatible = 0;
-constexpr uint64_t kKnownIncompatible = 0;
+constexpr uint64_t kKnownIncompatible = kSuperblockLog;
 
 constexpr uint64_t kLargestSequence = UINT64_MAX / 2;  // more than any number of writes
 
@@ -139,6 +139,7 @@ void Fill(AlignedRecord& record, const Superblock& superblock) {
   record.flags = superblock.clean ? kSuperblockClean : 0;
   record.compatible |= superblock.keeps_replica ? kSuperblockReplica : 0;
   record.compatible |= superblock.keeps_lists ? kSuperblockLists : 0;
+  record.incompatible = superblock.logged ? kSuperblockLog : 0;
   record.device_size = superblock.device_size.value;
   record.data_offset = kDataOffset;
   record.sequence = superblock.sequence;
@@ -179,6 +180,7 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
   superblock.clean = (record.flags & kSuperblockClean) != 0;
   superblock.keeps_replica = (record.compatible & kSuperblockReplica) != 0;
   superblock.keeps_lists = (record.compatible & kSuperblockLists) != 0;
+  superblock.logged = (record.incompatible & kSuperblockLog) != 0;
   superblock.read_only_features = (record.read_only_compatible & ~kKnownReadOnlyCompatible) != 0;
   return superblock;
 }

@@ -30,7 +30,7 @@ struct SuperblockRecord {
   uint32_t block_size;            // kBlockSize
   uint64_t compatible;            // kSuperblockReplica, kSuperblockLists; unknown bits: ignore
   uint64_t read_only_compatible;  // unknown bits: mount read-only
-  uint64_t incompatible;          // unknown bits: refuse to mount
+  uint64_t incompatible;          // kSuperblockLog; unknown bits: refuse to mount
   uint8_t store_id[16];
   uint8_t device_id[16];
   uint16_t device_index;
@@ -50,6 +50,7 @@ static_assert(sizeof(SuperblockRecord) == kBlockSize);
 inline constexpr uint32_t kSuperblockClean = 1;    // the last mount ended with a clean unmount
 inline constexpr uint64_t kSuperblockReplica = 1;  // all writers so far keep the replica of the catalog
 inline constexpr uint64_t kSuperblockLists = 2;    // and know roots with lists
+inline constexpr uint64_t kSuperblockLog = 1;      // incompatible: the log on the devices has every change
 
 // The content of a superblock, independent of its copies.
 struct Superblock {
@@ -64,6 +65,7 @@ struct Superblock {
   bool clean = true;
   bool keeps_replica = true;        // kSuperblockReplica
   bool keeps_lists = true;          // kSuperblockLists
+  bool logged = false;              // kSuperblockLog
   bool read_only_features = false;  // an unknown read_only_compatible bit is set
 };
 

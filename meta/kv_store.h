@@ -37,13 +37,19 @@ class KvBatch {
   }
   bool empty() const { return changes_.empty(); }
   const std::vector<Change>& changes() const { return changes_; }
+  // Marks the batch: it maps blocks that were written, but perhaps not flushed. Their checksums are in it. After a
+  // crash, the log counts only up to the first such batch whose blocks differ from their checksums.
+  void NoteUnflushedData() { unflushed_data_ = true; }
+  bool has_unflushed_data() const { return unflushed_data_; }
   // Appends the changes of `other`, in order.
   void Append(KvBatch other) {
     for (auto& change : other.changes_) changes_.push_back(std::move(change));
+    unflushed_data_ = unflushed_data_ || other.unflushed_data_;
   }
 
  private:
   std::vector<Change> changes_;
+  bool unflushed_data_ = false;
 };
 
 // What a change does to the size of the store. A store whose filesystem is almost full accepts only some of them.
@@ -128,6 +134,9 @@ class KvStoreWrapper : public KvStore {
   }
   uint64_t EstimateSize(std::string_view prefix) const override { return wrapped_->EstimateSize(prefix); }
   Result<void> Verify(const std::function<bool(ByteCount)>& next) override { return wrapped_->Verify(next); }
+
+ protected:
+  KvStore& wrapped() { return *wrapped_; }
 
  private:
   const std::unique_ptr<KvStore> wrapped_;

@@ -172,6 +172,7 @@ struct Database {
   const std::shared_ptr<Health> health;
   std::shared_ptr<rocksdb::Cache> cache;
   bool read_only = false;
+  bool log = true;
   std::unique_ptr<CatalogSpace> space;  // null if read-only
   std::unique_ptr<rocksdb::Env> env;    // null if read-only: RocksDB's own
   std::unique_ptr<rocksdb::DB> db;
@@ -402,6 +403,12 @@ class RocksKvStore::Impl {
   explicit Impl(std::shared_ptr<Database> opened) : database(std::move(opened)), sync([this] { return SyncLog(); }) {}
 
   Result<void> SyncLog() {
+    if (!database->log) {
+      if (const auto status = database->db->Flush(rocksdb::FlushOptions()); !status.ok()) {
+        return database->health->Fail("writing the catalog's tables", status);
+      }
+      return {};
+    }
     // A sync of a log whose file was deleted succeeds but makes nothing durable.
     if (access((database->directory + "/CURRENT").c_str(), F_OK) != 0) {
       const auto status = rocksdb::Status::IOError(database->directory, "its files are gone");
@@ -416,7 +423,9 @@ class RocksKvStore::Impl {
   // without it. As a separate function, this one keeps its caller in the stack traces that tests/tsan.supp matches.
   [[gnu::noinline]] rocksdb::Status Apply(rocksdb::WriteBatch* changes) {
     CountNothing();
-    return database->db->Write(rocksdb::WriteOptions(), changes);
+    rocksdb::WriteOptions options;
+    options.disableWAL = !database->log;
+    return database->db->Write(options, changes);
   }
   bool writable() const { return !database->read_only && !database->health->failed(); }
 
@@ -438,6 +447,7 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   auto database = std::make_shared<Database>(directory);
   database->cache = MakeCache(options.cache);
   database->read_only = options.read_only;
+  database->log = options.log;
   if (!options.read_only) {
     ASSIGN_OR_RETURN(database->space, CatalogSpace::Open(prepared));
     const auto release = [space = database->space.get()](uint64_t bytes) { return space->Release(bytes); };

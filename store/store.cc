@@ -13,9 +13,10 @@
 #include "store/file/file.h"
 #include "store/file/reader.h"
 #include "store/file/write_back.h"
-#include "store/replica/replica_writer.h"
 #include "store/scrub/scrubber.h"
 #include "store/space/space_manager.h"
+#include "store/wal/log_writer.h"
+#include "store/wal/logged_kv_store.h"
 
 namespace weightfs {
 namespace {
@@ -64,11 +65,12 @@ bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_
 // Everything under a Store in the order of construction; destroyed in reverse.
 struct Store::Parts {
   std::unique_ptr<KvStore> catalog;
-  replica::MirroredKvStore* mirrored = nullptr;  // the catalog, if it has a replica
+  wal::LoggedKvStore* logged = nullptr;  // the catalog, if it has a log
   std::vector<std::unique_ptr<BlockDevice>> devices;
   std::unique_ptr<BufferPool> chunks, large_reads, small_reads, stripes, small_writes;
   std::unique_ptr<DeviceSet> device_set;
   std::unique_ptr<SpaceManager> space;
+  std::unique_ptr<wal::LogWriter> log;  // null if read-only
   std::unique_ptr<ReadCache> cache;
   std::unique_ptr<InodeTable> inodes;
   std::unique_ptr<WriteBack> write_back;
@@ -76,7 +78,6 @@ struct Store::Parts {
   std::unique_ptr<Committer> committer;
   std::unique_ptr<FileIo> files;
   std::unique_ptr<Namespace> names;
-  std::unique_ptr<replica::ReplicaWriter> replica;
   std::unique_ptr<Scrubber> scrubber;
   StoreOptions options;
   bool read_only = false;
@@ -114,10 +115,10 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   ASSIGN_OR_RETURN(parts->space, SpaceManager::Create(spaces));
   parts->device_set = std::make_unique<DeviceSet>(std::move(pointers));
   parts->catalog = std::move(catalog);
-  if (options.replica) {
-    auto mirrored = std::make_unique<replica::MirroredKvStore>(std::move(parts->catalog), options.replica->version);
-    parts->mirrored = mirrored.get();
-    parts->catalog = std::move(mirrored);
+  if (options.log) {
+    auto logged = std::make_unique<wal::LoggedKvStore>(std::move(parts->catalog), options.log->tail.version);
+    parts->logged = logged.get();
+    parts->catalog = std::move(logged);
   }
   parts->devices = std::move(devices);
   parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
@@ -136,12 +137,16 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
                   recovery->damaged);
     parts->read_only = true;
   }
+  RETURN_IF_ERROR(StartLog(*parts));
   parts->write_back = std::make_unique<WriteBack>(*parts->device_set);
   parts->reader = std::make_unique<Reader>(*parts->catalog, *parts->device_set, *parts->space, *parts->cache,
                                            Reader::Pools{*parts->large_reads, *parts->small_reads}, options.verify);
   Committer::Options commit;
   commit.interval = options.commit_interval;
   commit.close_delay = options.close_delay;
+  if (parts->log != nullptr) {
+    commit.retire = [log = parts->log.get()](const std::vector<DeviceRun>& runs) { log->Retire(runs); };
+  }
   commit.freed = [memory = services.extent_memory](size_t extents) { memory->Freed(extents); };
   parts->committer =
       std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space, *parts->write_back, commit);
@@ -151,40 +156,33 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
                                              *parts->cache, options.commit_interval, options.space_wait,
                                              parts->read_only});
   parts->names = std::make_unique<Namespace>(*parts->catalog, *parts->inodes, *parts->files);
-  if (options.replica) StartReplica(*parts);
   RETURN_IF_ERROR(parts->names->Recover(parts->read_only));
   RETURN_IF_ERROR(StartScrubs(*parts));
   return std::unique_ptr<Store>(new Store(std::move(parts)));
 }
 
-// Marks the blocks of the replica as used, and starts its writer before anything changes the catalog.
-void Store::StartReplica(Parts& parts) {
-  replica::WriterOptions options = *parts.options.replica;
+// Marks the blocks of the log as used, and starts its writer before anything changes the catalog.
+Result<void> Store::StartLog(Parts& parts) {
+  if (!parts.options.log) return {};
+  wal::WriterOptions options = *parts.options.log;
   std::vector<DeviceRun> runs;
   if (options.root) {
-    for (const auto* stream : replica::StreamsOf(*options.root)) {
-      for (const replica::Segment& segment : stream->segments) runs.push_back(segment.run);
+    for (const auto* stream : wal::StreamsOf(*options.root)) {
+      for (const wal::Segment& segment : stream->segments) runs.push_back(segment.run);
     }
   }
   for (const DeviceRun& run : runs) {
     if (parts.space->MarkUsed(run)) continue;
-    const char* then = parts.read_only ? "" : "; it is renewed";
-    spdlog::warn("the replica of the catalog on the devices overlaps files{}", then);
-    options.root.reset();
+    spdlog::error("the log of the catalog overlaps files: serving the store read-only; run weightfs verify --repair");
+    parts.read_only = true;
     break;
   }
-  if (parts.read_only) return;
+  if (parts.read_only) return {};
   options.commit_interval = parts.options.commit_interval;
-  Parts* raw = &parts;
-  const auto flush = [raw]() -> Result<void> {
-    auto flushed = SyncWait([&](Done done) { raw->committer->FlushDevices(std::move(done)); });
-    if (flushed || flushed.error().code != ErrorCode::kShutdown) return flushed;
-    RETURN_IF_ERROR(raw->device_set->FlushWritten());  // the committer has stopped
-    return {};
-  };
-  parts.replica = std::make_unique<replica::ReplicaWriter>(*parts.mirrored, *parts.device_set, *parts.space, flush,
-                                                           std::move(options));
-  parts.mirrored->Attach(parts.replica.get());
+  ASSIGN_OR_RETURN(parts.log, wal::LogWriter::Start(parts.logged->index(), *parts.device_set, *parts.space,
+                                                    std::move(options)));
+  parts.logged->Attach(parts.log.get());
+  return {};
 }
 
 Result<void> Store::StartScrubs(Parts& parts) {
@@ -192,12 +190,12 @@ Result<void> Store::StartScrubs(Parts& parts) {
   Scrubber::Services scrub{.catalog = *parts.catalog, .devices = *parts.device_set, .space = *parts.space};
   for (const auto& device : parts.devices) scrub.device_list.push_back(device.get());
   scrub.foreground_bytes = [raw] { return raw->reader->counters().device_bytes + raw->write_back->written_bytes(); };
-  if (parts.options.replica) {
-    scrub.replica_of = parts.options.replica->store_id;
+  if (parts.options.log) {
+    scrub.replica_of = parts.options.log->store_id;
     scrub.replica_expected = [raw] {
-      return raw->replica != nullptr ? raw->replica->statistics().current : raw->options.replica->root.has_value();
+      return raw->log != nullptr ? raw->log->statistics().intact : raw->options.log->root.has_value();
     };
-    if (parts.replica != nullptr) scrub.renew_replica = [raw] { raw->replica->Renew(); };
+    if (parts.log != nullptr) scrub.renew_replica = [raw] { raw->log->Renew(); };
   }
   scrub.read_only = parts.read_only;
   ASSIGN_OR_RETURN(parts.scrubber, Scrubber::Create(std::move(scrub), parts.options.scrub));
@@ -214,11 +212,10 @@ Result<void> Store::Close() {
   if (!p_->files->Close()) return {};
   p_->scrubber->Stop();
   auto stopped = p_->committer->Stop();
-  if (p_->replica == nullptr) return stopped;
-  p_->replica->Stop();
-  const auto flushed = p_->device_set->FlushWritten();
-  if (stopped && !flushed) return flushed.error();
-  return stopped;
+  if (p_->log == nullptr) return stopped;
+  const auto ended = p_->log->Stop();
+  p_->logged->Attach(nullptr);
+  return stopped ? ended : stopped;
 }
 
 Namespace& Store::names() { return *p_->names; }
@@ -403,9 +400,7 @@ std::optional<uint64_t> Store::CatalogFreeSpace() const { return p_->catalog->Fr
 
 Result<void> Store::VerifyCatalog(const std::function<bool(ByteCount)>& next) { return p_->catalog->Verify(next); }
 
-std::chrono::nanoseconds Store::ReplicaAge() const {
-  return p_->replica ? p_->replica->age() : std::chrono::nanoseconds(0);
-}
+std::chrono::nanoseconds Store::LogAge() const { return p_->log ? p_->log->age() : std::chrono::nanoseconds(0); }
 
 StoreStatistics Store::statistics() const {
   StoreStatistics statistics;
@@ -431,7 +426,7 @@ StoreStatistics Store::statistics() const {
   statistics.device_requests = p_->device_set->outstanding();
   statistics.pinned_bytes = ToBytes(p_->space->pinned()).value;
   statistics.granted_bytes = ToBytes(p_->space->granted()).value;
-  if (p_->replica) statistics.replica = p_->replica->statistics();
+  if (p_->log) statistics.log = p_->log->statistics();
   statistics.read_only = read_only();
   return statistics;
 }

@@ -16,9 +16,9 @@
 #include "meta/kv_store.h"
 #include "store/file/file_io.h"
 #include "store/names/namespace.h"
-#include "store/replica/replica_options.h"
 #include "store/scrub/scrub_state.h"
 #include "store/types.h"
+#include "store/wal/log_writer.h"
 
 namespace weightfs {
 
@@ -39,8 +39,8 @@ struct StoreOptions {
   // The bytes of each device that belong to the store, from its superblock; empty: all of them. A device may have
   // grown.
   std::vector<ByteCount> device_sizes = {};
-  // The replica of the catalog on the devices, which the store keeps current unless it is read-only; nullopt: none.
-  std::optional<replica::WriterOptions> replica = {};
+  // The log on the devices. The catalog has every entry of it. nullopt: a catalog in memory, without a log (tests).
+  std::optional<wal::WriterOptions> log = {};
   ScrubOptions scrub = {};
 };
 
@@ -56,7 +56,7 @@ struct StoreStatistics {
   uint64_t resident_inodes = 0;
   uint64_t device_requests = 0;  // in flight
   uint64_t pinned_bytes = 0, granted_bytes = 0;  // by read leases; by write leases
-  replica::ReplicaStatistics replica;
+  wal::LogStatistics log;
   bool read_only = false;
 };
 
@@ -131,7 +131,7 @@ class Store {
   SpaceStatistics Space() const;
   // Bytes by which the catalog may grow on its filesystem; nullopt: it does not change.
   std::optional<uint64_t> CatalogFreeSpace() const;
-  std::chrono::nanoseconds ReplicaAge() const;  // ReplicaWriter::age; 0 without a writer
+  std::chrono::nanoseconds LogAge() const;  // LogWriter::age; 0 without a writer
   StoreStatistics statistics() const;
   // The scrub in progress, and the last complete one, also if this mount starts none.
   ScrubReport Scrub() const;
@@ -148,7 +148,7 @@ class Store {
  private:
   struct Parts;
   explicit Store(std::unique_ptr<Parts> parts);
-  static void StartReplica(Parts& parts);
+  static Result<void> StartLog(Parts& parts);
   static Result<void> StartScrubs(Parts& parts);
   std::unique_ptr<Parts> p_;
 };

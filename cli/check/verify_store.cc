@@ -12,7 +12,7 @@
 #include "common/printable.h"
 #include "common/size_text.h"
 #include "store/check/fsck.h"
-#include "store/replica/mirrored_kv_store.h"
+#include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
 #include "store/volume/salvage_store.h"
 
@@ -163,11 +163,12 @@ Result<void> Check(const VerifyArguments& arguments, const std::string& store, C
   ProgressBar bar("verify");
   ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, open, bar, checked));
   checked->was_clean = parts.was_clean;
-  // Repairs get version numbers of their own, so that the replica is renewed.
-  if (arguments.repair) {
-    ASSIGN_OR_RETURN(const replica::Version version, replica::ReadVersion(*parts.catalog));
-    parts.catalog = std::make_unique<replica::MirroredKvStore>(std::move(parts.catalog), version);
+  if (!parts.note.empty()) {
+    checked->replica = parts.note;
+    checked->restored = arguments.repair;
+    checked->lost = checked->lost || parts.lost;
   }
+  if (arguments.repair) RETURN_IF_ERROR(LeaveLog(store, &parts));
   FsckOptions options;
   options.repair = arguments.repair;
   options.verify_data = !arguments.catalog;

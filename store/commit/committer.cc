@@ -210,15 +210,10 @@ size_t Committer::RunCycle(Cycle cycle) {
   if (failed()) cycle.error = Error{ErrorCode::kIo};
   if (!cycle.error) Seal(&cycle);
   WaitForWrites(&cycle);
-  const bool any =
-      std::any_of(cycle.sealed.begin(), cycle.sealed.end(), [](const Sealed& s) { return s.content.has_value(); }) ||
-      std::any_of(cycle.requests.begin(), cycle.requests.end(), [](const Request& r) { return r.flush; });
-  if (any && !cycle.error) {
-    const auto flushed = devices_.FlushWritten();
-    if (!flushed) {
+  if (!cycle.error) {
+    if (auto flushed = FlushFirst(cycle); !flushed) {
       cycle.error = Fail(flushed.error(), "flushing a device failed");
     } else {
-      flushes_ += *flushed;
       WriteCatalog(&cycle);
     }
   }
@@ -239,10 +234,12 @@ size_t Committer::RunCycle(Cycle cycle) {
   }
   for (const Deletion& deletion : cycle.deletions) extents += deletion.runs.size();
   if (!cycle.error) {
+    std::vector<DeviceRun> freed;
     for (Sealed& sealed : cycle.sealed) {
-      if (sealed.content) space_.Retire(sealed.content->freed);
+      if (sealed.content) freed.insert(freed.end(), sealed.content->freed.begin(), sealed.content->freed.end());
     }
-    for (Deletion& deletion : cycle.deletions) space_.Retire(deletion.runs);
+    for (Deletion& deletion : cycle.deletions) freed.insert(freed.end(), deletion.runs.begin(), deletion.runs.end());
+    options_.retire ? options_.retire(freed) : space_.Retire(freed);
     if (cycle.wrote) ++commits_;
   }
   Finish(&cycle, CommitLevel::kDurable);
@@ -301,6 +298,18 @@ void Committer::WaitForWrites(Cycle* cycle) {
   }
 }
 
+// Flushes the devices if a request wants that, or a file has blocks that others wrote.
+Result<void> Committer::FlushFirst(const Cycle& cycle) {
+  const bool wanted =
+      std::any_of(cycle.sealed.begin(), cycle.sealed.end(),
+                  [](const Sealed& sealed) { return sealed.content && sealed.content->flush_first; }) ||
+      std::any_of(cycle.requests.begin(), cycle.requests.end(), [](const Request& request) { return request.flush; });
+  if (!wanted) return {};
+  ASSIGN_OR_RETURN(const size_t flushed, devices_.FlushWritten());
+  flushes_ += flushed;
+  return {};
+}
+
 void Committer::WriteCatalog(Cycle* cycle) {
   for (Sealed& sealed : cycle->sealed) {
     if (!sealed.content) continue;
@@ -342,6 +351,7 @@ Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
   const CommittedData old = inode.committed;
   inode.committed = {sealed->content->size, sealed->content->blocks, sealed->content->version};
   batch.Put(keys::Inode(inode.id), inode.CatalogRecord().Encode());
+  if (!sealed->content->flush_first) batch.NoteUnflushedData();
   if (auto written = catalog_.Write(std::move(batch)); !written) {
     inode.committed = old;
     return written;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The write protocol: data written → devices flushed → one batch per file in the catalog → catalog synced → space
-// freed.
+// The write protocol: data written → one batch per file in the catalog → catalog synced, which flushes the devices →
+// space freed. Only data that others wrote (lease holders) is flushed before its batch, because nobody has checked their
+// checksums (wal/log_writer.h).
 #pragma once
 
 #include <chrono>
@@ -30,6 +31,8 @@ class Committer final : public CommitQueue {
     std::chrono::milliseconds interval{5000};  // maximum time that changed data stays uncommitted
     std::chrono::milliseconds close_delay{1000};
     std::chrono::milliseconds replace_delay{30000};  // same, for a file that writers are replacing
+    // Frees blocks that batches in the catalog have freed, once that is safe; null: SpaceManager::Retire.
+    std::function<void(const std::vector<DeviceRun>& runs)> retire = nullptr;
     // Runs on the committer's thread after it has freed the changes and the runs of so many extents.
     std::function<void(size_t extents)> freed = nullptr;
   };
@@ -92,6 +95,7 @@ class Committer final : public CommitQueue {
   // Notes the file's pending error, if it has one, for the callers of the cycle, and keeps the file in memory until the
   // error is reported.
   void NoteError(Cycle* cycle, const InodePtr& inode) REQUIRES(inode->mutex) EXCLUDES(mutex_);
+  Result<void> FlushFirst(const Cycle& cycle);
   void WriteCatalog(Cycle* cycle);
   Result<void> WriteOne(Cycle* cycle, Sealed* sealed);
   static void AppendExtents(InodeId ino, const SealedFile& content, KvBatch* batch);

@@ -101,6 +101,7 @@ void File::ReplaceBlocks(FileBlock first, std::span<const DeviceRun> runs, std::
   }
   WEIGHTFS_ASSERT(at - first == count);
   checksums_.Set(first, checksums);
+  flush_first_ = true;
 }
 
 bool File::NeedsCommit() {
@@ -120,6 +121,7 @@ std::optional<SealedFile> File::Seal() {
   sealed.blocks = extents_.mapped().value;
   sealed.version = ++attributes_.data_version;
   sealed.shrunk_to = std::exchange(shrunk_to_, UINT64_MAX);
+  sealed.flush_first = std::exchange(flush_first_, false);
   needed_commit_ = false;
   ComputePendingChecksums(FileBlock{0}, BlockCount{UINT64_MAX});
   checksums_.Seal(sealed.size);
@@ -156,7 +158,7 @@ void File::ForgetContent() {
   reservation_.TrimTo({});
   freed_.clear();
   shrunk_to_ = UINT64_MAX;
-  needed_commit_ = false;
+  flush_first_ = needed_commit_ = false;
   commit_.Revert();
 }
 

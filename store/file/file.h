@@ -51,6 +51,7 @@ struct SealedFile {
   std::vector<DeviceRun> freed;  // freed once the commit is durable
   uint64_t size = 0, blocks = 0, version = 0;
   uint64_t shrunk_to = UINT64_MAX;  // delete checksum segments beyond this size
+  bool flush_first = false;         // others wrote some of its blocks (File::ReplaceBlocks): flush before its batch
 };
 
 // The data of one file: mapping, dirty memory, checksums, reserved space, and commit state.
@@ -215,6 +216,7 @@ class File {
   SpaceReservation reservation_;     // at least one block per dirty block that needs space
   std::vector<DeviceRun> freed_;     // unmapped since the last seal
   uint64_t shrunk_to_ = UINT64_MAX;  // the smallest size since the last seal
+  bool flush_first_ = false;         // ReplaceBlocks since the last seal
   bool needed_commit_ = false;       // since the last seal
 
   CommitState commit_;

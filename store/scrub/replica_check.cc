@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 namespace {
 
 // The number of roots that are followed before the check gives up without a result.
@@ -114,4 +114,4 @@ Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& sto
   return CheckResult{};
 }
 
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

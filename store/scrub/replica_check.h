@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the whole replica of the catalog from the devices and checks every frame, while a ReplicaWriter may continue
+// Reads the whole replica of the catalog from the devices and checks every frame, while a LogWriter may continue
 // it.
 #pragma once
 
@@ -8,9 +8,9 @@
 #include <string>
 
 #include "common/result.h"
-#include "store/replica/replica_reader.h"
+#include "store/wal/wal_reader.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 
 struct CheckResult {
   bool stopped = false;
@@ -23,4 +23,4 @@ struct CheckResult {
 Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& store_id,
                                  const std::function<bool()>& expected, const std::function<bool(ByteCount)>& next);
 
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

@@ -208,7 +208,7 @@ bool Scrubber::CheckCatalog() {
 
 bool Scrubber::CheckReplica() {
   if (services_.replica_of) {
-    const auto checked = replica::CheckReplica(services_.device_list, services_.replica_of, services_.replica_expected,
+    const auto checked = wal::CheckReplica(services_.device_list, services_.replica_of, services_.replica_expected,
                                                [this](ByteCount size) {
                                                  device_bytes_ += size.value;
                                                  return Pace(size);

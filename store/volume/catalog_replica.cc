@@ -12,16 +12,17 @@
 #include "common/utc_time.h"
 #include "io/huge_pages.h"
 #include "meta/keys.h"
-#include "store/replica/mirrored_kv_store.h"
+#include "store/wal/log_recovery.h"
+#include "store/wal/logged_kv_store.h"
 
 namespace weightfs {
 namespace {
 
 // Gives a restored catalog a version after that of the replica, whose log may end in damage.
-Result<void> FinishRestore(KvStore& catalog, const replica::Root& root, uint64_t known, ReplicaRestore* restored) {
+Result<void> FinishRestore(KvStore& catalog, const wal::Root& root, uint64_t known, ReplicaRestore* restored) {
   const uint64_t last = std::max(known, restored->version.sequence);
   restored->missing = last - restored->version.sequence;
-  KvBatch batch = replica::WithVersion({}, {last + 1, restored->version.chain});
+  KvBatch batch = wal::WithVersion({}, {last + 1, restored->version.chain});
   ASSIGN_OR_RETURN(const auto id, catalog.Get(keys::Store(kStoreIdFact)));
   if (!id && root.store_id != Uuid{}) batch.Put(keys::Store(kStoreIdFact), ToString(root.store_id));
   RETURN_IF_ERROR(catalog.Write(std::move(batch)));
@@ -29,8 +30,8 @@ Result<void> FinishRestore(KvStore& catalog, const replica::Root& root, uint64_t
 }
 
 // Applies an entry of the log, with the version after it.
-Result<void> ApplyEntry(KvStore& catalog, const replica::Entry& entry) {
-  return catalog.Write(replica::WithVersion(entry.batch, entry.version));
+Result<void> ApplyEntry(KvStore& catalog, const wal::Entry& entry) {
+  return catalog.Write(wal::WithVersion(entry.batch, entry.version));
 }
 
 }  // namespace
@@ -38,17 +39,17 @@ Result<void> ApplyEntry(KvStore& catalog, const replica::Entry& entry) {
 Result<ReplicaState> InspectReplica(std::span<BlockDevice* const> devices, std::span<const Superblock> superblocks,
                                     KvStore& catalog) {
   ReplicaState state;
-  ASSIGN_OR_RETURN(state.catalog, replica::ReadVersion(catalog));
+  ASSIGN_OR_RETURN(state.catalog, wal::ReadVersion(catalog));
   if (!std::all_of(superblocks.begin(), superblocks.end(), [](const Superblock& s) { return s.keeps_replica; })) {
     return state;
   }
   const auto store_id = superblocks.empty() ? std::optional<Uuid>() : superblocks.front().store_id;
-  ASSIGN_OR_RETURN(state.root, replica::FindRoot(devices, store_id));
+  ASSIGN_OR_RETURN(state.root, wal::FindRoot(devices, store_id));
   if (!state.root) return state;
   state.root_sequence = state.root->sequence;
-  auto tail = [&]() -> Result<replica::Tail> {
-    RETURN_IF_ERROR(replica::LoadSegments(devices, &*state.root));
-    return replica::FindTail(devices, *state.root);
+  auto tail = [&]() -> Result<wal::Tail> {
+    RETURN_IF_ERROR(wal::LoadSegments(devices, &*state.root));
+    return wal::FindTail(devices, *state.root, state.root->checkpoint);
   }();
   if (tail) {
     state.tail = *tail;
@@ -90,11 +91,11 @@ bool IsReadable(KvStore& catalog) {
 }
 
 Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erased) {
-  ASSIGN_OR_RETURN(const HugePageMemory memory, HugePageMemory::Map(replica::kRootCapacity));
+  ASSIGN_OR_RETURN(const HugePageMemory memory, HugePageMemory::Map(wal::kRootCapacity));
   const std::span<std::byte> block(memory.data(), kBlockSize);
   for (BlockDevice* device : devices) {
-    for (const uint64_t offset : replica::kRootOffsets) {
-      const auto root = replica::ReadRoot(*device, offset, {memory.data(), memory.size()});
+    for (const uint64_t offset : wal::kRootOffsets) {
+      const auto root = wal::ReadRoot(*device, offset, {memory.data(), memory.size()});
       if (erased == ErasedRoots::kWithLists && (!root || root->lists.empty())) continue;
       std::ranges::fill(block, std::byte{0});
       RETURN_IF_ERROR(device->Write(ByteOffset{offset}, block));
@@ -104,20 +105,20 @@ Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erase
   return {};
 }
 
-Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const replica::Root& root,
+Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const wal::Root& root,
                                       KvStore& catalog, uint64_t known, const ProgressFunction& progress) {
   Progress done{.step = "restoring records", .total = root.checkpoint_frames, .unit = Progress::Unit::kParts};
-  const auto checkpoint = replica::ReplayCheckpoint(devices, root, [&](const replica::Entry& part) {
+  const auto checkpoint = wal::ReplayCheckpoint(devices, root, [&](const wal::Entry& part) {
     done.done = std::min(done.done + 1, done.total);
     if (progress) progress(done);
     return catalog.Write(part.batch);
   });
   if (!checkpoint) return checkpoint.error();
-  RETURN_IF_ERROR(catalog.Write(replica::WithVersion({}, checkpoint->version)));
-  const auto log = replica::ReplayLog(devices, root, checkpoint->version,
-                                      [&](const replica::Entry& entry) { return ApplyEntry(catalog, entry); });
+  RETURN_IF_ERROR(catalog.Write(wal::WithVersion({}, checkpoint->version)));
+  ASSIGN_OR_RETURN(const wal::Tail tail, wal::FindDurableTail(devices, root, root.checkpoint));
+  const auto log = wal::ReplayLog(devices, root, checkpoint->version, tail.version.sequence,
+                                  [&](const wal::Entry& entry) { return ApplyEntry(catalog, entry); });
   if (!log) return log.error();
-  ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(devices, root));
   ReplicaRestore restored{log->version, log->time_ns, log->entries, checkpoint->damaged_frames};
   RETURN_IF_ERROR(FinishRestore(catalog, root, std::max(known, tail.version.sequence), &restored));
   return restored;
@@ -128,8 +129,8 @@ Result<ReplicaRestore> CatchUp(std::span<BlockDevice* const> devices, const Repl
       state.catalog.sequence >= state.tail.version.sequence) {
     return Error{ErrorCode::kCorrupt, "the log of the replica does not continue this catalog"};
   }
-  const auto log = replica::ReplayLog(devices, *state.root, state.catalog,
-                                      [&](const replica::Entry& entry) { return ApplyEntry(catalog, entry); });
+  const auto log = wal::ReplayLog(devices, *state.root, state.catalog, UINT64_MAX,
+                                  [&](const wal::Entry& entry) { return ApplyEntry(catalog, entry); });
   if (!log) return log.error();
   if (log->entries == 0) return Error{ErrorCode::kCorrupt, "the log of the replica does not continue this catalog"};
   ReplicaRestore restored{log->version, log->time_ns, log->entries};

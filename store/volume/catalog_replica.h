@@ -10,7 +10,7 @@
 #include "common/result.h"
 #include "engine/superblock.h"
 #include "meta/kv_store.h"
-#include "store/replica/replica_reader.h"
+#include "store/wal/wal_reader.h"
 
 namespace weightfs {
 
@@ -19,10 +19,10 @@ inline constexpr const char* kStoreIdFact = "store_id";
 
 // A store's replica as it was found when the store was opened.
 struct ReplicaState {
-  std::optional<replica::Root> root;  // nullopt: none, or a program that does not know replicas has written since
+  std::optional<wal::Root> root;  // nullopt: none, or a program that does not know replicas has written since
   uint64_t root_sequence = 0;         // of the last root, also if the replica cannot be used
-  replica::Tail tail;                 // of its log
-  replica::Version catalog;           // the version of the catalog
+  wal::Tail tail;                 // of its log
+  wal::Version catalog;           // the version of the catalog
 
   // True when the catalog lacks batches that were on stable storage, or has others in their place.
   bool CatalogIsBehind() const {
@@ -33,7 +33,7 @@ struct ReplicaState {
 
 // What a replica gave back.
 struct ReplicaRestore {
-  replica::Version version;
+  wal::Version version;
   int64_t time_ns = 0;          // when its last entry was written, since the epoch
   uint64_t entries = 0;         // of the log
   uint64_t damaged_frames = 0;  // of the checkpoint: their records are missing
@@ -63,7 +63,7 @@ Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erase
 // Writes the checkpoint and the log to an empty catalog, and syncs it. The catalog gets a version that no replica has,
 // so that the next mount renews the replica. `known`: the sequence that the catalog is known to have reached, if that
 // is later than the end of the log.
-Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const replica::Root& root,
+Result<ReplicaRestore> RestoreCatalog(std::span<BlockDevice* const> devices, const wal::Root& root,
                                       KvStore& catalog, uint64_t known = 0, const ProgressFunction& progress = nullptr);
 // Appends the entries that a catalog lacks, and gives it a new version likewise. kCorrupt if the log does not continue
 // this catalog.

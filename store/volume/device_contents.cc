@@ -17,7 +17,7 @@
 
 #include "engine/file_device.h"
 #include "engine/superblock.h"
-#include "store/replica/replica_reader.h"
+#include "store/wal/wal_reader.h"
 #include "store/volume/disk_partition.h"
 
 namespace weightfs {
@@ -130,7 +130,7 @@ Result<std::optional<DeviceContents>> DescribeStoreDevice(const std::string& pat
   }
   if (superblock.error().code != ErrorCode::kCorrupt) return superblock.error();
   BlockDevice* const one[] = {device.get()};
-  ASSIGN_OR_RETURN(const auto root, replica::FindRoot(one, std::nullopt));
+  ASSIGN_OR_RETURN(const auto root, wal::FindRoot(one, std::nullopt));
   if (!has_magic && !root) return std::optional<DeviceContents>();
   return std::optional(DeviceContents{"a device of a weightfs store, with a damaged superblock", true, true});
 }

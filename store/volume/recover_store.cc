@@ -19,7 +19,7 @@
 #include "engine/file_device.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
-#include "store/replica/mirrored_kv_store.h"
+#include "store/wal/logged_kv_store.h"
 #include "store/volume/catalog_swap.h"
 #include "store/volume/device_search.h"
 #include "store/volume/disk_partition.h"
@@ -86,7 +86,7 @@ class Recovery {
   std::optional<StoreDescription> listed_;  // store.json, if it can be read
   std::optional<Error> newer_;              // store.json has a newer format: damage, or a newer program
   std::vector<Given> devices_;              // after FindReplica in the order of their indexes
-  replica::Root root_;
+  wal::Root root_;
   StoreDescription description_;
   uint64_t known_ = 0;  // the version that the damaged catalog had, if it can be read
   RecoverReport report_;
@@ -184,9 +184,9 @@ Result<void> Recovery::CheckSuperblocks() const {
 Result<void> Recovery::FindReplica() {
   std::vector<BlockDevice*> given;
   for (const Given& device : devices_) given.push_back(device.device.get());
-  ASSIGN_OR_RETURN(auto root, replica::FindRoot(given, listed_ ? std::optional(listed_->id) : std::nullopt));
+  ASSIGN_OR_RETURN(auto root, wal::FindRoot(given, listed_ ? std::optional(listed_->id) : std::nullopt));
   if (!root && listed_) {
-    ASSIGN_OR_RETURN(root, replica::FindRoot(given, std::nullopt));
+    ASSIGN_OR_RETURN(root, wal::FindRoot(given, std::nullopt));
   }
   if (!root) {
     return Error{ErrorCode::kNotFound,
@@ -225,7 +225,7 @@ Result<void> Recovery::FindReplica() {
                              directory_, ordered.size(), index, description_.devices[index].path)};
   }
   devices_ = std::move(ordered);
-  auto loaded = replica::LoadSegments(Ordered(), &root_);
+  auto loaded = wal::LoadSegments(Ordered(), &root_);
   if (loaded || loaded.error().code != ErrorCode::kCorrupt) return loaded;
   return Error{ErrorCode::kCorrupt, fmt::format("{}: the lists of the replica's parts are damaged; restore {} from a "
                                                 "backup",
@@ -246,7 +246,7 @@ bool Recovery::AgreesWith(const StoreDescription& listed) const {
 // The number of a device in its store, from its root or its superblock.
 Result<std::optional<size_t>> Recovery::IndexOf(BlockDevice& device) const {
   BlockDevice* const one[] = {&device};
-  ASSIGN_OR_RETURN(const auto root, replica::FindRoot(one, root_.store_id));
+  ASSIGN_OR_RETURN(const auto root, wal::FindRoot(one, root_.store_id));
   if (root) return std::optional<size_t>(root->device.value);
   const auto superblock = ReadSuperblock(device);
   if (!superblock || superblock->store_id != root_.store_id) return std::optional<size_t>();
@@ -261,6 +261,7 @@ std::vector<BlockDevice*> Recovery::Ordered() const {
 
 // False when the catalog can be read completely and lacks nothing.
 Result<bool> Recovery::CatalogIsLost() {
+  if (root_.logged) return false;  // the next mount rebuilds it
   RocksKvStore::Options read_only;
   read_only.read_only = true;
   const auto catalog = RocksKvStore::Open(In(kCatalogName), read_only);
@@ -271,10 +272,10 @@ Result<bool> Recovery::CatalogIsLost() {
     return catalog.error();
   }
   const auto id = (*catalog)->Get(keys::Store(kStoreIdFact));
-  const auto version = replica::ReadVersion(**catalog);
+  const auto version = wal::ReadVersion(**catalog);
   if (version) known_ = version->sequence;
   if (!id || !*id || !IsReadable(**catalog)) return true;
-  ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(Ordered(), root_));
+  ASSIGN_OR_RETURN(const wal::Tail tail, wal::FindTail(Ordered(), root_, root_.checkpoint));
   return !version || ReplicaState{root_, root_.sequence, tail, *version}.CatalogIsBehind();
 }
 
@@ -305,6 +306,7 @@ Result<void> Recovery::RebuildSuperblock(size_t index) {
   superblock.device_count = static_cast<uint16_t>(devices_.size());
   superblock.device_size = description_.devices[index].size;
   superblock.clean = false;
+  superblock.logged = root_.logged;
   RETURN_IF_ERROR(WriteSuperblock(*devices_[index].device, superblock));
   report_.superblocks.push_back(devices_[index].path);
   return {};

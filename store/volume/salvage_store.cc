@@ -14,8 +14,8 @@
 #include "meta/keys.h"
 #include "meta/records.h"
 #include "meta/rocks_salvage.h"
-#include "store/replica/mirrored_kv_store.h"
-#include "store/replica/replica_reader.h"
+#include "store/wal/logged_kv_store.h"
+#include "store/wal/wal_reader.h"
 #include "store/volume/catalog_replica.h"
 #include "store/volume/catalog_swap.h"
 #include "store/volume/store_directory.h"
@@ -52,12 +52,12 @@ Result<uint64_t> LastInReplica(const std::string& directory, const StoreDescript
     borrowed.push_back(opened->get());
     devices.push_back(std::move(*opened));
   }
-  ASSIGN_OR_RETURN(auto root, replica::FindRoot(borrowed, description.id));
+  ASSIGN_OR_RETURN(auto root, wal::FindRoot(borrowed, description.id));
   if (!root || borrowed.size() != description.devices.size()) return 0;
-  const auto loaded = replica::LoadSegments(borrowed, &*root);
+  const auto loaded = wal::LoadSegments(borrowed, &*root);
   if (!loaded && loaded.error().code == ErrorCode::kCorrupt) return root->checkpoint.sequence;
   RETURN_IF_ERROR(loaded);
-  ASSIGN_OR_RETURN(const replica::Tail tail, replica::FindTail(borrowed, *root));
+  ASSIGN_OR_RETURN(const wal::Tail tail, wal::FindTail(borrowed, *root, root->checkpoint));
   return std::max(root->checkpoint.sequence, tail.version.sequence);
 }
 
@@ -100,11 +100,11 @@ Result<uint64_t> MarkLostInodes(KvStore& catalog, const std::vector<KeyGap>& gap
 
 // Completes the facts without which a store cannot be opened.
 Result<void> CompleteFacts(KvStore& catalog, const Uuid& store, uint64_t known) {
-  ASSIGN_OR_RETURN(const auto version, catalog.Get(keys::Store(replica::kVersionFact)));
-  const auto last = version ? replica::DecodeVersion(*version) : std::nullopt;
+  ASSIGN_OR_RETURN(const auto version, catalog.Get(keys::Store(wal::kVersionFact)));
+  const auto last = version ? wal::DecodeVersion(*version) : std::nullopt;
   // A version that no replica has, so that the next mount renews the replica.
   const uint64_t sequence = std::max(known, last ? last->sequence : 0) + 1;
-  KvBatch batch = replica::WithVersion({}, {sequence, last ? last->chain : 0});
+  KvBatch batch = wal::WithVersion({}, {sequence, last ? last->chain : 0});
   batch.Put(keys::Store(kStoreIdFact), ToString(store));
   RETURN_IF_ERROR(catalog.Write(std::move(batch)));
   return catalog.Sync();

@@ -14,10 +14,9 @@
 #include "common/log.h"
 #include "common/shell_quote.h"
 #include "common/sync_directory.h"
-#include "meta/keys.h"
-#include "meta/rocks_kv_store.h"
 #include "store/volume/device_contents.h"
 #include "store/volume/device_search.h"
+#include "store/volume/open_catalog.h"
 
 namespace weightfs {
 namespace {
@@ -167,79 +166,6 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
     parts->devices.push_back(std::move(device));
     parts->superblocks.push_back(superblock);
     parts->was_clean = parts->was_clean && superblock.clean;
-  }
-  return {};
-}
-
-// `damaged_too`: accepts a catalog in which this fact cannot be read.
-Result<void> CheckCatalogId(KvStore& catalog, const std::string& path, const Uuid& store, bool damaged_too) {
-  const auto found = catalog.Get(keys::Store(kStoreIdFact));
-  if (!found && damaged_too && found.error().code == ErrorCode::kCorrupt) return {};
-  if (!found) return found.error();
-  const auto& id = *found;
-  if (!id.has_value()) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog names no store; restore it "
-                                                  "from a copy",
-                                                  path)};
-  }
-  if (*id != ToString(store)) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog belongs to the store {}, not to {}; restore the "
-                                                  "right one",
-                                                  path, *id, ToString(store))};
-  }
-  return {};
-}
-
-// Writes a new owner to the superblocks and starts the guard. From then on an earlier owner that returns does not
-// write.
-Result<void> ClaimOwnership(StoreParts* parts) {
-  const Uuid owner = NewUuid();
-  std::vector<UniqueFd> locked, devices;
-  ASSIGN_OR_RETURN(locked.emplace_back(), parts->lock.Duplicate());
-  for (size_t index = 0; index < parts->devices.size(); ++index) {
-    parts->superblocks[index].owner = owner;
-    RETURN_IF_ERROR(WriteSuperblock(*parts->devices[index], parts->superblocks[index]));
-    const auto& file = dynamic_cast<const FileDevice&>(*parts->devices[index]);
-    ASSIGN_OR_RETURN(locked.emplace_back(), file.Duplicate());
-    ASSIGN_OR_RETURN(devices.emplace_back(), file.Duplicate());
-  }
-  parts->guard->Start(std::move(locked), std::move(devices), owner);
-  return parts->guard->Verify();
-}
-
-// Opening for writing recovers the log and so changes the directory. Therefore open it read-only first, because the
-// catalog may belong to another store.
-Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
-  const std::string path = directory + "/" + kCatalogName;
-  RocksKvStore::Options catalog_options;
-  catalog_options.read_only = true;
-  catalog_options.cache = options.catalog_cache;
-  auto opened = RocksKvStore::Open(path, catalog_options);
-  if (!opened && options.damaged_too && opened.error().code == ErrorCode::kCorrupt) {
-    spdlog::error("{}", opened.error().what);
-    catalog_options.damaged_too = true;
-    opened = RocksKvStore::Open(path, catalog_options);
-  }
-  if (!opened) return opened.error();
-  parts->catalog = std::move(*opened);
-  RETURN_IF_ERROR(CheckCatalogId(*parts->catalog, path, parts->description.id, options.damaged_too));
-  auto replica = InspectReplica(Borrow(parts->devices), parts->superblocks, *parts->catalog);
-  if (replica) {
-    parts->replica = std::move(*replica);
-  } else if (!options.damaged_too || replica.error().code != ErrorCode::kCorrupt) {
-    return replica.error();
-  }
-  if (options.read_only) return {};
-  if (parts->replica.CatalogIsBehind() && !options.repair) {
-    return Error{ErrorCode::kCorrupt, DescribeBehind(directory, parts->replica)};
-  }
-  parts->catalog.reset();
-  catalog_options.read_only = false;
-  if (parts->guard != nullptr) RETURN_IF_ERROR(ClaimOwnership(parts));
-  catalog_options.may_write = MayWrite(*parts);
-  ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(path, catalog_options));
-  if (parts->guard != nullptr) {
-    parts->catalog = std::make_unique<GuardedKvStore>(std::move(parts->catalog), *parts->guard);
   }
   return {};
 }
@@ -397,6 +323,12 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
   return parts;
 }
 
+Result<void> MarkLogged(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks) {
+  if (std::ranges::all_of(superblocks, &Superblock::logged)) return {};
+  for (Superblock& superblock : superblocks) superblock.logged = true;
+  return WriteAll(devices, superblocks, /*clean=*/false);
+}
+
 Result<void> MarkClean(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks) {
   return WriteAll(devices, superblocks, /*clean=*/true);
 }
@@ -416,15 +348,6 @@ std::vector<BlockDevice*> Borrow(const std::vector<std::unique_ptr<BlockDevice>>
   std::vector<BlockDevice*> borrowed;
   for (const auto& device : devices) borrowed.push_back(device.get());
   return borrowed;
-}
-
-replica::WriterOptions ReplicaOptions(const StoreParts& parts) {
-  return {.store_id = parts.description.id,
-          .description = ToJson(parts.description),
-          .root_sequence = parts.replica.root_sequence,
-          .root = parts.replica.root,
-          .tail = parts.replica.tail,
-          .version = parts.replica.catalog};
 }
 
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks) {

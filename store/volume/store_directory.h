@@ -21,10 +21,10 @@
 #include "engine/file_device.h"
 #include "engine/superblock.h"
 #include "meta/kv_store.h"
-#include "store/replica/replica_options.h"
 #include "store/volume/catalog_replica.h"
 #include "store/volume/pool_fill.h"
 #include "store/volume/store_guard.h"
+#include "store/wal/log_writer.h"
 
 namespace weightfs {
 
@@ -177,7 +177,8 @@ struct OpenOptions {
   bool lock = true;     // false: open without the lock (info next to a mount); implies read_only
   // With read_only: open a catalog that can be read only in part (a read-only mount). Reads of the rest fail.
   bool damaged_too = false;
-  bool repair = false;  // open a catalog for writing even if it is older than its replica (ReplicaState)
+  bool repair = false;  // accept damage, and make what is found the only catalog (open_catalog.h)
+  ProgressFunction progress = nullptr;  // of rebuilding the index
   bool guard = false;   // guard the store even if it is on local filesystems; for tests
   std::string device_links = kDeviceLinks;  // where moved devices are looked for (FindMovedDevices)
 };
@@ -190,7 +191,10 @@ struct StoreParts {
   std::vector<Superblock> superblocks;
   std::vector<std::unique_ptr<BlockDevice>> devices;  // in index order
   std::unique_ptr<KvStore> catalog;
-  ReplicaState replica;
+  wal::WriterOptions log;  // for StoreOptions
+  std::string note;        // a line about what was rebuilt; empty: nothing
+  bool lost = false;       // something could not be
+  ReplicaState replica;    // of a store of an older version, without a log
   bool was_clean = true;  // every superblock was marked clean before this open
 };
 
@@ -203,11 +207,11 @@ struct StoreParts {
 // file and the catalog.
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
 
-// The replica of an opened store, for StoreOptions.
-replica::WriterOptions ReplicaOptions(const StoreParts& parts);
-
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);
+
+// Marks the superblocks: the log on the devices has every change. Does nothing if they are.
+Result<void> MarkLogged(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks);
 
 // Marks the superblocks clean again after OpenStoreParts marked them in use but a clean store could not be opened. Its
 // devices must be closed and its lock still held.

@@ -9,7 +9,7 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
                                                          const StoreOptions& options) {
   ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, open));
   StoreOptions effective = options;
-  effective.replica = ReplicaOptions(parts);
+  effective.log = std::move(parts.log);
   std::unique_ptr<StoreSession> session(new StoreSession);
   session->lock_ = std::move(parts.lock);
   session->guard_ = std::move(parts.guard);
@@ -21,6 +21,11 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   if (parts.replica.CatalogIsBehind()) spdlog::error("{}", DescribeBehind(directory, parts.replica));
   effective.read_only = session->read_only_;
   effective.device_sizes = DeviceSizes(session->superblocks_);
+  // From then on no older version may open the store, because it would not see the log.
+  effective.log->started = [raw = session.get()] { return MarkLogged(raw->devices_, raw->superblocks_); };
+  if (session->guard_ != nullptr) {
+    effective.log->still_owned = [guard = session->guard_.get()] { return guard->Verify(); };
+  }
   auto store = Store::Open(std::move(parts.catalog), std::move(parts.devices), effective);
   if (!store.has_value()) {
     session->guard_.reset();  // it has the locks of the devices, which are opened again

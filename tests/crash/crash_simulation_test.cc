@@ -5,9 +5,6 @@
 
 #include <random>
 
-#include "meta/keys.h"
-#include "store/replica/mirrored_kv_store.h"
-#include "store/volume/catalog_replica.h"
 #include "tests/crash/history.h"
 #include "tests/support/seeds.h"
 #include "tests/support/test_store.h"
@@ -60,7 +57,6 @@ class Workload {
     options.store.memory = ByteCount{32 * kMiB};
     options.store.commit_interval = std::chrono::milliseconds(seed % 2 == 0 ? 2 : 20);
     options.store.close_delay = std::chrono::milliseconds(1);
-    options.replica = seed % 3 != 0;
     return options;
   }
 
@@ -298,42 +294,10 @@ void ReadTree(TestStore& store, InodeId directory, const std::string& prefix, Hi
   }
 }
 
-// The catalog of that version. The batches that initialize a catalog have none.
-KvContent ContentAt(const Journal& journal, replica::Version version) {
-  KvContent content = journal.ImageAt(0).kv;
-  content[keys::Store(replica::kVersionFact)] = replica::EncodeVersion({});
-  for (const Journal::Event& event : journal.events()) {
-    if (event.kind != Journal::Event::Kind::kBatch) continue;
-    KvContent next = content;
-    ApplyBatch(*event.batch, next);
-    if (replica::DecodeVersion(next[keys::Store(replica::kVersionFact)])->sequence > version.sequence) break;
-    content = std::move(next);
-  }
-  return content;
-}
-
-// The replica gives back a state that the catalog had, and that is not newer than the catalog.
-void CheckReplica(Workload& workload, const CrashImage& image) {
-  Restarted restarted = Restart(image);
-  const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt).value();
-  if (!root) return;  // none was complete yet
-  MemoryKvStore catalog(std::make_shared<Journal>());
-  const auto restored = RestoreCatalog(devices, *root, catalog);
-  ASSERT_TRUE(restored.has_value()) << ToString(restored.error());
-  ASSERT_EQ(restored->damaged_frames, 0U);
-  ASSERT_LE(restored->version.sequence, replica::ReadVersion(*restarted.kv).value().sequence);
-  KvContent content = catalog.content();
-  content[keys::Store(replica::kVersionFact)] = replica::EncodeVersion(restored->version);
-  ASSERT_EQ(content, ContentAt(workload.journal(), restored->version));
-}
-
 void CheckCut(Workload& workload, uint64_t seed, size_t devices, size_t cut, CrashOptions crash) {
   SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed) + ", cut after event " + std::to_string(cut) + ", crash seed " +
                std::to_string(crash.seed));
   const CrashImage image = workload.journal().ImageAt(cut, crash);
-  CheckReplica(workload, image);
-  if (::testing::Test::HasFatalFailure()) return;
   TestStore store(image, Workload::Options(seed, devices));
   ASSERT_TRUE(store.opened().has_value()) << ToString(store.opened().error());
   ASSERT_FALSE(store->read_only()) << "recovery found damage";

@@ -212,7 +212,6 @@ TestStoreOptions OptionsOf(uint64_t seed) {
   options.store.memory = ByteCount{32 * kMiB};
   options.store.commit_interval = std::chrono::milliseconds(1 + seed % 7);
   options.store.close_delay = std::chrono::milliseconds(1);
-  options.replica = seed % 4 == 0;
   return options;
 }
 

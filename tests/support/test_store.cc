@@ -9,6 +9,8 @@
 
 #include "common/checksum.h"
 #include "store/volume/store_directory.h"
+#include "store/wal/log_recovery.h"
+#include "store/wal/logged_kv_store.h"
 #include "tests/support/aligned_memory.h"
 
 namespace weightfs {
@@ -44,7 +46,6 @@ TestStore::~TestStore() = default;
 
 Result<void> TestStore::OpenStore(std::unique_ptr<MemoryKvStore> kv,
                                   std::vector<std::unique_ptr<FaultDevice>> devices) {
-  kv_ = kv.get();
   devices_.clear();
   std::vector<std::unique_ptr<BlockDevice>> bases;
   for (auto& device : devices) {
@@ -52,19 +53,42 @@ Result<void> TestStore::OpenStore(std::unique_ptr<MemoryKvStore> kv,
     bases.push_back(std::move(device));
   }
   StoreOptions options = options_.store;
-  if (options_.replica) {
-    ASSIGN_OR_RETURN(const ReplicaState state, InspectReplica(Borrow(bases), {}, *kv));
-    if (state.CatalogIsBehind()) return Error{ErrorCode::kCorrupt, DescribeBehind("test store", state)};
-    // As long as that of a store with several devices, so that a root has several sectors.
-    options.replica = replica::WriterOptions{
-        .description = std::string(1500, ' '),
-        .root_sequence = state.root_sequence, .root = state.root, .tail = state.tail, .version = state.catalog,
-        .largest_root = options_.largest_root};
-  }
+  ASSIGN_OR_RETURN(options.log, CatchUp(&kv, Borrow(bases)));
+  kv_ = kv.get();
   auto store = Store::Open(std::move(kv), std::move(bases), options);
   if (!store) return store.error();
   store_ = std::move(*store);
   return {};
+}
+
+Result<wal::WriterOptions> TestStore::CatchUp(std::unique_ptr<MemoryKvStore>* kv,
+                                              std::span<BlockDevice* const> devices) {
+  wal::WriterOptions log;
+  log.description = std::string(1500, ' ');  // as of a store with several devices, so that a root has several sectors
+  log.largest_root = options_.largest_root;
+  ASSIGN_OR_RETURN(log.root, wal::FindRoot(devices, std::nullopt));
+  ASSIGN_OR_RETURN(log.tail.version, wal::ReadVersion(**kv));
+  if (!log.root) return log;
+  for (BlockDevice* device : devices) RETURN_IF_ERROR(device->Flush());
+  log.root_sequence = log.root->sequence;
+  RETURN_IF_ERROR(wal::LoadSegments(devices, &*log.root));
+  wal::Version from = log.tail.version;
+  ASSIGN_OR_RETURN(log.tail, wal::FindDurableTail(devices, *log.root, from));
+  if (!log.tail.continues) {
+    from = log.root->checkpoint;
+    ASSIGN_OR_RETURN(log.tail, wal::FindDurableTail(devices, *log.root, from));
+    *kv = std::make_unique<MemoryKvStore>(journal_);
+    ASSIGN_OR_RETURN(const auto checkpoint, wal::ReplayCheckpoint(devices, *log.root, [&](const wal::Entry& part) {
+                       return (*kv)->Write(part.batch);
+                     }));
+    if (checkpoint.damaged_frames > 0) return Error{ErrorCode::kCorrupt, "the checkpoint is damaged"};
+    RETURN_IF_ERROR((*kv)->Write(wal::WithVersion({}, from)));
+  }
+  if (log.tail.damaged) return Error{ErrorCode::kCorrupt, "the log is damaged"};
+  RETURN_IF_ERROR(wal::ReplayLog(devices, *log.root, from, log.tail.version.sequence, [&](const wal::Entry& entry) {
+    return (*kv)->Write(wal::WithVersion(entry.batch, entry.version));
+  }));
+  return log;
 }
 
 Result<void> TestStore::Remount() {

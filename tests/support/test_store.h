@@ -18,8 +18,7 @@ struct TestStoreOptions {
   size_t devices = 1;
   StoreOptions store = {.memory = ByteCount{48 * kMiB}};
   FaultDeviceOptions device = {};
-  bool replica = false;  // keep a replica of the catalog on the devices
-  size_t largest_root = replica::kRootCapacity;  // of that replica
+  size_t largest_root = wal::kRootCapacity;  // of the log
 };
 
 // Owns everything that the store uses, and keeps pointers to the fakes so that tests can make them fail. Not
@@ -71,6 +70,8 @@ class TestStore {
 
  private:
   Result<void> OpenStore(std::unique_ptr<MemoryKvStore> kv, std::vector<std::unique_ptr<FaultDevice>> devices);
+  // Brings the index up to the end of the log, as OpenCatalog does; replaces it if it cannot be used.
+  Result<wal::WriterOptions> CatchUp(std::unique_ptr<MemoryKvStore>* kv, std::span<BlockDevice* const> devices);
 
   TestStoreOptions options_;
   std::shared_ptr<Journal> journal_;

@@ -19,7 +19,7 @@
 #include "engine/superblock.h"
 #include "io/huge_pages.h"
 #include "meta/keys.h"
-#include "store/replica/replica_reader.h"
+#include "store/wal/wal_reader.h"
 #include "store/volume/store_session.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/result_asserts.h"
@@ -86,11 +86,11 @@ TEST_F(StoreDirectoryTest, AnOpenMarksTheDevicesInUseUntilMarkedClean) {
 
 TEST_F(StoreDirectoryTest, AnOpenErasesRootsThatAnOlderProgramDidNotKeep) {
   const StoreDescription made = Format("store");
-  const auto root_with = [&](std::vector<replica::Stream> lists) {
-    replica::Root root;
+  const auto root_with = [&](std::vector<wal::Stream> lists) {
+    wal::Root root;
     root.store_id = made.id;
     root.lists = std::move(lists);
-    return replica::EncodeRoot(root);
+    return wal::EncodeRoot(root);
   };
   struct Case {
     bool replica, lists;  // that each program kept them
@@ -104,18 +104,18 @@ TEST_F(StoreDirectoryTest, AnOpenErasesRootsThatAnOlderProgramDidNotKeep) {
       parts->superblocks[0].keeps_lists = kept.lists;
       ASSERT_OK(MarkClean(parts->devices, parts->superblocks));
     }
-    Poke(Path("store/pool"), replica::kRootOffsets[0], root_with({}));
-    Poke(Path("store/pool"), replica::kRootOffsets[1], root_with({{1, {}}, {2, {}}}));
+    Poke(Path("store/pool"), wal::kRootOffsets[0], root_with({}));
+    Poke(Path("store/pool"), wal::kRootOffsets[1], root_with({{1, {}}, {2, {}}}));
     auto parts = OpenStoreParts(Path("store"), {});
     ASSERT_TRUE(parts.has_value()) << ToString(parts.error());
     BlockDevice& device = *parts->devices[0];
     const auto superblock = ReadSuperblock(device);
     EXPECT_TRUE(superblock->keeps_replica && superblock->keeps_lists);
-    const HugePageMemory memory = HugePageMemory::Map(replica::kRootCapacity).value();
+    const HugePageMemory memory = HugePageMemory::Map(wal::kRootCapacity).value();
     const auto is_root = [&](uint64_t offset) {
-      return replica::ReadRoot(device, offset, {memory.data(), memory.size()}).has_value();
+      return wal::ReadRoot(device, offset, {memory.data(), memory.size()}).has_value();
     };
-    EXPECT_EQ(std::ranges::count_if(replica::kRootOffsets, is_root), kept.left);
+    EXPECT_EQ(std::ranges::count_if(wal::kRootOffsets, is_root), kept.left);
   }
 }
 

@@ -274,7 +274,7 @@ TEST(Scrub, FindsDamageOfTheReplicaAndRenewsIt) {
   for (int i = 0; i < 30; ++i) Written(store, "f" + std::to_string(i), Pattern(i, 5000));
   ASSERT_OK(store.Remount());  // completes the replica
   std::vector<BlockDevice*> devices = {&store.device()};
-  const auto root = replica::FindRoot(devices, std::nullopt).value();
+  const auto root = wal::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
   RunScrub(store);
   EXPECT_FALSE(Last(store).replica);
@@ -282,7 +282,7 @@ TEST(Scrub, FindsDamageOfTheReplicaAndRenewsIt) {
   RunScrub(store);
   EXPECT_TRUE(Last(store).replica);
   ASSERT_OK(store.Remount());
-  const auto renewed = replica::FindRoot(std::vector<BlockDevice*>{&store.device()}, std::nullopt).value();
+  const auto renewed = wal::FindRoot(std::vector<BlockDevice*>{&store.device()}, std::nullopt).value();
   ASSERT_TRUE(renewed.has_value());
   EXPECT_GT(renewed->sequence, root->sequence);
   RunScrub(store);

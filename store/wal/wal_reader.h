@@ -2,6 +2,7 @@
 // Reads the replica of the catalog from the devices of a store.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -9,13 +10,14 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/result.h"
 #include "engine/block_device.h"
 #include "io/huge_pages.h"
-#include "store/replica/replica_format.h"
+#include "store/wal/wal_format.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 
 using Devices = std::span<BlockDevice* const>;  // in the order of their indexes
 
@@ -31,6 +33,7 @@ class FrameReader {
   struct Frame {
     FrameHeader header;
     std::string_view payload;  // valid until the next call
+    bool follows = true;       // false: the log went on here after a crash; a part of an entry before it has no rest
   };
 
   static Result<FrameReader> Create(Devices devices, const Uuid& store_id, const Stream& stream,
@@ -43,6 +46,8 @@ class FrameReader {
   // block of the segments once, and not many more bytes of what only looks like frames.
   Result<bool> SkipDamage();
   const Position& position() const { return position_; }
+  // Entries with greater sequences that lie before the next frame do not count (Segment).
+  uint64_t limit() const { return limits_.empty() ? UINT64_MAX : limits_[std::min(entered_, limits_.size() - 1)]; }
 
  private:
   FrameReader(Devices devices, const Uuid& store_id, const Stream& stream, HugePageMemory memory)
@@ -58,6 +63,9 @@ class FrameReader {
   const Stream& stream_;
   HugePageMemory memory_;
   Position position_;
+  size_t entered_ = 0;            // the segment of the last frame
+  std::vector<uint64_t> limits_;  // by segment
+  bool follows_ = true;           // the next frame follows the last one
   // For SkipDamage: up to where the blocks of a segment have been looked at, those of them that look like the first
   // block of a frame, and the bytes of frames that were damaged or out of order.
   size_t seen_segment_ = SIZE_MAX;
@@ -75,16 +83,20 @@ class EntryReader {
   // Drops what the reader has, and goes on behind a damaged frame. Returns false when nothing follows.
   Result<bool> SkipDamage();
   const FrameReader::Position& position() const { return frames_.position(); }
-  int64_t time_ns() const { return time_ns_; }  // of the last frame
-  uint64_t frames() const { return frame_count_; }
+  int64_t time_ns() const { return time_ns_; }      // of the last frame
+  uint64_t durable() const { return durable_; }     // the greatest mark so far
+  bool is_between() const { return bytes_.size() == offset_; }  // no part of an entry is left
 
  private:
+  void Drop();
+
   FrameReader frames_;
   std::string bytes_;
   size_t offset_ = 0;          // in bytes_, of the next entry
   bool synchronized_ = false;  // bytes_ begins with an entry
   int64_t time_ns_ = 0;
-  uint64_t frame_count_ = 0;
+  uint64_t durable_ = 0;
+  bool is_old_ = false;  // the last frame has no mark: its entries were durable before it was written
 };
 
 // The root at one of kRootOffsets; nullopt when there is none. Uses `memory`, of kRootCapacity bytes.
@@ -99,12 +111,18 @@ Result<std::optional<std::string>> ReadList(Devices devices, const Root& root, c
 
 // The end of the log.
 struct Tail {
-  Version version;       // of the last entry, also behind damage
-  bool damaged = false;  // frames are missing before it: the log cannot continue
+  // The log has the version from which the search began. Otherwise the search must begin at the checkpoint.
+  bool continues = true;
+  Version version;        // of the last entry that counts
+  uint64_t durable = 0;  // up to this entry, everything was known to be durable
+  // False if anything follows that does not count: the log cannot go on in its last segment.
+  bool clean = true;
+  bool damaged = false;  // entries that were durable are missing behind the last one
   int64_t time_ns = 0;   // when its last frame was written
   FrameReader::Position position;
 };
-Result<Tail> FindTail(Devices devices, const Root& root);
+// Finds the last entry that continues `from`, which is the checkpoint's version or that of an entry of the log.
+Result<Tail> FindTail(Devices devices, const Root& root, Version from);
 
 // What Replay found.
 struct ReplayReport {
@@ -116,9 +134,8 @@ struct ReplayReport {
 // Calls `apply` for the batches of the checkpoint. Damaged frames are skipped and counted.
 Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,
                                       const std::function<Result<void>(const Entry&)>& apply);
-// Calls `apply` for each entry of the log after `from`, which must be at or after the root's checkpoint. Ends at the
-// first missing or damaged entry.
-Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from,
+// Calls `apply` for each entry of the log that continues `from` (FindTail), up to that with the sequence `last`.
+Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from, uint64_t last,
                                const std::function<Result<void>(const Entry&)>& apply);
 
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/replica/replica_format.h"
+#include "store/wal/wal_format.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,17 +9,19 @@
 #include "common/bytes.h"
 #include "common/checksum.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 namespace {
 
 constexpr uint8_t kVersionFormat = 1;
-constexpr uint64_t kFrameMagic = 0x454D'4152'4653'4657ULL;  // "WFSFRAME" in disk byte order
+constexpr uint64_t kOldFrameMagic = 0x454D'4152'4653'4657ULL;  // "WFSFRAME" in disk byte order
+constexpr uint64_t kFrameMagic = 0x324D'4152'4653'4657ULL;     // "WFSFRAM2"
 constexpr uint64_t kRootMagic = 0x544F'4F52'4653'4657ULL;   // "WFSFROOT"
-constexpr uint32_t kRootVersion = 1, kRootVersionWithLists = 2;
+constexpr uint32_t kRootVersion = 1, kRootVersionWithLists = 2, kLoggedRootVersions = 2;  // added to the others
 constexpr size_t kRootFixedSize = 24;  // magic, version, size, checksum
 constexpr size_t kSegmentSize = 30;
 constexpr size_t kChecksumOffset = 60;  // of a frame
 constexpr uint64_t kLargestSequence = UINT64_MAX / 2;
+constexpr uint64_t kUnflushedData = kLargestSequence + 1;  // set in the sequence of an entry
 constexpr uint64_t kLargestBlock = INT64_MAX / kBlockSize;  // offsets of a device are signed
 
 std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
@@ -66,12 +68,18 @@ std::optional<KvBatch> DecodeBody(std::string_view body) {
   return batch;
 }
 
-std::string WithHeader(std::string entry, Version version) {
+std::string WithHeader(std::string entry, Version version, bool unflushed_data) {
   const auto size = static_cast<uint32_t>(entry.size() - kEntryHeaderSize);
+  const uint64_t sequence = version.sequence | (unflushed_data ? kUnflushedData : 0);
   std::memcpy(entry.data(), &size, sizeof(size));
   std::memcpy(entry.data() + 4, &version.chain, sizeof(version.chain));
-  std::memcpy(entry.data() + 8, &version.sequence, sizeof(version.sequence));
+  std::memcpy(entry.data() + 8, &sequence, sizeof(sequence));
   return entry;
+}
+
+size_t HeaderSize(uint64_t magic) {
+  if (magic == kFrameMagic) return kFrameHeaderSize;
+  return magic == kOldFrameMagic ? kOldFrameHeaderSize : 0;
 }
 
 void AppendStream(std::string& out, const Stream& stream) {
@@ -144,10 +152,10 @@ std::string EncodeNext(const KvBatch& batch, Version* version) {
   std::string entry = EncodeBody(batch);
   ++version->sequence;
   version->chain = Crc32cExtend(version->chain, BytesOf(entry).subspan(kEntryHeaderSize));
-  return WithHeader(std::move(entry), *version);
+  return WithHeader(std::move(entry), *version, batch.has_unflushed_data());
 }
 
-std::string EncodePart(const KvBatch& batch, Version version) { return WithHeader(EncodeBody(batch), version); }
+std::string EncodePart(const KvBatch& batch, Version version) { return WithHeader(EncodeBody(batch), version, false); }
 
 size_t EntrySize(std::string_view bytes) {
   if (bytes.size() < kEntryHeaderSize) return 0;
@@ -160,9 +168,11 @@ std::optional<Entry> DecodeEntry(std::string_view bytes) {
   decoder.Little<uint32_t>();
   Entry entry;
   entry.version.chain = decoder.Little<uint32_t>();
-  entry.version.sequence = decoder.Little<uint64_t>();
+  const auto sequence = decoder.Little<uint64_t>();
+  entry.version.sequence = sequence & kLargestSequence;
   auto batch = DecodeBody(decoder.rest());
   if (!batch) return std::nullopt;
+  if ((sequence & kUnflushedData) != 0) batch->NoteUnflushedData();
   entry.batch = std::move(*batch);
   return entry;
 }
@@ -178,7 +188,8 @@ size_t SealFrame(const FrameHeader& header, std::span<std::byte> frame) {
   AppendLittle(bytes, header.payload_size);
   AppendLittle(bytes, uint32_t{0});  // reserved
   AppendLittle(bytes, uint32_t{0});  // the checksum, computed with zero in its place
-  static_assert(kChecksumOffset + sizeof(uint32_t) == kFrameHeaderSize);
+  static_assert(kChecksumOffset + sizeof(uint32_t) == kOldFrameHeaderSize);
+  AppendLittle(bytes, header.durable);
   WEIGHTFS_ASSERT(bytes.size() == kFrameHeaderSize);
   const size_t size = RoundUp(kFrameHeaderSize + header.payload_size, kBlockSize);
   WEIGHTFS_ASSERT(size <= frame.size());
@@ -190,26 +201,24 @@ size_t SealFrame(const FrameHeader& header, std::span<std::byte> frame) {
 }
 
 size_t FrameSize(std::span<const std::byte> block) {
-  Decoder decoder(TextOf(block));
-  const auto magic = decoder.Little<uint64_t>();
-  decoder.Bytes(sizeof(Uuid) + 3 * sizeof(uint64_t) + sizeof(uint32_t));
-  const auto payload = decoder.Little<uint32_t>();
-  if (!decoder.ok() || magic != kFrameMagic || payload > kLargestFrame - kFrameHeaderSize) return 0;
-  return RoundUp(kFrameHeaderSize + payload, kBlockSize);
+  const auto header = PeekFrame(block);
+  return header ? RoundUp(header->size + header->payload_size, kBlockSize) : 0;
 }
 
 std::optional<FrameHeader> PeekFrame(std::span<const std::byte> block) {
-  if (FrameSize(block) == 0) return std::nullopt;
   Decoder decoder(TextOf(block));
-  decoder.Little<uint64_t>();
   FrameHeader header;
+  header.size = HeaderSize(decoder.Little<uint64_t>());
   const std::string_view id = decoder.Bytes(header.store_id.size());
-  std::memcpy(header.store_id.data(), id.data(), id.size());
   header.stream = decoder.Little<uint64_t>();
   header.number = decoder.Little<uint64_t>();
   header.time_ns = decoder.Little<int64_t>();
   header.first_entry = decoder.Little<uint32_t>();
   header.payload_size = decoder.Little<uint32_t>();
+  decoder.Little<uint64_t>();  // reserved, and the checksum
+  if (header.size == kFrameHeaderSize) header.durable = decoder.Little<uint64_t>();
+  if (!decoder.ok() || header.size == 0 || header.payload_size > kLargestFrame - header.size) return std::nullopt;
+  std::memcpy(header.store_id.data(), id.data(), id.size());
   return header;
 }
 
@@ -219,7 +228,7 @@ std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame) {
   std::memcpy(&stored, frame.data() + kChecksumOffset, sizeof(stored));
   const std::array<std::byte, sizeof(uint32_t)> zeros{};
   uint32_t checksum = Crc32cExtend(Crc32c(frame.first(kChecksumOffset)), zeros);
-  checksum = Crc32cExtend(checksum, frame.subspan(kFrameHeaderSize));
+  checksum = Crc32cExtend(checksum, frame.subspan(kOldFrameHeaderSize));
   if (stored != checksum) return std::nullopt;
   const auto header = PeekFrame(frame);
   if (header->first_entry != kNoEntry && header->first_entry >= header->payload_size) return std::nullopt;
@@ -250,7 +259,8 @@ std::string EncodeRoot(const Root& root) {
   if (size > kRootCapacity) return {};
   std::string bytes;
   AppendLittle(bytes, kRootMagic);
-  AppendLittle(bytes, root.lists.empty() ? kRootVersion : kRootVersionWithLists);
+  const uint32_t version = root.lists.empty() ? kRootVersion : kRootVersionWithLists;
+  AppendLittle(bytes, version + (root.logged ? kLoggedRootVersions : 0));
   AppendLittle(bytes, static_cast<uint32_t>(size));
   AppendLittle(bytes, Crc32c(BytesOf(body)));
   AppendLittle(bytes, uint32_t{0});  // reserved
@@ -264,7 +274,8 @@ size_t RootSize(std::string_view block) {
   const auto magic = decoder.Little<uint64_t>();
   const auto version = decoder.Little<uint32_t>();
   const auto size = decoder.Little<uint32_t>();
-  if (!decoder.ok() || magic != kRootMagic || version < kRootVersion || version > kRootVersionWithLists) return 0;
+  constexpr uint32_t kLast = kRootVersionWithLists + kLoggedRootVersions;
+  if (!decoder.ok() || magic != kRootMagic || version < kRootVersion || version > kLast) return 0;
   return size < kRootFixedSize || size > kRootCapacity ? 0 : RoundUp(size, kBlockSize);
 }
 
@@ -272,13 +283,15 @@ std::optional<Root> DecodeRoot(std::string_view bytes) {
   if (bytes.empty() || RootSize(bytes) != bytes.size()) return std::nullopt;
   Decoder head(bytes);
   head.Little<uint64_t>();
-  const auto version = head.Little<uint32_t>();
+  auto version = head.Little<uint32_t>();
   const auto size = head.Little<uint32_t>();
   const auto checksum = head.Little<uint32_t>();
   const std::string_view body = bytes.substr(kRootFixedSize, size - kRootFixedSize);
   if (checksum != Crc32c(BytesOf(body))) return std::nullopt;
   Decoder decoder(body);
   Root root;
+  root.logged = version > kRootVersionWithLists;
+  if (root.logged) version -= kLoggedRootVersions;
   const std::string_view id = decoder.Bytes(root.store_id.size());
   if (!decoder.ok()) return std::nullopt;
   std::memcpy(root.store_id.data(), id.data(), id.size());
@@ -328,4 +341,4 @@ std::vector<const Stream*> StreamsOf(const Root& root) {
   return streams;
 }
 
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The space of the replica: in small pieces, and after failed writes of its roots.
-#include "store/replica/replica_writer.h"
+#include "store/wal/log_writer.h"
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@
 #include "tests/support/memory_kv_store.h"
 #include "tests/support/result_asserts.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 namespace {
 
 constexpr ByteCount kDevice{64 * kMiB};
@@ -73,12 +73,12 @@ class RootDevice final : public BlockDevice {
   bool fails_ GUARDED_BY(mutex_) = false;
 };
 
-class ReplicaWriterTest : public ::testing::Test {
+class LogWriterTest : public ::testing::Test {
  protected:
-  ReplicaWriterTest() {
+  LogWriterTest() {
     auto kv = std::make_unique<MemoryKvStore>(journal_);
     kv_ = kv.get();
-    catalog_ = std::make_unique<MirroredKvStore>(std::move(kv), Version{});
+    catalog_ = std::make_unique<LoggedKvStore>(std::move(kv), Version{});
     options_.first_retry = std::chrono::milliseconds(1);
   }
 
@@ -89,7 +89,7 @@ class ReplicaWriterTest : public ::testing::Test {
     }
   }
   void Start() {
-    writer_ = std::make_unique<ReplicaWriter>(
+    writer_ = std::make_unique<LogWriter>(
         *catalog_, devices_, *space_, [this]() -> Result<void> {
           RETURN_IF_ERROR(devices_.FlushWritten());
           return {};
@@ -120,7 +120,7 @@ class ReplicaWriterTest : public ::testing::Test {
     std::vector<Root> roots;
     const HugePageMemory memory = HugePageMemory::Map(kRootCapacity).value();
     for (const uint64_t offset : kRootOffsets) {
-      if (auto root = replica::ReadRoot(device_, offset, {memory.data(), memory.size()})) roots.push_back(*root);
+      if (auto root = wal::ReadRoot(device_, offset, {memory.data(), memory.size()})) roots.push_back(*root);
     }
     return roots;
   }
@@ -156,12 +156,12 @@ class ReplicaWriterTest : public ::testing::Test {
   DeviceSet devices_{given_};
   std::unique_ptr<SpaceManager> space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
   MemoryKvStore* kv_;
-  std::unique_ptr<MirroredKvStore> catalog_;
+  std::unique_ptr<LoggedKvStore> catalog_;
   WriterOptions options_;
-  std::unique_ptr<ReplicaWriter> writer_;
+  std::unique_ptr<LogWriter> writer_;
 };
 
-TEST_F(ReplicaWriterTest, FreeSpaceInSmallPiecesHoldsAReplicaOfAnySize) {
+TEST_F(LogWriterTest, FreeSpaceInSmallPiecesHoldsAReplicaOfAnySize) {
   options_.largest_root = 2 * kKiB;
   FragmentFreeSpace();
   const uint64_t free = space_->Statistics().free.value;
@@ -181,7 +181,7 @@ TEST_F(ReplicaWriterTest, FreeSpaceInSmallPiecesHoldsAReplicaOfAnySize) {
   Stop();
 }
 
-TEST_F(ReplicaWriterTest, ADamagedListIsReadFromItsCopy) {
+TEST_F(LogWriterTest, ADamagedListIsReadFromItsCopy) {
   options_.largest_root = 2 * kKiB;
   FragmentFreeSpace();
   Start();
@@ -198,7 +198,7 @@ TEST_F(ReplicaWriterTest, ADamagedListIsReadFromItsCopy) {
   EXPECT_EQ(LoadSegments(given_, &root).error().code, ErrorCode::kCorrupt);
 }
 
-TEST_F(ReplicaWriterTest, TheFirstRootWithListsLeavesNoOlderOne) {
+TEST_F(LogWriterTest, TheFirstRootWithListsLeavesNoOlderOne) {
   Start();
   Put(0, 100);
   Stop();
@@ -213,7 +213,7 @@ TEST_F(ReplicaWriterTest, TheFirstRootWithListsLeavesNoOlderOne) {
   ExpectRestored();
 }
 
-TEST_F(ReplicaWriterTest, RootsWithListsCountOnlyIfAllWritersKnewThem) {
+TEST_F(LogWriterTest, RootsWithListsCountOnlyIfAllWritersKnewThem) {
   options_.largest_root = 1;
   Start();
   Put(0, 100);
@@ -230,7 +230,7 @@ TEST_F(ReplicaWriterTest, RootsWithListsCountOnlyIfAllWritersKnewThem) {
   EXPECT_TRUE(Roots().empty());
 }
 
-TEST_F(ReplicaWriterTest, RootsWithoutListsStayWhenThoseWithListsAreErased) {
+TEST_F(LogWriterTest, RootsWithoutListsStayWhenThoseWithListsAreErased) {
   Start();
   Put(0, 100);
   Stop();
@@ -244,7 +244,7 @@ TEST_F(ReplicaWriterTest, RootsWithoutListsStayWhenThoseWithListsAreErased) {
   EXPECT_FALSE(FindRoot(given_, std::nullopt).value().has_value());
 }
 
-TEST_F(ReplicaWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
+TEST_F(LogWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
   options_.largest_root = 1;
   FragmentFreeSpace();
   Start();
@@ -266,7 +266,7 @@ TEST_F(ReplicaWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
   ExpectRestored();
 }
 
-TEST_F(ReplicaWriterTest, ARenewalEndsBeforeTheUnmount) {
+TEST_F(LogWriterTest, ARenewalEndsBeforeTheUnmount) {
   Start();
   Put(0, 100);
   Stop();
@@ -280,7 +280,7 @@ TEST_F(ReplicaWriterTest, ARenewalEndsBeforeTheUnmount) {
   ExpectRestored();
 }
 
-TEST_F(ReplicaWriterTest, ItHasAnAgeWhileItLacksDurableChanges) {
+TEST_F(LogWriterTest, ItHasAnAgeWhileItLacksDurableChanges) {
   device_.Fail(true);
   Start();
   Put(0, 10);
@@ -301,7 +301,7 @@ TEST_F(ReplicaWriterTest, ItHasAnAgeWhileItLacksDurableChanges) {
   ExpectRestored();
 }
 
-TEST_F(ReplicaWriterTest, FailedRootsKeepTheSpaceOfOneCheckpoint) {
+TEST_F(LogWriterTest, FailedRootsKeepTheSpaceOfOneCheckpoint) {
   Put(0, kRecords);
   device_.Fail(true);
   Start();
@@ -317,4 +317,4 @@ TEST_F(ReplicaWriterTest, FailedRootsKeepTheSpaceOfOneCheckpoint) {
 }
 
 }  // namespace
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/replica/stream_writer.h"
+#include "store/wal/stream_writer.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,14 @@
 #include "common/assert.h"
 #include "common/utc_time.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
+
+namespace {
+
+// More than any log has behind a missing frame. Those frames never have the number of a later one.
+constexpr uint64_t kSkippedFrames = uint64_t{1} << 32;
+
+}  // namespace
 
 bool StreamWriter::full() const {
   const size_t last = stream_.segments.size();
@@ -26,7 +33,7 @@ void StreamWriter::Extend(const std::vector<DeviceRun>& runs, uint64_t begun) {
   }
 }
 
-Result<void> StreamWriter::WriteFrame(std::string_view* bytes, size_t first_entry) {
+Result<void> StreamWriter::WriteFrame(std::string_view* bytes, size_t first_entry, uint64_t durable) {
   WEIGHTFS_ASSERT(!full());
   if (position_.block >= stream_.segments[position_.segment].run.run.count) {
     ++position_.segment;
@@ -40,7 +47,8 @@ Result<void> StreamWriter::WriteFrame(std::string_view* bytes, size_t first_entr
                            .number = position_.frame,
                            .first_entry = first_entry < size ? static_cast<uint32_t>(first_entry) : kNoEntry,
                            .payload_size = static_cast<uint32_t>(size),
-                           .time_ns = UtcNowNs()};
+                           .time_ns = UtcNowNs(),
+                           .durable = durable};
   const std::span<std::byte> frame(memory_->data(), kLargestFrame);
   std::memcpy(frame.data() + kFrameHeaderSize, bytes->data(), size);
   const size_t sealed = SealFrame(header, frame);
@@ -50,6 +58,26 @@ Result<void> StreamWriter::WriteFrame(std::string_view* bytes, size_t first_entr
   ++position_.frame;
   bytes->remove_prefix(size);
   return {};
+}
+
+std::vector<Segment> StreamWriter::Cut() {
+  std::vector<Segment> removed;
+  auto& segments = stream_.segments;
+  while (segments.size() > position_.segment + 1) {
+    removed.push_back(segments.back());
+    segments.pop_back();
+  }
+  if (segments.size() > position_.segment) {
+    BlockRun& run = segments.back().run.run;
+    if (position_.block < run.count) {
+      const DeviceRun rest{segments.back().run.device, {run.start + position_.block, run.count - position_.block}};
+      removed.push_back({rest, kUnknownFrame, 0});
+      run.count = position_.block;
+    }
+    if (run.count.value == 0) segments.pop_back();
+  }
+  position_ = {.segment = segments.size(), .block = {}, .frame = position_.frame + kSkippedFrames};
+  return removed;
 }
 
 std::vector<Segment> StreamWriter::TrimTo(uint64_t sequence) {
@@ -71,4 +99,4 @@ BlockCount BlocksOf(const std::vector<Segment>& segments) {
   return blocks;
 }
 
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

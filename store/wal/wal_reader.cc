@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/replica/replica_reader.h"
+#include "store/wal/wal_reader.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,7 +8,7 @@
 #include "common/log.h"
 #include "engine/superblock.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 namespace {
 
 // True when the segment lies on one of the devices.
@@ -29,8 +29,14 @@ Result<FrameReader> FrameReader::Create(Devices devices, const Uuid& store_id, c
                                         size_t first_segment) {
   ASSIGN_OR_RETURN(HugePageMemory memory, HugePageMemory::Map(kLargestFrame));
   FrameReader reader(devices, store_id, stream, std::move(memory));
-  reader.position_.segment = first_segment;
+  reader.position_.segment = reader.entered_ = first_segment;
   if (first_segment < stream.segments.size()) reader.position_.frame = stream.segments[first_segment].first_frame;
+  reader.limits_.assign(stream.segments.size(), UINT64_MAX);
+  for (size_t index = stream.segments.size(); index > 1; --index) {
+    const Segment& next = stream.segments[index - 1];
+    const uint64_t begun = next.first_frame == kUnknownFrame ? UINT64_MAX : next.begun;
+    reader.limits_[index - 2] = std::min(reader.limits_[index - 1], begun);
+  }
   return reader;
 }
 
@@ -39,6 +45,11 @@ void FrameReader::EnterNextSegment() {
          position_.block >= stream_.segments[position_.segment].run.run.count) {
     ++position_.segment;
     position_.block = {};
+    if (position_.segment == stream_.segments.size()) return;
+    const uint64_t first = stream_.segments[position_.segment].first_frame;
+    if (first == kUnknownFrame || first == position_.frame) continue;
+    position_.frame = first;
+    follows_ = false;
   }
 }
 
@@ -56,15 +67,17 @@ Result<std::optional<FrameReader::Frame>> FrameReader::ReadFrame() {
   if (size > kBlockSize && !device.Read(offset, memory.first(size))) return std::optional<Frame>();
   const auto header = OpenFrame(memory.first(size));
   if (!header || header->store_id != store_id_ || header->stream != stream_.id) return std::optional<Frame>();
-  return std::optional<Frame>({*header, TextOf(memory.subspan(kFrameHeaderSize, header->payload_size))});
+  return std::optional<Frame>({*header, TextOf(memory.subspan(header->size, header->payload_size))});
 }
 
 Result<std::optional<FrameReader::Frame>> FrameReader::Next() {
   EnterNextSegment();
   if (position_.segment >= stream_.segments.size()) return std::optional<Frame>();
-  ASSIGN_OR_RETURN(const auto frame, ReadFrame());
+  ASSIGN_OR_RETURN(auto frame, ReadFrame());
   if (!frame || frame->header.number != position_.frame) return std::optional<Frame>();
-  position_.block += BlocksFor(ByteCount{kFrameHeaderSize + frame->header.payload_size});
+  frame->follows = std::exchange(follows_, true);
+  entered_ = position_.segment;
+  position_.block += BlocksFor(ByteCount{frame->header.size + frame->header.payload_size});
   ++position_.frame;
   return frame;
 }
@@ -133,12 +146,16 @@ Result<std::optional<Entry>> EntryReader::Next() {
       auto entry = DecodeEntry(rest.substr(0, size));
       if (!entry) return std::optional<Entry>();
       offset_ += size;
+      if (is_old_) durable_ = std::max(durable_, entry->version.sequence);
+      if (entry->version.sequence > frames_.limit()) continue;
       return entry;
     }
     ASSIGN_OR_RETURN(const auto frame, frames_.Next());
     if (!frame) return std::optional<Entry>();
-    ++frame_count_;
     time_ns_ = frame->header.time_ns;
+    durable_ = std::max(durable_, frame->header.durable);
+    is_old_ = frame->header.size == kOldFrameHeaderSize;
+    if (!frame->follows) Drop();
     std::string_view payload = frame->payload;
     if (!synchronized_) {
       if (frame->header.first_entry == kNoEntry) continue;
@@ -150,10 +167,14 @@ Result<std::optional<Entry>> EntryReader::Next() {
   }
 }
 
-Result<bool> EntryReader::SkipDamage() {
+void EntryReader::Drop() {
   bytes_.clear();
   offset_ = 0;
   synchronized_ = false;
+}
+
+Result<bool> EntryReader::SkipDamage() {
+  Drop();
   return frames_.SkipDamage();
 }
 
@@ -205,42 +226,79 @@ Result<void> LoadSegments(Devices devices, Root* root) {
   return Error{ErrorCode::kCorrupt, "the lists of the segments of the replica are damaged"};
 }
 
-Result<Tail> FindTail(Devices devices, const Root& root) {
-  Tail tail;
-  tail.version = root.checkpoint;
-  tail.time_ns = root.time_ns;
-  const auto& segments = root.log.segments;
-  const auto known = [](const Segment& segment) { return segment.first_frame != kUnknownFrame; };
-  const auto earliest = static_cast<size_t>(std::find_if(segments.begin(), segments.end(), known) - segments.begin());
-  bool positioned = false;
-  BlockCount blocks, least;
-  // Each pass reads at least twice as much as the one before, so together they read little more than the log.
-  for (size_t first = segments.size(); first-- > 0;) {
-    blocks += segments[first].run.run.count;
-    if (!known(segments[first]) || (blocks < least && first != earliest)) continue;
-    least = blocks + blocks;
-    ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.log, first));
-    EntryReader entries(std::move(frames));
-    bool found = false;
-    std::optional<FrameReader::Position> end;
-    while (true) {
-      ASSIGN_OR_RETURN(const auto entry, entries.Next());
-      if (entry) {
-        found = true;
-        if (entry->version.sequence >= tail.version.sequence) tail.version = entry->version;
-        continue;
-      }
-      if (!end) end = entries.position();
-      ASSIGN_OR_RETURN(const bool more, entries.SkipDamage());
-      if (!more) break;
-      tail.damaged = true;
+namespace {
+
+// Reads the entries of the log that continue a version.
+class Continuation {
+ public:
+  static Result<Continuation> Create(Devices devices, const Root& root, Version from) {
+    const auto& segments = root.log.segments;
+    size_t first = 0;
+    for (size_t index = 0; index < segments.size(); ++index) {
+      // The entry of that version shows that the log continues it, so it must be read.
+      if (segments[index].first_frame != kUnknownFrame && segments[index].begun < from.sequence) first = index;
     }
-    // An empty segment at the end begins where the one before it ends.
-    if (!positioned || entries.frames() > 0) tail.position = *end;
-    positioned = positioned || entries.frames() > 0;
-    if (entries.frames() > 0) tail.time_ns = entries.time_ns();
-    if (found) break;
+    ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.log, first));
+    return Continuation(EntryReader(std::move(frames)), from, from == root.checkpoint);
   }
+
+  // Returns the next entry; nullopt at the end.
+  Result<std::optional<Entry>> Next() {
+    while (true) {
+      ASSIGN_OR_RETURN(auto entry, entries_.Next());
+      if (!entry) return entry;
+      if (entry->version == version_) is_known_ = true;
+      if (entry->version.sequence < version_.sequence || entry->version == version_) continue;
+      // The chain shows that the entry continues this catalog, and not another one with as many batches.
+      Version next = version_;
+      EncodeNext(entry->batch, &next);
+      is_rejected_ = !is_known_ || next != entry->version;
+      if (is_rejected_) return std::optional<Entry>();
+      version_ = next;
+      return entry;
+    }
+  }
+
+  Version version() const { return version_; }
+  bool is_known() const { return is_known_; }        // the log has the first version
+  bool is_rejected() const { return is_rejected_; }  // an entry follows that does not continue the last one
+  EntryReader& entries() { return entries_; }
+
+ private:
+  Continuation(EntryReader entries, Version from, bool is_known)
+      : entries_(std::move(entries)), version_(from), is_known_(is_known) {}
+
+  EntryReader entries_;
+  Version version_;
+  bool is_known_;
+  bool is_rejected_ = false;
+};
+
+}  // namespace
+
+Result<Tail> FindTail(Devices devices, const Root& root, Version from) {
+  Tail tail{.version = from, .time_ns = root.time_ns};
+  ASSIGN_OR_RETURN(Continuation log, Continuation::Create(devices, root, from));
+  while (true) {
+    ASSIGN_OR_RETURN(const auto entry, log.Next());
+    if (!entry) break;
+    tail.time_ns = log.entries().time_ns();
+  }
+  EntryReader& entries = log.entries();
+  tail.version = log.version();
+  tail.continues = log.is_known();
+  tail.position = entries.position();
+  tail.durable = std::max(entries.durable(), root.checkpoint.sequence);
+  tail.clean = entries.is_between() && !log.is_rejected();
+  ASSIGN_OR_RETURN(bool more, entries.SkipDamage());
+  uint64_t durable = tail.durable;
+  while (more) {
+    tail.clean = false;
+    RETURN_IF_ERROR(entries.Next());
+    durable = std::max(durable, entries.durable());
+    ASSIGN_OR_RETURN(more, entries.SkipDamage());
+  }
+  tail.damaged = durable > tail.version.sequence;
   return tail;
 }
 
@@ -264,24 +322,19 @@ Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,
   }
 }
 
-Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from,
+Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from, uint64_t last,
                                const std::function<Result<void>(const Entry&)>& apply) {
   ReplayReport report{.version = from, .time_ns = root.time_ns};
-  ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.log));
-  EntryReader entries(std::move(frames));
-  while (true) {
-    ASSIGN_OR_RETURN(const auto entry, entries.Next());
-    if (!entry) return report;
-    if (entry->version.sequence <= report.version.sequence) continue;
-    // The chain shows that the entry continues this catalog, and not another one with as many batches.
-    Version next = report.version;
-    EncodeNext(entry->batch, &next);
-    if (next != entry->version) return report;
+  ASSIGN_OR_RETURN(Continuation log, Continuation::Create(devices, root, from));
+  while (log.version().sequence < last) {
+    ASSIGN_OR_RETURN(const auto entry, log.Next());
+    if (!entry) break;
     RETURN_IF_ERROR(apply(*entry));
-    report.version = entry->version;
-    report.time_ns = entries.time_ns();
+    report.version = log.version();
+    report.time_ns = log.entries().time_ns();
     ++report.entries;
   }
+  return report;
 }
 
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

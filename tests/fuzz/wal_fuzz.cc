@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The replica of the catalog: versions, entries, frames and roots. The first byte of an input selects the structure,
 // and its high bit correct magic numbers, sizes and checksums.
-#include "store/replica/replica_format.h"
+#include "store/wal/wal_format.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include "common/checksum.h"
 #include "tests/fuzz/fuzz.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 namespace {
 
 using fuzz::Bytes;
@@ -103,10 +103,10 @@ void CheckList(const std::string& bytes) {
 }
 
 }  // namespace
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal
 
 std::vector<std::string> weightfs::fuzz::Seeds() {
-  using namespace weightfs::replica;
+  using namespace weightfs::wal;
   KvBatch batch;
   batch.Put("key", "value");
   batch.Delete("gone");
@@ -143,7 +143,7 @@ std::vector<std::string> weightfs::fuzz::Seeds() {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace weightfs::replica;
+  using namespace weightfs::wal;
   if (size == 0) return 0;
   const std::string bytes(weightfs::fuzz::Text(data + 1, size - 1));
   const bool repaired = (data[0] & 0x80) != 0;

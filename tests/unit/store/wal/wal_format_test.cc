@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/replica/replica_format.h"
+#include "store/wal/wal_format.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 namespace {
 
 KvBatch ABatch() {
@@ -190,4 +190,4 @@ TEST(ReplicaFormat, ARootWithTooManySegmentsIsNotEncoded) {
 }
 
 }  // namespace
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "meta/keys.h"
-#include "store/replica/mirrored_kv_store.h"
+#include "store/wal/logged_kv_store.h"
 #include "store/volume/store_directory.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/result_asserts.h"
@@ -37,7 +37,7 @@ CrashImage ImageOf(TestStore& store) {
 
 // A restored catalog has a version of its own.
 KvContent WithoutVersion(KvContent content) {
-  content.erase(keys::Store(replica::kVersionFact));
+  content.erase(keys::Store(wal::kVersionFact));
   return content;
 }
 
@@ -45,7 +45,7 @@ KvContent WithoutVersion(KvContent content) {
 KvContent Restored(const CrashImage& image) {
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt).value();
+  const auto root = wal::FindRoot(devices, std::nullopt).value();
   if (!root) return {};
   MemoryKvStore catalog(std::make_shared<Journal>());
   const auto restored = RestoreCatalog(devices, *root, catalog);
@@ -86,7 +86,7 @@ TEST(Replica, IsStripedOverDevicesAndFoundOnEach) {
   Restarted restarted = Restart(image);
   for (const auto& device : restarted.devices) {
     BlockDevice* const one[] = {device.get()};
-    EXPECT_TRUE(replica::FindRoot(one, std::nullopt).value().has_value());
+    EXPECT_TRUE(wal::FindRoot(one, std::nullopt).value().has_value());
   }
   EXPECT_EQ(WithoutVersion(Restored(image)), WithoutVersion(image.kv));
 }
@@ -150,13 +150,13 @@ TEST(Replica, IsRenewedIfItsBlocksBelongToFiles) {
   CrashImage image = ImageOf(store);
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
-  auto root = replica::FindRoot(devices, std::nullopt).value();
+  auto root = wal::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
   const DeviceRun& all = {DeviceId{0}, {DeviceBlock{512}, BlockCount{2000}}};
   root->sequence += 7;
-  root->log.segments.push_back({all, replica::kUnknownFrame, 0});
-  const std::string bytes = replica::EncodeRoot(*root);
-  for (const uint64_t offset : replica::kRootOffsets) {
+  root->log.segments.push_back({all, wal::kUnknownFrame, 0});
+  const std::string bytes = wal::EncodeRoot(*root);
+  for (const uint64_t offset : wal::kRootOffsets) {
     AlignedMemory memory(bytes.size());
     std::copy_n(AsBytes(bytes).data(), bytes.size(), memory.data());
     ASSERT_OK(devices[0]->Write(ByteOffset{offset}, memory.bytes()));
@@ -242,7 +242,7 @@ std::vector<size_t> CutsAfterRoots(TestStore& store) {
   std::vector<size_t> cuts;
   const auto events = store.journal().events();
   for (size_t number = 0; number < events.size(); ++number) {
-    const auto& offsets = replica::kRootOffsets;
+    const auto& offsets = wal::kRootOffsets;
     const bool root = std::ranges::find(offsets, events[number].offset.value) != offsets.end();
     if (events[number].kind == Journal::Event::Kind::kWrite && root) cuts.push_back(number + 1);
   }
@@ -283,15 +283,15 @@ void CutWritesOfRoots(size_t largest_root) {
     for (uint64_t seed = 1; seed <= 100; ++seed) {
       const CrashImage image = store.journal().ImageAt(cut, {.seed = seed, .device_survival = 1.0});
       Restarted restarted = Restart(image);
-      auto root = replica::FindRoot(restarted.borrowed(), std::nullopt).value();
+      auto root = wal::FindRoot(restarted.borrowed(), std::nullopt).value();
       ASSERT_TRUE(root.has_value()) << "cut " << cut;
-      ASSERT_EQ(root->lists.empty(), largest_root == replica::kRootCapacity);
-      ASSERT_OK(replica::LoadSegments(restarted.borrowed(), &*root));
+      ASSERT_EQ(root->lists.empty(), largest_root == wal::kRootCapacity);
+      ASSERT_OK(wal::LoadSegments(restarted.borrowed(), &*root));
     }
   }
 }
 
-TEST(Replica, ATornWriteOfARootLeavesTheRootBefore) { CutWritesOfRoots(replica::kRootCapacity); }
+TEST(Replica, ATornWriteOfARootLeavesTheRootBefore) { CutWritesOfRoots(wal::kRootCapacity); }
 
 TEST(Replica, ATornWriteOfARootLeavesTheListsOfTheRootBefore) { CutWritesOfRoots(1); }
 
@@ -328,9 +328,9 @@ TEST(Replica, ADamagedLogEndsThereAndTheStoreOpens) {
   const CrashImage image = ImageOf(store);
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt).value();
+  const auto root = wal::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
-  const auto tail = replica::FindTail(devices, *root);
+  const auto tail = wal::FindTail(devices, *root);
   ASSERT_TRUE(tail.has_value() && tail->version.sequence > root->checkpoint.sequence);
   restarted.devices[0]->Corrupt(ToBytes(root->log.segments.front().run.run.start));
   MemoryKvStore catalog(std::make_shared<Journal>());
@@ -358,7 +358,7 @@ TEST(Replica, ALackOfMemoryIsNoDamage) {
   struct rlimit before = {};
   ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
   const uint64_t used = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  for (const uint64_t left : {replica::kRootCapacity / 2, replica::kLargestFrame / 2}) {  // too little for each
+  for (const uint64_t left : {wal::kRootCapacity / 2, wal::kLargestFrame / 2}) {  // too little for each
     const struct rlimit little = {used + 4 * left, before.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
     // The allocator has free memory of its own, too. One piece of `left` bytes remains, with at most a quarter on each
@@ -376,7 +376,7 @@ TEST(Replica, ALackOfMemoryIsNoDamage) {
     ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
     // It depends on the allocator whether the log can be read with that little.
     if (state.has_value()) {
-      EXPECT_GE(left, replica::kRootCapacity);
+      EXPECT_GE(left, wal::kRootCapacity);
       EXPECT_FALSE(state->CatalogIsBehind());
     } else {
       EXPECT_EQ(state.error().code, ErrorCode::kNoMemory) << left;
@@ -390,7 +390,7 @@ TEST(Replica, AnUnreadableBlockIsDamageLikeAnyOther) {
   ASSERT_OK(store->Close());
   Restarted restarted = Restart(ImageOf(store));
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt).value();
+  const auto root = wal::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
   restarted.devices[0]->Fail(FaultDevice::Target::kRead, {.nth = 1, .and_later = true});
   MemoryKvStore catalog(std::make_shared<Journal>());
@@ -418,14 +418,14 @@ TEST(Replica, ADamagedFrameOfTheCheckpointCostsOnlyItsRecords) {
   ASSERT_OK(store->Close());
   CrashImage image = ImageOf(store);
   // A catalog with a change that the log lacks: the next mount writes a checkpoint.
-  auto version = *replica::DecodeVersion(image.kv[keys::Store(replica::kVersionFact)]);
+  auto version = *wal::DecodeVersion(image.kv[keys::Store(wal::kVersionFact)]);
   ++version.sequence;
-  image.kv[keys::Store(replica::kVersionFact)] = replica::EncodeVersion(version);
+  image.kv[keys::Store(wal::kVersionFact)] = wal::EncodeVersion(version);
   TestStore again(image, Options());
   ASSERT_OK(again->Close());
   Restarted restarted = Restart(ImageOf(again));
   const auto devices = restarted.borrowed();
-  const auto root = replica::FindRoot(devices, std::nullopt).value();
+  const auto root = wal::FindRoot(devices, std::nullopt).value();
   ASSERT_TRUE(root.has_value());
   const DeviceRun& run = root->checkpoint_stream.segments.front().run;
   restarted.devices[0]->Corrupt(ToBytes(run.run.start));
@@ -439,8 +439,8 @@ TEST(Replica, ADamagedFrameOfTheCheckpointCostsOnlyItsRecords) {
 
 // A log that fills a device from its data area on, without an entry. Every segment has a known first frame, so the
 // search for the last entry may begin at each.
-replica::Root LongLog(ByteCount device, BlockCount segment) {
-  replica::Root root;
+wal::Root LongLog(ByteCount device, BlockCount segment) {
+  wal::Root root;
   root.log.id = 1;
   DeviceBlock at{kDataOffset / kBlockSize};
   for (; ToBytes(at + segment).value <= device.value; at += segment) {
@@ -453,7 +453,7 @@ TEST(Replica, ALogWithoutEntriesIsReadAFewTimes) {
   constexpr ByteCount kSize{64 * kMiB};
   FaultDevice device(std::make_shared<Journal>(), kSize);
   BlockDevice* const devices[] = {&device};
-  const auto tail = replica::FindTail(devices, LongLog(kSize, BlockCount{4}));
+  const auto tail = wal::FindTail(devices, LongLog(kSize, BlockCount{4}));
   ASSERT_TRUE(tail.has_value());
   EXPECT_FALSE(tail->damaged);
   EXPECT_LE(device.counts().read.value, 8 * kSize.value);
@@ -463,7 +463,7 @@ TEST(Replica, ASegmentOutsideItsDeviceIsNotRead) {
   constexpr ByteCount kSize{64 * kMiB};
   FaultDevice device(std::make_shared<Journal>(), ByteCount{4 * kMiB});
   BlockDevice* const devices[] = {&device};
-  ASSERT_TRUE(replica::FindTail(devices, LongLog(kSize, replica::kLargestSegment)).has_value());
+  ASSERT_TRUE(wal::FindTail(devices, LongLog(kSize, wal::kLargestSegment)).has_value());
   EXPECT_EQ(device.counts().reads, 0U);
 }
 
@@ -471,10 +471,10 @@ TEST(Replica, BlocksThatLookLikeFramesAreReadAFewTimes) {
   constexpr ByteCount kSize{34 * kMiB};
   FaultDevice device(std::make_shared<Journal>(), kSize);
   // Each block is the header of a frame of the largest size, whose checksum is wrong.
-  AlignedMemory memory(replica::kLargestFrame);
-  const replica::FrameHeader header{
-      .stream = 1, .first_entry = 0, .payload_size = replica::kLargestFrame - replica::kFrameHeaderSize};
-  replica::SealFrame(header, memory.bytes());
+  AlignedMemory memory(wal::kLargestFrame);
+  const wal::FrameHeader header{
+      .stream = 1, .first_entry = 0, .payload_size = wal::kLargestFrame - wal::kFrameHeaderSize};
+  wal::SealFrame(header, memory.bytes());
   for (uint64_t at = kBlockSize; at < memory.size(); at += kBlockSize) {
     std::memcpy(memory.data() + at, memory.data(), kBlockSize);
   }
@@ -482,7 +482,7 @@ TEST(Replica, BlocksThatLookLikeFramesAreReadAFewTimes) {
     ASSERT_OK(device.Write(ByteOffset{at}, memory.bytes()));
   }
   BlockDevice* const devices[] = {&device};
-  const auto tail = replica::FindTail(devices, LongLog(kSize, replica::kLargestSegment));
+  const auto tail = wal::FindTail(devices, LongLog(kSize, wal::kLargestSegment));
   ASSERT_TRUE(tail.has_value());
   EXPECT_FALSE(tail->damaged);
   EXPECT_LE(device.counts().read.value, 32 * kSize.value);

@@ -8,9 +8,9 @@
 #include "common/result.h"
 #include "engine/device_set.h"
 #include "io/huge_pages.h"
-#include "store/replica/replica_reader.h"
+#include "store/wal/wal_reader.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 
 BlockCount BlocksOf(const std::vector<Segment>& segments);
 
@@ -27,8 +27,11 @@ class StreamWriter {
   // Appends blocks. `begun` is the sequence of the last entry that has begun (Segment::begun).
   void Extend(const std::vector<DeviceRun>& runs, uint64_t begun);
   // Writes one frame with the first bytes of `bytes`, as many as fit, and removes them. Its first entry begins at
-  // `first_entry`; kNoEntry if none begins in `bytes`. The stream must not be full.
-  Result<void> WriteFrame(std::string_view* bytes, size_t first_entry);
+  // `first_entry`; kNoEntry if none begins in `bytes`. `durable` is its mark. The stream must not be full.
+  Result<void> WriteFrame(std::string_view* bytes, size_t first_entry, uint64_t durable = 0);
+  // Ends the stream at the position, before a segment that goes on after a crash: the next frame gets a number that
+  // does not follow. Returns the blocks behind the position.
+  std::vector<Segment> Cut();
   // Removes and returns the segments before the one that entry `sequence` + 1 begins in or after.
   std::vector<Segment> TrimTo(uint64_t sequence);
 
@@ -43,4 +46,4 @@ class StreamWriter {
   HugePageMemory* const memory_;
 };
 
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

@@ -17,7 +17,7 @@
 #include "engine/superblock.h"
 #include "meta/kv_store.h"
 
-namespace weightfs::replica {
+namespace weightfs::wal {
 
 // The fact under keys::Store with the version of the catalog.
 inline constexpr const char* kVersionFact = "version";
@@ -33,7 +33,7 @@ std::string EncodeVersion(Version version);
 // nullopt when the bytes are not a version.
 std::optional<Version> DecodeVersion(std::string_view bytes);
 
-// Entries: one batch each, with the version of the catalog after it.
+// Entries: one batch each (KvBatch::has_unflushed_data included), with the version of the catalog after it.
 struct Entry {
   Version version;
   KvBatch batch;
@@ -49,7 +49,7 @@ size_t EntrySize(std::string_view bytes);
 std::optional<Entry> DecodeEntry(std::string_view bytes);
 
 // Frames: whole blocks that hold a part of a stream of entries.
-inline constexpr uint64_t kFrameHeaderSize = 64;
+inline constexpr uint64_t kFrameHeaderSize = 72, kOldFrameHeaderSize = 64;
 inline constexpr uint64_t kLargestFrame = kMiB;
 inline constexpr uint32_t kNoEntry = UINT32_MAX;
 struct FrameHeader {
@@ -59,6 +59,8 @@ struct FrameHeader {
   uint32_t first_entry = kNoEntry;  // offset in the payload of the first entry that begins there
   uint32_t payload_size = 0;        // bytes
   int64_t time_ns = 0;              // when it was written, since the epoch
+  uint64_t durable = 0;  // the mark: when it was written, all entries up to this one, and their data, were durable
+  uint64_t size = kFrameHeaderSize;  // of the header: older programs wrote one without the mark
 };
 // Writes the header in front of the payload, which lies at `frame` + kFrameHeaderSize, and clears the rest of the last
 // block. Returns the size of the frame in bytes, a multiple of kBlockSize.
@@ -73,6 +75,10 @@ std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame);
 // A run of blocks that holds frames of one stream, in order.
 inline constexpr uint64_t kUnknownFrame = UINT64_MAX;
 inline constexpr BlockCount kLargestSegment{8 * kMiB / kBlockSize};
+//
+// After a crash the log goes on in a new segment, whose first frame has a number that does not follow. What was written
+// before it, but is not part of the log (a frame behind a missing one, an entry without its data), does not count:
+// entries before a segment with a known first frame are those up to its `begun`.
 struct Segment {
   DeviceRun run;
   uint64_t first_frame = 0;  // the number of the frame at its first block, or kUnknownFrame
@@ -88,6 +94,7 @@ struct Stream {
 struct Root {
   Uuid store_id{};
   DeviceId device;        // the one that holds this copy
+  bool logged = false;    // the log has every change; otherwise, by an older program, those that the index had stored
   uint64_t sequence = 0;  // the valid root with the greatest one counts
   int64_t time_ns = 0;
   uint64_t next_stream = 0;
@@ -117,4 +124,4 @@ bool DecodeList(std::string_view bytes, Root* root);
 // Every stream of the root.
 std::vector<const Stream*> StreamsOf(const Root& root);
 
-}  // namespace weightfs::replica
+}  // namespace weightfs::wal

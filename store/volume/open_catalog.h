@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opens the catalog of a store: its index, brought up to the end of the log on the devices.
+#pragma once
+
+#include <string>
+
+#include "common/result.h"
+#include "store/volume/store_directory.h"
+
+namespace weightfs {
+
+// Opens the catalog of a store whose devices are open, and sets `catalog`, `log` and `note` of `parts`. An index that is
+// missing, damaged, older than the log, or of another store is no error: it is caught up or rebuilt, and with read_only
+// only in memory. kCorrupt if the log is damaged where the index lacks its changes.
+//
+// A store of an older version has no such log: its catalog is opened as it is, and must not be older than its replica
+// on the devices. A mount for writing then makes the log.
+//
+// With `repair`, damage is accepted.
+Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts);
+
+// Before a check that repairs a catalog that was opened for writing: makes it the only one. The roots on the devices are
+// erased, and the index has a log of its own until the next mount.
+Result<void> LeaveLog(const std::string& directory, StoreParts* parts);
+
+}  // namespace weightfs

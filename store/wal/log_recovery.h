@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds how far a log counts after a crash.
+#pragma once
+
+#include "common/result.h"
+#include "store/wal/wal_reader.h"
+
+namespace weightfs::wal {
+
+// FindTail, and compares the data of the entries behind the last mark with their checksums, because a crash may leave an
+// entry without its data. The tail ends before the first entry whose blocks differ. Blocks that cannot be read count:
+// reading their file reports them.
+//
+// That is the durable state, or a later one: the data of an entry before the mark is durable, and no block of an entry
+// behind it has been used again (log_writer.h).
+Result<Tail> FindDurableTail(Devices devices, const Root& root, Version from);
+
+}  // namespace weightfs::wal

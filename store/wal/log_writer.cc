@@ -1,0 +1,591 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/wal/log_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/log.h"
+#include "common/utc_time.h"
+#include "meta/keys.h"
+#include "store/wal/logged_kv_store.h"
+
+namespace weightfs::wal {
+namespace {
+
+constexpr size_t kPartSize = 256 * kKiB;        // of a checkpoint, written in one hold of io_
+constexpr uint64_t kPendingLimit = 64 * kMiB;   // with more pending bytes, Append writes
+constexpr uint64_t kLeastSegment = 32 * kKiB;
+constexpr uint64_t kSegmentsOfSpace = 4096;     // a segment is this part of the space
+constexpr uint64_t kLogsOfSpace = 256;          // and the log has this part of it before a checkpoint is due
+constexpr uint64_t kLargestLeastLog = 8 * kMiB;
+constexpr std::chrono::minutes kLongestRetry{5};
+constexpr uint64_t kStripe = 1024;  // blocks: successive segments go to successive devices
+
+// Streams of an earlier log may have left frames anywhere. A random number distinguishes them.
+uint64_t FirstStream() {
+  uint64_t number = 0;
+  const Uuid random = NewUuid();
+  std::memcpy(&number, random.data(), sizeof(number));
+  return number >> 1;
+}
+
+Error TooManySegments() {
+  return {ErrorCode::kNoSpace, "the free space of the pool is in too many small pieces"};
+}
+
+BlockCount PartOf(BlockCount space, uint64_t parts, uint64_t least, uint64_t most) {
+  return BlocksFor(ByteCount{std::clamp(ToBytes(space).value / parts, least, most)});
+}
+
+}  // namespace
+
+LogWriter::LogWriter(KvStore& index, DeviceSet& devices, SpaceManager& space, WriterOptions options)
+    : index_(index),
+      devices_(devices),
+      space_(space),
+      options_(std::move(options)),
+      segment_size_(PartOf(space.total(), kSegmentsOfSpace, kLeastSegment, ToBytes(kLargestSegment).value)),
+      least_log_(PartOf(space.total(), kLogsOfSpace, 4 * kLeastSegment, kLargestLeastLog)),
+      root_(options_.root),
+      root_sequence_(options_.root_sequence),
+      next_stream_(root_ ? root_->next_stream : FirstStream()),
+      retry_(options_.first_retry),
+      durable_until_(Clock::now()) {}
+
+Result<std::unique_ptr<LogWriter>> LogWriter::Start(KvStore& index, DeviceSet& devices, SpaceManager& space,
+                                                    WriterOptions options) {
+  std::unique_ptr<LogWriter> writer(new LogWriter(index, devices, space, std::move(options)));
+  RETURN_IF_ERROR(writer->Prepare());
+  if (writer->options_.started) RETURN_IF_ERROR(writer->options_.started());
+  writer->thread_ = std::thread([raw = writer.get()] { raw->Run(); });
+  return writer;
+}
+
+LogWriter::~LogWriter() { static_cast<void>(Stop().has_value()); }
+
+// Everything up to the tail is durable: the mount has flushed the devices before it read the log.
+Result<void> LogWriter::Prepare() {
+  {
+    MutexLock lock(mutex_);
+    appended_ = durable_ = options_.tail.version.sequence;
+  }
+  {
+    MutexLock io(io_);
+    ASSIGN_OR_RETURN(memory_, HugePageMemory::Map(kLargestFrame));
+    begun_ = options_.tail.version.sequence;
+    if (root_) {
+      for (const Stream* stream : StreamsOf(*root_)) blocks_ += BlocksOf(stream->segments);
+      log_.emplace(devices_, options_.store_id, root_->log, options_.tail.position, &memory_);
+      Refill();
+      if (!options_.tail.clean) {
+        RETURN_IF_ERROR(Restart());
+      } else if (!root_->logged) {
+        RETURN_IF_ERROR(WriteRoot(*root_));
+      }
+      // No block of an entry before this mount is free.
+      RETURN_IF_ERROR(Claim());
+      UpdateStatistics();
+      return {};
+    }
+    log_.emplace(NewStream());
+    Refill();
+  }
+  RETURN_IF_ERROR(BeginCheckpoint());
+  while (checkpoint_->records->Valid()) RETURN_IF_ERROR(WritePart());
+  return FinishCheckpoint();
+}
+
+// Ends the old log at its last entry, and goes on behind it.
+Result<void> LogWriter::Restart() {
+  const std::vector<Segment> rest = log_->Cut();
+  auto extended = Extend(*log_, segment_size_, begun_);
+  if (extended) Release(rest);
+  return extended;
+}
+
+void LogWriter::Append(std::string entry, uint64_t sequence) {
+  bool full = false;
+  {
+    MutexLock lock(mutex_);
+    const auto now = Clock::now();
+    if (appended_ == durable_) {
+      commit_due_ = now + options_.commit_interval;
+      durable_until_ = now;
+    }
+    const bool first = pending_.starts.empty();
+    if (first) write_due_ = now + options_.write_delay;
+    appended_ = sequence;
+    pending_.starts.push_back({pending_.bytes.size(), sequence});
+    pending_.bytes += entry;
+    full = pending_.bytes.size() > kPendingLimit;
+    if (first) wake_.notify_one();
+  }
+  if (!full) return;
+  MutexLock io(io_);
+  static_cast<void>(WritePending().has_value());  // an error stays
+}
+
+Result<void> LogWriter::Commit() {
+  {
+    MutexLock lock(mutex_);
+    if (failure_) return *failure_;
+  }
+  MutexLock io(io_);
+  return CommitPending();
+}
+
+Result<void> LogWriter::CommitPending() {
+  {
+    MutexLock lock(mutex_);
+    if (failure_) return *failure_;
+  }
+  RETURN_IF_ERROR(WritePending());
+  return Flush();
+}
+
+// Writes what was appended. After an error nothing more is written.
+Result<void> LogWriter::WritePending() {
+  Chunk chunk;
+  uint64_t durable = 0;
+  {
+    MutexLock lock(mutex_);
+    if (failure_) return *failure_;
+    std::swap(chunk, pending_);
+    durable = durable_;
+  }
+  if (chunk.starts.empty()) return {};
+  if (auto written = WriteEntries(chunk, durable); !written) return Fail(written.error());
+  UpdateStatistics();
+  return {};
+}
+
+Result<void> LogWriter::WriteEntries(const Chunk& chunk, uint64_t durable) {
+  std::string_view rest = chunk.bytes;
+  size_t next = 0;  // the first entry that begins at or behind the first byte of `rest`
+  while (!rest.empty()) {
+    const size_t written = chunk.bytes.size() - rest.size();
+    for (; next < chunk.starts.size() && chunk.starts[next].offset < written; ++next) {
+      begun_ = chunk.starts[next].sequence;
+    }
+    if (log_->full()) RETURN_IF_ERROR(Extend(*log_, segment_size_, begun_));
+    const size_t first_entry = next < chunk.starts.size() ? chunk.starts[next].offset - written : kNoEntry;
+    RETURN_IF_ERROR(log_->WriteFrame(&rest, first_entry, durable));
+  }
+  begun_ = chunk.starts.back().sequence;
+  mark_ = durable;
+  return {};
+}
+
+// Makes all frames durable, and all data that was written before. Before that, WritePending has taken every entry.
+Result<void> LogWriter::Flush() {
+  const uint64_t written = begun_;
+  auto flushed = FlushDevices();
+  // Another machine may have replaced what was flushed.
+  if (flushed && options_.still_owned) flushed = options_.still_owned();
+  if (!flushed) return Fail(flushed.error());
+  {
+    MutexLock lock(mutex_);
+    const auto now = Clock::now();
+    if (written > durable_) claim_due_ = now + options_.claim_delay;
+    durable_ = std::max(durable_, written);
+    marked_ = std::max(marked_, mark_);
+    durable_until_ = now;
+    commit_due_ = now + options_.commit_interval;  // of what was appended meanwhile
+    if (durable_ > marked_) wake_.notify_one();
+  }
+  ReleaseDeferred();
+  return {};
+}
+
+// Makes a mark of everything that is durable.
+Result<void> LogWriter::Claim() {
+  {
+    MutexLock lock(mutex_);
+    if (failure_) return *failure_;
+    if (marked_ == durable_) return {};
+  }
+  RETURN_IF_ERROR(WritePending());
+  uint64_t durable = 0;
+  {
+    MutexLock lock(mutex_);
+    durable = durable_;
+  }
+  if (mark_ < durable) {
+    const auto write = [&]() REQUIRES(io_) -> Result<void> {
+      if (log_->full()) RETURN_IF_ERROR(Extend(*log_, segment_size_, begun_));
+      std::string_view nothing;
+      return log_->WriteFrame(&nothing, kNoEntry, durable);
+    };
+    if (auto written = write(); !written) return Fail(written.error());
+    mark_ = durable;
+  }
+  return Flush();
+}
+
+Error LogWriter::Fail(const Error& error) {
+  failed_.store(true, std::memory_order_release);
+  MutexLock lock(mutex_);
+  if (!failure_) {
+    failure_ = Error{ErrorCode::kIo};
+    spdlog::critical("the log of the catalog cannot be written: {}; the mount is read-only from now on: unmount, find "
+                     "the cause, run weightfs verify",
+                     ToString(error));
+  }
+  return *failure_;
+}
+
+void LogWriter::Retire(const std::vector<DeviceRun>& runs) {
+  bool any = false;
+  {
+    MutexLock lock(mutex_);
+    if (!runs.empty()) deferred_.push_back({appended_, runs});
+    any = !deferred_.empty();
+  }
+  if (!any || !space_.IsTight()) return;
+  MutexLock io(io_);
+  auto claimed = CommitPending();
+  if (claimed) claimed = Claim();
+}
+
+void LogWriter::ReleaseDeferred() {
+  while (true) {
+    std::vector<DeviceRun> runs;
+    {
+      MutexLock lock(mutex_);
+      if (deferred_.empty() || deferred_.front().sequence > marked_) return;
+      runs = std::move(deferred_.front().runs);
+      deferred_.pop_front();
+    }
+    space_.Retire(runs);
+  }
+}
+
+Result<void> LogWriter::CheckSpace(KvChange change) {
+  if (failed()) return ErrorCode::kReadOnly;
+  if (change == KvChange::kRemove || enough_) return {};
+  MutexLock io(io_);
+  Refill();
+  return enough_ || (half_ && change == KvChange::kUpdate) ? Result<void>() : ErrorCode::kNoSpace;
+}
+
+void LogWriter::Renew() {
+  MutexLock lock(mutex_);
+  renew_ = true;
+  wake_.notify_one();
+}
+
+Result<void> LogWriter::Stop() {
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return {};
+    stopping_ = true;
+    wake_.notify_one();
+  }
+  if (thread_.joinable()) thread_.join();
+  MutexLock io(io_);
+  if (!log_) return {};  // Prepare has failed
+  RETURN_IF_ERROR(CommitPending());
+  return Claim();
+}
+
+LogStatistics LogWriter::statistics() const {
+  MutexLock lock(mutex_);
+  return statistics_;
+}
+
+std::chrono::nanoseconds LogWriter::age() const {
+  MutexLock lock(mutex_);
+  return appended_ == durable_ ? Clock::duration(0) : std::max(Clock::now() - durable_until_, Clock::duration(1));
+}
+
+void LogWriter::UpdateStatistics() {
+  const bool due = NeedsCheckpoint();
+  MutexLock lock(mutex_);
+  statistics_.bytes = ToBytes(blocks_).value;
+  statistics_.intact = !failure_ && !renew_;
+  if (due && !std::exchange(checkpoint_due_, due)) wake_.notify_one();
+}
+
+void LogWriter::Run() {
+  while (WaitForWork()) {
+    {
+      MutexLock io(io_);
+      bool write = false, commit = false, claim = false;
+      {
+        MutexLock lock(mutex_);
+        const auto now = Clock::now();
+        write = !pending_.starts.empty() && write_due_ <= now;
+        commit = appended_ > durable_ && commit_due_ <= now;
+        claim = durable_ > marked_ && claim_due_ <= now;
+      }
+      Result<void> done;
+      if (write) done = WritePending();
+      if (commit && done) done = CommitPending();
+      if (claim && done) done = Claim();
+    }
+    ContinueCheckpoint();
+  }
+}
+
+// Waits until there is something to do. Returns false when the thread must end.
+bool LogWriter::WaitForWork() {
+  MutexLock lock(mutex_);
+  while (true) {
+    const auto now = Clock::now();
+    const bool checkpoint = (checkpoint_ || renew_ || checkpoint_due_) && !failure_;
+    if (stopping_) return renew_ && !failure_ && now >= retry_at_;
+    auto due = Clock::time_point::max();
+    if (!failure_) {
+      if (!pending_.starts.empty()) due = std::min(due, write_due_);
+      if (appended_ > durable_) due = std::min(due, commit_due_);
+      if (durable_ > marked_) due = std::min(due, claim_due_);
+    }
+    if (checkpoint) due = std::min(due, checkpoint_ ? now : retry_at_);
+    if (due <= now) return true;
+    if (due == Clock::time_point::max()) {
+      wake_.wait(lock.native());
+    } else {
+      wake_.wait_until(lock.native(), due);
+    }
+  }
+}
+
+// Gives the stream more segments. Those of the log also enter the root.
+Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t begun) {
+  Refill();
+  if (reservation_.held() < count) RETURN_IF_ERROR(space_.Reserve(&reservation_, count - reservation_.held(), true));
+  const SpaceManager::Request request{
+      .ino = InodeId{}, .first = FileBlock{allocations_++ * kStripe}, .count = count};
+  ASSIGN_OR_RETURN(const auto runs, space_.Allocate(request, &reservation_));
+  space_.AddUsed(static_cast<int64_t>(count.value));
+  blocks_ += count;
+  stream.Extend(runs, begun);
+  if (!root_ || !log_ || &stream != &*log_) return {};
+  Root root = *root_;
+  root.log = stream.stream();
+  return WriteRoot(std::move(root));
+}
+
+// The log is longer than the checkpoint, so that reading both takes at most twice the time.
+bool LogWriter::NeedsCheckpoint() const {
+  return root_ && BlocksOf(log_->stream().segments) > std::max(BlocksOf(root_->checkpoint_stream.segments), least_log_);
+}
+
+StreamWriter LogWriter::NewStream() {
+  return {devices_, options_.store_id, Stream{.id = next_stream_++, .segments = {}}, {}, &memory_};
+}
+
+// Takes the next step of the checkpoint, if one is in progress or due.
+void LogWriter::ContinueCheckpoint() {
+  bool due = checkpoint_.has_value();
+  {
+    MutexLock lock(mutex_);
+    due = !failure_ && (due || ((renew_ || checkpoint_due_) && Clock::now() >= retry_at_));
+  }
+  if (!due) return;
+  Result<void> done;
+  if (!checkpoint_) {
+    done = BeginCheckpoint();
+  } else if (checkpoint_->records->Valid()) {
+    done = WritePart();
+  } else {
+    done = FinishCheckpoint();
+  }
+  if (!done) GiveUpCheckpoint(done.error());
+}
+
+Result<void> LogWriter::BeginCheckpoint() {
+  {
+    MutexLock lock(mutex_);
+    checkpoint_due_ = false;
+  }
+  // The snapshot has its version, so no lock keeps both together.
+  auto records = index_.NewIterator({});
+  const std::string key = keys::Store(kVersionFact);
+  records->Seek(key);
+  Version version;
+  if (records->Valid() && records->key() == key) {
+    const auto decoded = DecodeVersion(records->value());
+    if (!decoded) return Error{ErrorCode::kCorrupt, "the version of the catalog cannot be decoded"};
+    version = *decoded;
+  }
+  records->Seek({});
+  MutexLock io(io_);
+  checkpoint_.emplace(Checkpoint{std::move(records), version, NewStream()});
+  return {};
+}
+
+// Writes about kPartSize of records.
+Result<void> LogWriter::WritePart() {
+  Checkpoint& checkpoint = *checkpoint_;
+  KvBatch part;
+  const std::string version = keys::Store(kVersionFact);
+  size_t size = 0;
+  for (KvIterator& records = *checkpoint.records; records.Valid() && size < kPartSize; records.Next()) {
+    if (records.key() == version) continue;
+    part.Put(std::string(records.key()), std::string(records.value()));
+    size += records.key().size() + records.value().size();
+  }
+  const std::string entry = EncodePart(part, checkpoint.version);
+  std::string_view rest = entry;
+  MutexLock io(io_);
+  for (size_t first_entry = 0; !rest.empty(); first_entry = kNoEntry) {
+    if (checkpoint.stream.full()) {
+      RETURN_IF_ERROR(Extend(checkpoint.stream, std::max(segment_size_, BlocksFor(ByteCount{rest.size()})), 0));
+    }
+    RETURN_IF_ERROR(checkpoint.stream.WriteFrame(&rest, first_entry));
+  }
+  return {};
+}
+
+// Makes the root refer to the new checkpoint, and frees the old one and the log before it.
+Result<void> LogWriter::FinishCheckpoint() {
+  RETURN_IF_ERROR(checkpoint_->records->status());
+  // The next mount catches the index up from what it has stored. That must be in the log, and the log must reach back
+  // to it.
+  RETURN_IF_ERROR(Commit());
+  RETURN_IF_ERROR(index_.Sync());
+  const Version version = checkpoint_->version;
+  MutexLock io(io_);
+  // The checkpoint has entries that are perhaps not durable yet. A root must not refer to what a crash takes back.
+  RETURN_IF_ERROR(CommitPending());
+  std::vector<Segment> old;
+  if (root_) old = root_->checkpoint_stream.segments;
+  StreamWriter log = *log_;  // if the root cannot be written, the log goes on after the old checkpoint
+  const auto trimmed = log.TrimTo(version.sequence);
+  old.insert(old.end(), trimmed.begin(), trimmed.end());
+  Root root;
+  root.checkpoint = version;
+  root.checkpoint_frames = checkpoint_->stream.frames();
+  root.checkpoint_stream = checkpoint_->stream.stream();
+  root.log = log.stream();
+  RETURN_IF_ERROR(WriteRoot(std::move(root)));
+  log_.emplace(std::move(log));
+  checkpoint_.reset();
+  Release(old);
+  retry_ = options_.first_retry;
+  if (std::exchange(reported_, false)) spdlog::info("the checkpoint of the catalog is complete now");
+  {
+    MutexLock lock(mutex_);
+    renew_ = false;
+    ++statistics_.checkpoints;
+  }
+  UpdateStatistics();
+  return {};
+}
+
+// Ends a checkpoint that cannot be completed. The log goes on after the old one.
+void LogWriter::GiveUpCheckpoint(const Error& error) {
+  if (!std::exchange(reported_, true)) {
+    spdlog::warn("a checkpoint of the catalog cannot be written: {}; it will be tried again", ToString(error));
+  }
+  retry_at_ = Clock::now() + retry_;
+  retry_ = std::min<Clock::duration>(2 * retry_, kLongestRetry);
+  MutexLock io(io_);
+  if (checkpoint_) Release(checkpoint_->stream.stream().segments);
+  checkpoint_.reset();
+  UpdateStatistics();
+}
+
+Result<void> LogWriter::FlushDevices() {
+  RETURN_IF_ERROR(devices_.FlushWritten());
+  return {};
+}
+
+// Writes the next root to all devices and flushes them.
+Result<void> LogWriter::WriteRoot(Root root) {
+  root.store_id = options_.store_id;
+  root.logged = true;
+  root.description = options_.description;
+  root.time_ns = UtcNowNs();
+  root.lists.clear();
+  const size_t size = EncodeRoot(root).size();
+  auto written = size == 0 || size > options_.largest_root ? WriteLists(&root) : Result<void>();
+  root.next_stream = next_stream_;
+  if (written) written = WriteOnDevices(root);
+  // A program that does not know lists must find no older root.
+  if (written && !root.lists.empty() && (!root_ || root_->lists.empty())) written = WriteOnDevices(root);
+  if (!written) {
+    ReleaseLists(root);
+    return written;
+  }
+  const std::optional<Root> old = std::exchange(root_, std::move(root));
+  if (old) ReleaseLists(*old);
+  Release(std::exchange(held_, {}));
+  return {};
+}
+
+// Writes the lists of the segments, and makes them durable, because a root may refer only to such.
+Result<void> LogWriter::WriteLists(Root* root) {
+  const std::string bytes = EncodeList(*root);
+  root->list_size = bytes.size();
+  if (bytes.size() > kLargestList) return TooManySegments();
+  while (root->lists.size() < kListCopies) {
+    StreamWriter list = NewStream();
+    const auto written = [&]() REQUIRES(io_) -> Result<void> {
+      for (std::string_view rest = bytes; !rest.empty();) {
+        if (list.full()) RETURN_IF_ERROR(Extend(list, segment_size_, 0));
+        RETURN_IF_ERROR(list.WriteFrame(&rest, kNoEntry));
+      }
+      return {};
+    }();
+    root->lists.push_back(list.stream());
+    RETURN_IF_ERROR(written);
+  }
+  return FlushDevices();
+}
+
+Result<void> LogWriter::WriteOnDevices(Root& root) {
+  if (EncodeRoot(root).empty()) return TooManySegments();
+  root.sequence = ++root_sequence_;
+  roots_differ_ = true;  // until all devices have it
+  for (uint16_t index = 0; index < devices_.size(); ++index) {
+    root.device = DeviceId{index};
+    const std::string bytes = EncodeRoot(root);
+    std::memcpy(memory_.data(), bytes.data(), bytes.size());
+    for (size_t copy = root.sequence % 2; copy < kRootOffsets.size(); copy += 2) {
+      const std::span<const std::byte> memory(memory_.data(), bytes.size());
+      RETURN_IF_ERROR(devices_[root.device].Write(ByteOffset{kRootOffsets[copy]}, memory));
+    }
+    devices_.NoteWrite(root.device);
+  }
+  RETURN_IF_ERROR(FlushDevices());
+  roots_differ_ = false;
+  return {};
+}
+
+void LogWriter::Release(const std::vector<Segment>& segments) {
+  if (roots_differ_) {
+    held_.insert(held_.end(), segments.begin(), segments.end());
+    return;
+  }
+  std::vector<DeviceRun> runs;
+  for (const Segment& segment : segments) runs.push_back(segment.run);
+  const BlockCount blocks = BlocksOf(segments);
+  blocks_ -= blocks;
+  space_.AddUsed(-static_cast<int64_t>(blocks.value));
+  space_.Retire(runs);
+  Refill();
+}
+
+void LogWriter::ReleaseLists(const Root& root) {
+  for (const Stream& list : root.lists) Release(list.segments);
+}
+
+// The space for the log until the next checkpoint is complete, and for that checkpoint: it is as long as the old one and
+// the log together, and the log grows meanwhile.
+BlockCount LogWriter::Wanted() const {
+  const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
+  return BlockCount{3 * std::max(checkpoint, least_log_).value + 4 * segment_size_.value};
+}
+
+// Reserves the space that will be needed. In a full pool there may be none.
+void LogWriter::Refill() {
+  const BlockCount wanted = Wanted(), held = reservation_.held();
+  if (held < wanted) static_cast<void>(space_.Reserve(&reservation_, wanted - held, /*privileged=*/true).has_value());
+  enough_ = reservation_.held() >= wanted;
+  half_ = 2 * reservation_.held().value >= wanted.value;
+}
+
+}  // namespace weightfs::wal

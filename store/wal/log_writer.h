@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Writes the log of the catalog to the devices: the write-ahead log of the index (RocksDB), and the only durable copy of
+// recent changes. On-disk layout: docs/FORMAT.md section 10.
+//
+// A change is appended, then applied to the index. A commit writes the appended entries as frames, and flushes the
+// devices: that flush makes the entries durable together with the data that they map, which was written before. So a
+// crash may leave an entry without its data. Each frame has a mark: the entry up to which everything is known to be
+// durable. A mount compares the data of the entries behind the last mark with their checksums (log_recovery.h), and cuts
+// the log at the first difference.
+//
+// Blocks that an entry frees are not used again before a frame with a mark of that entry, or a later one, is durable.
+// So the data of an entry behind the last mark is never overwritten by a later one.
+//
+// From time to time the writer takes a checkpoint of the index, beside the log. When it is complete, and the index has
+// stored the same changes in its tables, a new root refers to it, and the log before it is freed.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+#include "engine/device_set.h"
+#include "io/huge_pages.h"
+#include "meta/kv_store.h"
+#include "store/space/space_manager.h"
+#include "store/types.h"
+#include "store/wal/stream_writer.h"
+
+namespace weightfs::wal {
+
+// The log of an opened store.
+struct WriterOptions {
+  Uuid store_id{};
+  std::string description;     // the text of store.json
+  uint64_t root_sequence = 0;  // of the last root on the devices, also if it cannot be used
+  // The index has every entry up to tail.version. Without a root, a checkpoint of the index is the first step. The
+  // blocks of a root are marked as used.
+  std::optional<Root> root;
+  Tail tail;
+  size_t largest_root = kRootCapacity;  // the segments of a larger one are listed beside it
+  std::chrono::milliseconds first_retry{5000};      // until a checkpoint that failed is tried again; doubled each time
+  std::chrono::milliseconds write_delay{50};        // from a change until it is written, unless it is committed before
+  std::chrono::milliseconds commit_interval{5000};  // from a change until it is durable
+  std::chrono::milliseconds claim_delay{1000};      // from a commit until a frame has its mark
+  std::function<Result<void>()> started;            // runs once the log can be written, before the first change
+  std::function<Result<void>()> still_owned;        // runs after each flush: fails if another machine has the store
+};
+
+struct LogStatistics {
+  uint64_t bytes = 0;        // of all segments
+  uint64_t checkpoints = 0;  // completed since the mount
+  bool intact = false;       // no part of it has to be written anew
+};
+
+// Thread-safe. Commits run on the threads of their callers, one at a time; a thread of its own does the rest. No call
+// waits for a lock of the store or for the index, except that checkpoints read the index. A failed write or flush of the
+// log ends all writing (failed).
+class LogWriter {
+ public:
+  // Returns when the log can be written: without a usable root, after a checkpoint. kNoSpace if the pool has no space
+  // for that; kIo.
+  static Result<std::unique_ptr<LogWriter>> Start(KvStore& index, DeviceSet& devices, SpaceManager& space,
+                                                  WriterOptions options);
+  ~LogWriter();
+
+  // Takes the entry that follows the last one. Waits only if the devices lag far behind.
+  void Append(std::string entry, uint64_t sequence) EXCLUDES(io_, mutex_);
+  // Makes everything durable that was appended, or written to a device, before the call.
+  Result<void> Commit() EXCLUDES(io_, mutex_);
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+  // Frees blocks that entries before the call have freed, as soon as that is safe: soon, or before the call returns if
+  // the pool has little space left.
+  void Retire(const std::vector<DeviceRun>& runs) EXCLUDES(io_, mutex_);
+
+  // Returns kNoSpace when the pool lacks the space that the log needs before a change of this kind: enough is held back
+  // for deleting everything.
+  Result<void> CheckSpace(KvChange change) EXCLUDES(io_);
+
+  // Writes a new checkpoint soon, because something on the devices is damaged.
+  void Renew() EXCLUDES(mutex_);
+  // Commits everything, completes a renewal, and stops the thread.
+  Result<void> Stop() EXCLUDES(io_, mutex_);
+
+  LogStatistics statistics() const EXCLUDES(mutex_);
+  // The time since everything was durable for the last time; 0: everything is.
+  std::chrono::nanoseconds age() const EXCLUDES(mutex_);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // Entries in one string, and where each begins.
+  struct Chunk {
+    struct Start {
+      size_t offset;
+      uint64_t sequence;
+    };
+    std::string bytes;
+    std::vector<Start> starts;
+  };
+  // A checkpoint under construction. Of the thread.
+  struct Checkpoint {
+    std::unique_ptr<KvIterator> records;
+    Version version;
+    StreamWriter stream;
+  };
+  struct Deferred {
+    uint64_t sequence;  // of the last entry that may have freed them
+    std::vector<DeviceRun> runs;
+  };
+
+  LogWriter(KvStore& index, DeviceSet& devices, SpaceManager& space, WriterOptions options);
+  Result<void> Prepare() EXCLUDES(io_, mutex_);
+  Result<void> Restart() REQUIRES(io_);
+  void Run();
+  bool WaitForWork() EXCLUDES(io_, mutex_);
+
+  Result<void> WritePending() REQUIRES(io_) EXCLUDES(mutex_);
+  Result<void> WriteEntries(const Chunk& chunk, uint64_t durable) REQUIRES(io_);
+  Result<void> CommitPending() REQUIRES(io_) EXCLUDES(mutex_);
+  Result<void> Flush() REQUIRES(io_) EXCLUDES(mutex_);
+  Result<void> Claim() REQUIRES(io_) EXCLUDES(mutex_);
+  Error Fail(const Error& error) EXCLUDES(mutex_);
+  void ReleaseDeferred() REQUIRES(io_) EXCLUDES(mutex_);
+
+  Result<void> Extend(StreamWriter& stream, BlockCount count, uint64_t begun) REQUIRES(io_);
+  bool NeedsCheckpoint() const REQUIRES(io_);
+  void ContinueCheckpoint() EXCLUDES(io_, mutex_);
+  Result<void> BeginCheckpoint() EXCLUDES(io_);
+  Result<void> WritePart() EXCLUDES(io_);
+  Result<void> FinishCheckpoint() EXCLUDES(io_, mutex_);
+  void GiveUpCheckpoint(const Error& error) EXCLUDES(io_);
+  Result<void> WriteRoot(Root root) REQUIRES(io_);
+  Result<void> WriteLists(Root* root) REQUIRES(io_);
+  Result<void> WriteOnDevices(Root& root) REQUIRES(io_);
+  Result<void> FlushDevices();
+  void Release(const std::vector<Segment>& segments) REQUIRES(io_);
+  void ReleaseLists(const Root& root) REQUIRES(io_);
+  BlockCount Wanted() const REQUIRES(io_);
+  void Refill() REQUIRES(io_);
+  StreamWriter NewStream() REQUIRES(io_);
+  void UpdateStatistics() REQUIRES(io_) EXCLUDES(mutex_);
+
+  KvStore& index_;
+  DeviceSet& devices_;
+  SpaceManager& space_;
+  const WriterOptions options_;
+  const BlockCount segment_size_, least_log_;
+  std::atomic<bool> failed_{false};
+
+  // Locked before mutex_ and before the locks of `space_`. Whoever holds it waits for devices only.
+  mutable Mutex io_;
+  HugePageMemory memory_ GUARDED_BY(io_);
+  std::optional<Root> root_ GUARDED_BY(io_);       // as on the devices
+  std::optional<StreamWriter> log_ GUARDED_BY(io_);
+  uint64_t begun_ GUARDED_BY(io_) = 0;             // the sequence of the last entry in log_
+  uint64_t mark_ GUARDED_BY(io_) = 0;              // of the last frame
+  uint64_t root_sequence_ GUARDED_BY(io_), next_stream_ GUARDED_BY(io_);
+  uint64_t allocations_ GUARDED_BY(io_) = 0;
+  BlockCount blocks_ GUARDED_BY(io_);              // of all segments
+  SpaceReservation reservation_ GUARDED_BY(io_);   // for segments to come
+  bool roots_differ_ GUARDED_BY(io_) = false;      // after a failed write of a root
+  std::vector<Segment> held_ GUARDED_BY(io_);      // released meanwhile; a root on some device may refer to them
+  std::atomic<bool> enough_{false}, half_{false};  // the reservation is as large as it should be; half as large
+
+  // Of the thread, and before that of Prepare.
+  std::optional<Checkpoint> checkpoint_;
+  Clock::duration retry_;  // until the next try; doubled by each failure
+  Clock::time_point retry_at_;
+  bool reported_ = false;
+
+  mutable Mutex mutex_;
+  std::condition_variable wake_;
+  Chunk pending_ GUARDED_BY(mutex_);  // not written yet
+  uint64_t appended_ GUARDED_BY(mutex_) = 0, durable_ GUARDED_BY(mutex_) = 0, marked_ GUARDED_BY(mutex_) = 0;
+  std::deque<Deferred> deferred_ GUARDED_BY(mutex_);
+  Clock::time_point write_due_ GUARDED_BY(mutex_), commit_due_ GUARDED_BY(mutex_), claim_due_ GUARDED_BY(mutex_);
+  Clock::time_point durable_until_ GUARDED_BY(mutex_);  // when everything was durable for the last time
+  std::optional<Error> failure_ GUARDED_BY(mutex_);
+  bool renew_ GUARDED_BY(mutex_) = false;
+  bool checkpoint_due_ GUARDED_BY(mutex_) = false;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  LogStatistics statistics_ GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace weightfs::wal

@@ -412,6 +412,7 @@ Result<void> LogWriter::BeginCheckpoint() {
   }
   records->Seek({});
   MutexLock io(io_);
+  RETURN_IF_ERROR(SettleRoots());
   checkpoint_.emplace(Checkpoint{std::move(records), version, NewStream()});
   return {};
 }
@@ -552,6 +553,16 @@ Result<void> LogWriter::WriteOnDevices(Root& root) {
   }
   RETURN_IF_ERROR(FlushDevices());
   roots_differ_ = false;
+  return {};
+}
+
+// After a failed write of a root, some devices may have it and others not. Before more space is taken, all get the root
+// before it again, so that the space of the failed one is free.
+Result<void> LogWriter::SettleRoots() {
+  if (!roots_differ_ || !root_) return {};
+  root_->next_stream = next_stream_;
+  RETURN_IF_ERROR(WriteOnDevices(*root_));
+  Release(std::exchange(held_, {}));
   return {};
 }
 

@@ -141,6 +141,7 @@ class LogWriter {
   Result<void> WriteRoot(Root root) REQUIRES(io_);
   Result<void> WriteLists(Root* root) REQUIRES(io_);
   Result<void> WriteOnDevices(Root& root) REQUIRES(io_);
+  Result<void> SettleRoots() REQUIRES(io_);
   Result<void> FlushDevices();
   void Release(const std::vector<Segment>& segments) REQUIRES(io_);
   void ReleaseLists(const Root& root) REQUIRES(io_);

@@ -46,9 +46,9 @@ Result<void> LoggedKvStore::Write(KvBatch batch) {
 }
 
 Result<void> LoggedKvStore::Sync() {
+  if (failed()) return ErrorCode::kReadOnly;
   LogWriter* log = log_.load();
-  if (log == nullptr || failed()) return ErrorCode::kReadOnly;
-  return log->Commit();
+  return log == nullptr ? Result<void>() : log->Commit();  // without a log nothing was written
 }
 
 Result<void> LoggedKvStore::CheckSpace(KvChange change) {

@@ -16,7 +16,8 @@ constexpr uint8_t kVersionFormat = 1;
 constexpr uint64_t kOldFrameMagic = 0x454D'4152'4653'4657ULL;  // "WFSFRAME" in disk byte order
 constexpr uint64_t kFrameMagic = 0x324D'4152'4653'4657ULL;     // "WFSFRAM2"
 constexpr uint64_t kRootMagic = 0x544F'4F52'4653'4657ULL;   // "WFSFROOT"
-constexpr uint32_t kRootVersion = 1, kRootVersionWithLists = 2, kLoggedRootVersions = 2;  // added to the others
+constexpr uint32_t kRootVersion = 1, kRootVersionWithLists = 2;
+constexpr uint16_t kLoggedRoot = 1;  // a flag
 constexpr size_t kRootFixedSize = 24;  // magic, version, size, checksum
 constexpr size_t kSegmentSize = 30;
 constexpr size_t kChecksumOffset = 60;  // of a frame
@@ -239,7 +240,7 @@ std::string EncodeRoot(const Root& root) {
   std::string body;
   body.append(reinterpret_cast<const char*>(root.store_id.data()), root.store_id.size());
   AppendLittle(body, root.device.value);
-  AppendLittle(body, uint16_t{0});  // reserved
+  AppendLittle(body, static_cast<uint16_t>(root.logged ? kLoggedRoot : 0));
   AppendLittle(body, root.checkpoint.chain);
   AppendLittle(body, root.sequence);
   AppendLittle(body, root.time_ns);
@@ -259,8 +260,7 @@ std::string EncodeRoot(const Root& root) {
   if (size > kRootCapacity) return {};
   std::string bytes;
   AppendLittle(bytes, kRootMagic);
-  const uint32_t version = root.lists.empty() ? kRootVersion : kRootVersionWithLists;
-  AppendLittle(bytes, version + (root.logged ? kLoggedRootVersions : 0));
+  AppendLittle(bytes, root.lists.empty() ? kRootVersion : kRootVersionWithLists);
   AppendLittle(bytes, static_cast<uint32_t>(size));
   AppendLittle(bytes, Crc32c(BytesOf(body)));
   AppendLittle(bytes, uint32_t{0});  // reserved
@@ -274,8 +274,7 @@ size_t RootSize(std::string_view block) {
   const auto magic = decoder.Little<uint64_t>();
   const auto version = decoder.Little<uint32_t>();
   const auto size = decoder.Little<uint32_t>();
-  constexpr uint32_t kLast = kRootVersionWithLists + kLoggedRootVersions;
-  if (!decoder.ok() || magic != kRootMagic || version < kRootVersion || version > kLast) return 0;
+  if (!decoder.ok() || magic != kRootMagic || version < kRootVersion || version > kRootVersionWithLists) return 0;
   return size < kRootFixedSize || size > kRootCapacity ? 0 : RoundUp(size, kBlockSize);
 }
 
@@ -283,20 +282,18 @@ std::optional<Root> DecodeRoot(std::string_view bytes) {
   if (bytes.empty() || RootSize(bytes) != bytes.size()) return std::nullopt;
   Decoder head(bytes);
   head.Little<uint64_t>();
-  auto version = head.Little<uint32_t>();
+  const auto version = head.Little<uint32_t>();
   const auto size = head.Little<uint32_t>();
   const auto checksum = head.Little<uint32_t>();
   const std::string_view body = bytes.substr(kRootFixedSize, size - kRootFixedSize);
   if (checksum != Crc32c(BytesOf(body))) return std::nullopt;
   Decoder decoder(body);
   Root root;
-  root.logged = version > kRootVersionWithLists;
-  if (root.logged) version -= kLoggedRootVersions;
   const std::string_view id = decoder.Bytes(root.store_id.size());
   if (!decoder.ok()) return std::nullopt;
   std::memcpy(root.store_id.data(), id.data(), id.size());
   root.device.value = decoder.Little<uint16_t>();
-  decoder.Little<uint16_t>();
+  root.logged = (decoder.Little<uint16_t>() & kLoggedRoot) != 0;
   root.checkpoint.chain = decoder.Little<uint32_t>();
   root.sequence = decoder.Little<uint64_t>();
   root.time_ns = decoder.Little<int64_t>();

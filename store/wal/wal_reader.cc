@@ -147,7 +147,6 @@ Result<std::optional<Entry>> EntryReader::Next() {
       if (!entry) return std::optional<Entry>();
       offset_ += size;
       if (is_old_) durable_ = std::max(durable_, entry->version.sequence);
-      if (entry->version.sequence > frames_.limit()) continue;
       return entry;
     }
     ASSIGN_OR_RETURN(const auto frame, frames_.Next());
@@ -247,6 +246,7 @@ class Continuation {
     while (true) {
       ASSIGN_OR_RETURN(auto entry, entries_.Next());
       if (!entry) return entry;
+      if (entry->version.sequence > entries_.limit()) continue;
       if (entry->version == version_) is_known_ = true;
       if (entry->version.sequence < version_.sequence || entry->version == version_) continue;
       // The chain shows that the entry continues this catalog, and not another one with as many batches.

@@ -46,7 +46,7 @@ class FrameReader {
   // block of the segments once, and not many more bytes of what only looks like frames.
   Result<bool> SkipDamage();
   const Position& position() const { return position_; }
-  // Entries with greater sequences that lie before the next frame do not count (Segment).
+  // Of a log: entries with greater sequences that lie before the next frame do not count (Segment).
   uint64_t limit() const { return limits_.empty() ? UINT64_MAX : limits_[std::min(entered_, limits_.size() - 1)]; }
 
  private:
@@ -85,6 +85,7 @@ class EntryReader {
   const FrameReader::Position& position() const { return frames_.position(); }
   int64_t time_ns() const { return time_ns_; }      // of the last frame
   uint64_t durable() const { return durable_; }     // the greatest mark so far
+  uint64_t limit() const { return frames_.limit(); }
   bool is_between() const { return bytes_.size() == offset_; }  // no part of an entry is left
 
  private:

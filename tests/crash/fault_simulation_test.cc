@@ -221,7 +221,7 @@ void ArmFaults(TestStore& store, uint64_t seed) {
   FaultDevice& device = store.device(random() % OptionsOf(seed).devices);
   const bool later = random() % 4 == 0;
   const uint64_t nth = 1 + random() % 40;
-  switch (random() % 8) {
+  switch (random() % 9) {
     case 0:
     case 1: device.Fail(FaultDevice::Target::kWrite, {nth, later, ErrorCode::kIo}); break;
     case 2: device.Fail(FaultDevice::Target::kRead, {1 + nth / 4, later, ErrorCode::kIo}); break;
@@ -229,6 +229,7 @@ void ArmFaults(TestStore& store, uint64_t seed) {
     case 4: store.kv().FailWrite(nth); break;
     case 5: store.kv().FailSync(1 + nth / 4); break;
     case 6: device.SetWriteBudget(ByteCount{nth * 16 * kKiB}); break;
+    case 7: device.Fail(FaultDevice::Target::kSynchronousWrite, {nth, later, ErrorCode::kIo}); break;
     default: break;
   }
 }

@@ -76,6 +76,29 @@ void FaultDevice::Submit(std::span<IoRequest* const> requests) {
   changed_.notify_all();
 }
 
+Result<void> FaultDevice::Write(ByteOffset offset, std::span<const std::byte> in) {
+  struct Request final : IoRequest {
+    void OnComplete(Result<void>) override {}
+  } request;
+  request.operation = IoRequest::Operation::kWrite;
+  request.offset = offset;
+  request.data = const_cast<std::byte*>(in.data());  // only read
+  request.size = ByteCount{in.size()};
+  CheckRequest(request);
+  MutexLock lock(mutex_);
+  ++counts_.synchronous_writes;
+  const auto failure = NextFailureLocked(Target::kSynchronousWrite);
+  const size_t event = journal_->Append({.kind = Journal::Event::Kind::kWrite,
+                                         .device = index_,
+                                         .offset = offset,
+                                         .bytes = std::make_shared<const std::vector<std::byte>>(in.begin(), in.end())});
+  if (!failure) image_.Write(offset, in);
+  const auto kind = failure ? Journal::Event::Kind::kWriteFailed : Journal::Event::Kind::kWriteDone;
+  journal_->Append({.kind = kind, .device = index_, .subject = event});
+  if (failure) return *failure;
+  return {};
+}
+
 Result<void> FaultDevice::Flush() {
   MutexLock lock(mutex_);
   ++counts_.flushes;

@@ -35,12 +35,14 @@ class FaultDevice final : public BlockDevice {
   ByteCount size() const override { return size_; }
   std::string_view path() const override { return options_.path; }
   void Submit(std::span<IoRequest* const> requests) override;
+  // On the caller's thread, like FileDevice: neither held nor reordered. Has failures and counts of its own.
+  Result<void> Write(ByteOffset offset, std::span<const std::byte> in) override;
   Result<void> Flush() override;
 
   // Makes the `nth` operation of a kind from now on (the first is 1), or it and all later ones, fail with `code`.
   // Transfers are counted when they are submitted. A failed write changes nothing here, but a crash image may contain
   // parts of it.
-  enum class Target : unsigned char { kRead, kWrite, kFlush };
+  enum class Target : unsigned char { kRead, kWrite, kFlush, kSynchronousWrite };
   struct Failure {
     uint64_t nth = 1;
     bool and_later = false;
@@ -67,7 +69,7 @@ class FaultDevice final : public BlockDevice {
 
   // Numbers of operations submitted so far.
   struct Counts {
-    uint64_t reads = 0, writes = 0, flushes = 0;
+    uint64_t reads = 0, writes = 0, flushes = 0, synchronous_writes = 0;
     ByteCount read, written;
   };
   Counts counts() const EXCLUDES(mutex_);
@@ -102,7 +104,7 @@ class FaultDevice final : public BlockDevice {
   BlockImage image_ GUARDED_BY(mutex_);
   std::deque<Pending> pending_ GUARDED_BY(mutex_);
   std::mt19937_64 random_ GUARDED_BY(mutex_);
-  std::array<Trigger, 3> triggers_ GUARDED_BY(mutex_);
+  std::array<Trigger, 4> triggers_ GUARDED_BY(mutex_);
   ByteCount budget_ GUARDED_BY(mutex_) = {std::numeric_limits<uint64_t>::max()};
   ErrorCode budget_code_ GUARDED_BY(mutex_) = ErrorCode::kNoSpace;
   Counts counts_ GUARDED_BY(mutex_);

@@ -246,7 +246,7 @@ TEST_F(SuperblockTest, ADeviceThatCannotBeReadIsAnIoError) {
 }
 
 TEST_F(SuperblockTest, AFailedWriteOrFlushIsReportedAndItsNumberIsNotUsedAgain) {
-  device_.Fail(FaultDevice::Target::kWrite, {.nth = 3});
+  device_.Fail(FaultDevice::Target::kSynchronousWrite, {.nth = 3});
   EXPECT_FALSE(WriteSuperblock(device_, written_).has_value());
   EXPECT_EQ(written_.sequence, 2U);
   device_.Fail(FaultDevice::Target::kFlush, {.nth = 1});

@@ -20,8 +20,10 @@ class CommitterTest : public ::testing::Test {
   CommitterTest()
       : committer_(std::make_unique<Committer>(
             rig_.kv(), rig_.devices(), rig_.space(), rig_.write_back(),
-            Committer::Options{std::chrono::hours(1), std::chrono::hours(1), std::chrono::hours(1),
-                               [this](size_t extents) { freed_ += extents; }})) {}
+            Committer::Options{.interval = std::chrono::hours(1),
+                               .close_delay = std::chrono::hours(1),
+                               .replace_delay = std::chrono::hours(1),
+                               .freed = [this](size_t extents) { freed_ += extents; }})) {}
 
   InodePtr NewChangedFile(uint64_t ino, const std::string& data) {
     InodePtr inode = rig_.NewFile(ino);

@@ -269,7 +269,6 @@ TEST(Scrub, StopsAtOnceWithTheStore) {
 
 TEST(Scrub, FindsDamageOfTheReplicaAndRenewsIt) {
   TestStoreOptions options = Options();
-  options.replica = true;
   TestStore store(options);
   for (int i = 0; i < 30; ++i) Written(store, "f" + std::to_string(i), Pattern(i, 5000));
   ASSERT_OK(store.Remount());  // completes the replica

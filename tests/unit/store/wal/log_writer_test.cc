@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The space of the replica: in small pieces, and after failed writes of its roots.
+// The log and its space: in small pieces, after failed writes of its roots, and what a mark allows.
 #include "store/wal/log_writer.h"
 
 #include <gtest/gtest.h>
@@ -15,9 +15,11 @@
 #include "common/mutex.h"
 #include "engine/superblock.h"
 #include "io/huge_pages.h"
-#include "store/volume/catalog_replica.h"
+#include "store/wal/log_recovery.h"
+#include "store/wal/logged_kv_store.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/memory_kv_store.h"
+#include "tests/support/restart.h"
 #include "tests/support/result_asserts.h"
 
 namespace weightfs::wal {
@@ -89,17 +91,15 @@ class LogWriterTest : public ::testing::Test {
     }
   }
   void Start() {
-    writer_ = std::make_unique<LogWriter>(
-        *catalog_, devices_, *space_, [this]() -> Result<void> {
-          RETURN_IF_ERROR(devices_.FlushWritten());
-          return {};
-        },
-        options_);
+    auto started = LogWriter::Start(catalog_->index(), devices_, *space_, options_);
+    ASSERT_TRUE(started.has_value()) << ToString(started.error());
+    writer_ = std::move(*started);
     catalog_->Attach(writer_.get());
   }
   void Stop() {
+    ASSERT_OK(writer_->Stop());
+    catalog_->Attach(nullptr);
     writer_.reset();
-    ASSERT_OK(devices_.FlushWritten());
   }
   void Put(uint64_t first, uint64_t count) {
     for (uint64_t i = first; i < first + count; ++i) {
@@ -129,8 +129,8 @@ class LogWriterTest : public ::testing::Test {
     const Root root = ReadRoot();
     options_.root = root;
     options_.root_sequence = root.sequence;
-    options_.tail = FindTail(given_, root).value();
-    options_.version = ReadVersion(*catalog_).value();
+    options_.tail = FindDurableTail(given_, root, ReadVersion(*catalog_).value()).value();
+    ASSERT_TRUE(options_.tail.continues);
     space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
     if (fragmented) FragmentFreeSpace();
     for (const Stream* stream : StreamsOf(root)) {
@@ -138,13 +138,20 @@ class LogWriterTest : public ::testing::Test {
     }
     Start();
   }
-  void ExpectRestored() {
+  // The records that the log on the device has.
+  KvContent OnDevice() {
+    const Root root = ReadRoot();
     MemoryKvStore restored(std::make_shared<Journal>());
-    ASSERT_OK(RestoreCatalog(given_, ReadRoot(), restored));
-    KvContent expected = kv_->content(), content = restored.content();
+    const auto apply = [&](const Entry& entry) { return restored.Write(entry.batch); };
+    EXPECT_TRUE(ReplayCheckpoint(given_, root, apply).has_value());
+    EXPECT_TRUE(ReplayLog(given_, root, root.checkpoint, UINT64_MAX, apply).has_value());
+    return restored.content();
+  }
+  void ExpectRestored() {
+    KvContent expected = kv_->content();
     expected.erase(std::string("S") + kVersionFact);
-    content.erase(std::string("S") + kVersionFact);
-    EXPECT_EQ(content, expected);
+    const KvContent found = OnDevice();
+    EXPECT_TRUE(found == expected) << "the device has " << found.size() << " of " << expected.size() << " records";
   }
 
   static constexpr DeviceBlock kFirst{kDataOffset / kBlockSize};
@@ -225,23 +232,6 @@ TEST_F(LogWriterTest, RootsWithListsCountOnlyIfAllWritersKnewThem) {
   superblock.keeps_lists = false;
   ASSERT_OK(WriteSuperblock(device_, superblock));
   EXPECT_FALSE(FindRoot(given_, std::nullopt).value().has_value());
-  EXPECT_EQ(Roots().size(), kRootOffsets.size());
-  ASSERT_OK(EraseRoots(given_, ErasedRoots::kWithLists));
-  EXPECT_TRUE(Roots().empty());
-}
-
-TEST_F(LogWriterTest, RootsWithoutListsStayWhenThoseWithListsAreErased) {
-  Start();
-  Put(0, 100);
-  Stop();
-  Superblock superblock;
-  superblock.device_size = kDevice;
-  superblock.keeps_lists = false;
-  ASSERT_OK(WriteSuperblock(device_, superblock));
-  ASSERT_OK(EraseRoots(given_, ErasedRoots::kWithLists));
-  ExpectRestored();
-  ASSERT_OK(EraseRoots(given_, ErasedRoots::kAll));
-  EXPECT_FALSE(FindRoot(given_, std::nullopt).value().has_value());
 }
 
 TEST_F(LogWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
@@ -260,7 +250,7 @@ TEST_F(LogWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
   // The failed checkpoint, log and lists are held until the roots are equal again, and no retry adds to them.
   EXPECT_LT(free - space_->Statistics().free.value, 2 * before.checkpoint_frames * kLargestFrame / kBlockSize);
   device_.Fail(false);
-  device_.WaitForRoots(written + 9);  // two of each, when they succeed: the roots before, and the next
+  device_.WaitForRoots(written + 9);  // two of each, when they succeed: the root before, and the next
   Put(kRecords, 10);
   Stop();
   ExpectRestored();
@@ -280,41 +270,136 @@ TEST_F(LogWriterTest, ARenewalEndsBeforeTheUnmount) {
   ExpectRestored();
 }
 
-TEST_F(LogWriterTest, ItHasAnAgeWhileItLacksDurableChanges) {
+TEST_F(LogWriterTest, FailedRootsKeepTheSpaceOfOneCheckpoint) {
+  Start();
+  Put(0, kRecords);
   device_.Fail(true);
+  writer_->Renew();
+  const uint64_t written = device_.roots();
+  device_.WaitForRoots(written + 3);
+  const uint64_t once = space_->Statistics().free.value;
+  device_.WaitForRoots(written + 8);
+  EXPECT_EQ(space_->Statistics().free.value, once);
+  device_.Fail(false);
+  Stop();
+  ExpectRestored();
+  EXPECT_LT(space_->total().value - space_->Statistics().free.value, 6 * kMiB / kBlockSize);
+}
+
+TEST_F(LogWriterTest, ChangesAreWrittenSoonAndDurableAfterTheInterval) {
+  options_.commit_interval = std::chrono::milliseconds(200);
+  Start();
+  KvBatch batch;
+  batch.Put("a", "1");
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  EXPECT_GT(writer_->age().count(), 0);
+  while (!OnDevice().contains("a")) std::this_thread::yield();
+  const auto survives = [&] {
+    const CrashImage image = journal_->ImageAt(journal_->size(), {.device_survival = 0.0});
+    Restarted restarted = Restart(image);
+    const auto devices = restarted.borrowed();
+    const Root root = FindRoot(devices, std::nullopt).value().value();
+    return FindTail(devices, root, root.checkpoint).value().version.sequence > root.checkpoint.sequence;
+  };
+  while (!survives()) std::this_thread::yield();
+  while (writer_->age().count() > 0) std::this_thread::yield();
+  Stop();
+}
+
+TEST_F(LogWriterTest, FreedBlocksAreUsedAgainOnlyBehindADurableMark) {
+  options_.claim_delay = std::chrono::hours(1);
+  Start();
+  Put(0, 1);
+  const uint64_t free = space_->Statistics().free.value;
+  SpaceReservation reservation;
+  ASSERT_OK(space_->Reserve(&reservation, BlockCount{8}));
+  const auto runs = space_->Allocate({.ino = InodeId{1}, .first = {}, .count = BlockCount{8}}, &reservation).value();
+  Put(1, 1);
+  writer_->Retire(runs);
+  Put(2, 1);  // its frame has the mark of the entries before, at most
+  EXPECT_EQ(space_->waiting().value, 0U);
+  const auto sum = [&] { return space_->Statistics().free.value; };
+  EXPECT_LT(sum(), free);
+  Put(3, 1);  // a frame with a mark behind the entry that freed the blocks, and its flush
+  EXPECT_EQ(sum(), free);
+  Stop();
+}
+
+TEST_F(LogWriterTest, ACleanEndNeedsNoCheckOfData) {
   Start();
   Put(0, 10);
-  device_.WaitForRoots(2);
-  EXPECT_FALSE(writer_->statistics().current);
-  const auto age = writer_->age();
-  EXPECT_GT(age.count(), 0);
-  EXPECT_GE(writer_->age(), age);
-  device_.Fail(false);
-  while (writer_->age().count() > 0) std::this_thread::yield();
-  EXPECT_TRUE(writer_->statistics().current);
-  // The writes of a current replica are gathered for a moment.
-  uint64_t next = 10;
-  do Put(next++, 1);
-  while (writer_->age().count() == 0);
-  while (writer_->age().count() > 0) std::this_thread::yield();
+  Stop();
+  const Root root = ReadRoot();
+  const Tail tail = FindTail(given_, root, root.checkpoint).value();
+  EXPECT_EQ(tail.durable, tail.version.sequence);
+  EXPECT_TRUE(tail.clean);
+  EXPECT_FALSE(tail.damaged);
+}
+
+TEST_F(LogWriterTest, AfterACutTheLogGoesOnBehindItsLastEntry) {
+  Start();
+  Put(0, 10);
+  Stop();
+  const Version before = ReadVersion(*catalog_).value();
+  Reopen(/*fragmented=*/false);
+  Put(10, 5);
+  Stop();
+  // The mount decides that the last five entries do not count.
+  auto kv = std::make_unique<MemoryKvStore>(journal_, [&] {
+    KvContent content = kv_->content();
+    for (int i = 10; i < 15; ++i) content.erase("record" + std::to_string(i));
+    content[std::string("S") + kVersionFact] = EncodeVersion(before);
+    return content;
+  }());
+  kv_ = kv.get();
+  catalog_ = std::make_unique<LoggedKvStore>(std::move(kv), before);
+  const Root root = ReadRoot();
+  options_.root = root;
+  options_.root_sequence = root.sequence;
+  options_.tail = FindTail(given_, root, before).value();
+  options_.tail.version = before;
+  options_.tail.clean = false;
+  space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  for (const Stream* stream : StreamsOf(root)) {
+    for (const Segment& segment : stream->segments) ASSERT_OK(space_->MarkUsed(segment.run));
+  }
+  Start();
+  ExpectRestored();
+  Put(20, 5);
+  Stop();
+  ExpectRestored();
+  Reopen(/*fragmented=*/false);
+  Put(30, 5);
   Stop();
   ExpectRestored();
 }
 
-TEST_F(LogWriterTest, FailedRootsKeepTheSpaceOfOneCheckpoint) {
-  Put(0, kRecords);
-  device_.Fail(true);
+TEST_F(LogWriterTest, SteadyCommitsDoNotKeepACheckpointFromItsEnd) {
   Start();
-  device_.WaitForRoots(6);
-  const uint64_t once = space_->Statistics().free.value;
-  device_.WaitForRoots(10);
-  EXPECT_EQ(space_->Statistics().free.value, once);
-  device_.Fail(false);
-  device_.WaitForRoots(16);
+  while (writer_->statistics().checkpoints < 3) Put(0, 50);
   Stop();
   ExpectRestored();
-  EXPECT_LT(space_->total().value - space_->Statistics().free.value, 3 * kMiB / kBlockSize);
 }
+
+class FailingLogTest : public LogWriterTest, public ::testing::WithParamInterface<FaultDevice::Target> {};
+
+TEST_P(FailingLogTest, EndsAllWriting) {
+  Start();
+  Put(0, 1);
+  base_.Fail(GetParam(), {.nth = 1});
+  KvBatch batch;
+  batch.Put("lost", "x");
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  EXPECT_EQ(catalog_->Sync().error().code, ErrorCode::kIo);
+  EXPECT_TRUE(catalog_->failed());
+  KvBatch later;
+  later.Put("later", "x");
+  EXPECT_EQ(catalog_->Write(std::move(later)).error().code, ErrorCode::kReadOnly);
+  EXPECT_FALSE(writer_->Stop().has_value());
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, FailingLogTest,
+                         ::testing::Values(FaultDevice::Target::kWrite, FaultDevice::Target::kFlush));
 
 }  // namespace
 }  // namespace weightfs::wal

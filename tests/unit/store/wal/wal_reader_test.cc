@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The replica of the catalog under a whole store: it follows the catalog, and gives it back.
+// The log under a whole store: it has every change, and gives the catalog back.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "meta/keys.h"
-#include "store/wal/logged_kv_store.h"
 #include "store/volume/store_directory.h"
+#include "store/wal/log_recovery.h"
+#include "store/wal/logged_kv_store.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
@@ -26,7 +27,6 @@ TestStoreOptions Options(ByteCount size = ByteCount{64 * kMiB}, size_t devices =
   TestStoreOptions options;
   options.device_size = size;
   options.devices = devices;
-  options.replica = true;
   return options;
 }
 
@@ -53,7 +53,7 @@ KvContent Restored(const CrashImage& image) {
   return catalog.content();
 }
 
-TEST(Replica, HoldsTheWholeCatalogAfterAClose) {
+TEST(Log, HoldsTheWholeCatalogAfterAClose) {
   TestStore store(Options());
   for (int i = 0; i < 50; ++i) ASSERT_OK(store.WriteFile("f" + std::to_string(i), Pattern(i, 5000)));
   ASSERT_OK(store->names().SetExtendedAttribute(store.Resolve("f7").value(), "user.a", "b", AttributeWrite::kAny));
@@ -63,7 +63,7 @@ TEST(Replica, HoldsTheWholeCatalogAfterAClose) {
   EXPECT_EQ(WithoutVersion(Restored(image)), WithoutVersion(image.kv));
 }
 
-TEST(Replica, FollowsTheCatalogThroughManyMountsAndCheckpoints) {
+TEST(Log, FollowsTheCatalogThroughManyMountsAndCheckpoints) {
   TestStore store(Options());
   std::mt19937_64 random(1);
   for (int mount = 0; mount < 6; ++mount) {
@@ -78,7 +78,7 @@ TEST(Replica, FollowsTheCatalogThroughManyMountsAndCheckpoints) {
   }
 }
 
-TEST(Replica, IsStripedOverDevicesAndFoundOnEach) {
+TEST(Log, IsStripedOverDevicesAndFoundOnEach) {
   TestStore store(Options(ByteCount{64 * kMiB}, 3));
   ASSERT_OK(store.WriteFile("a", Pattern(1, 100000)));
   ASSERT_OK(store->Close());
@@ -91,7 +91,7 @@ TEST(Replica, IsStripedOverDevicesAndFoundOnEach) {
   EXPECT_EQ(WithoutVersion(Restored(image)), WithoutVersion(image.kv));
 }
 
-TEST(Replica, AStoreOpensFromARestoredCatalog) {
+TEST(Log, AStoreOpensFromARestoredCatalog) {
   TestStore store(Options());
   ASSERT_OK(store.WriteFile("a", Pattern(1, 3'000'000)));
   ASSERT_OK(store->Close());
@@ -105,7 +105,7 @@ TEST(Replica, AStoreOpensFromARestoredCatalog) {
   EXPECT_EQ(WithoutVersion(Restored(ImageOf(again))), WithoutVersion(ImageOf(again).kv));
 }
 
-TEST(Replica, TakesNoSpaceThatFilesHaveAndReturnsOldCheckpoints) {
+TEST(Log, TakesNoSpaceThatFilesHaveAndReturnsOldCheckpoints) {
   TestStore store(Options());
   ASSERT_OK(store->Close());
   ASSERT_OK(store.Remount());
@@ -121,7 +121,7 @@ TEST(Replica, TakesNoSpaceThatFilesHaveAndReturnsOldCheckpoints) {
   EXPECT_GE(store->Space().free.value + kMiB / kBlockSize, before.value);
 }
 
-TEST(Replica, AFullPoolLeavesItBehindAndItCatchesUp) {
+TEST(Log, AFullPoolLeavesItBehindAndItCatchesUp) {
   TestStoreOptions options = Options(ByteCount{16 * kMiB});
   TestStore store(options);
   const InodePtr file = store.Create("big").value();
@@ -139,11 +139,11 @@ TEST(Replica, AFullPoolLeavesItBehindAndItCatchesUp) {
   ASSERT_OK(store->Close());
   ASSERT_OK(store.Remount());
   ASSERT_OK(store->Close());
-  EXPECT_EQ(WithoutVersion(Restored(ImageOf(store))), WithoutVersion(ImageOf(store).kv));
+  EXPECT_TRUE(WithoutVersion(Restored(ImageOf(store))) == WithoutVersion(ImageOf(store).kv));
 }
 
 // A damaged or foreign root may list blocks that belong to files.
-TEST(Replica, IsRenewedIfItsBlocksBelongToFiles) {
+TEST(Log, IsNotWrittenIfItsBlocksBelongToFiles) {
   TestStore store(Options());
   ASSERT_OK(store.WriteFile("a", Pattern(1, 5'000'000)));
   ASSERT_OK(store->Close());
@@ -166,14 +166,11 @@ TEST(Replica, IsRenewedIfItsBlocksBelongToFiles) {
   image.kv = ImageOf(store).kv;
   TestStore again(image, Options());
   ASSERT_OK(again.opened());
+  EXPECT_TRUE(again->read_only());
   EXPECT_EQ(again.ReadPath("a").value(), Pattern(1, 5'000'000));
-  ASSERT_OK(again.WriteFile("b", Pattern(2, 100)));
-  ASSERT_OK(again->Close());
-  EXPECT_EQ(WithoutVersion(Restored(ImageOf(again))), WithoutVersion(ImageOf(again).kv))
-      << "the new root has a greater number";
 }
 
-TEST(Replica, NoticesACatalogThatIsOlder) {
+TEST(Log, CatchesAnOlderIndexUp) {
   TestStore store(Options());
   ASSERT_OK(store.WriteFile("a", "1"));
   ASSERT_OK(store->SyncAll());
@@ -181,44 +178,36 @@ TEST(Replica, NoticesACatalogThatIsOlder) {
   ASSERT_OK(store.WriteFile("a", "2"));
   ASSERT_OK(store->Close());
   CrashImage image = ImageOf(store);
-  image.kv = old;
-  TestStore again(image, Options());
-  ASSERT_FALSE(again.opened().has_value());
-  EXPECT_EQ(again.opened().error().code, ErrorCode::kCorrupt);
+  for (const KvContent& index : {old, KvContent()}) {
+    image.kv = index;
+    TestStore again(image, Options());
+    ASSERT_OK(again.opened());
+    EXPECT_EQ(again.ReadPath("a").value(), "2");
+  }
 }
 
-TEST(Replica, HasNoBatchThatTheCatalogHasNotSynced) {
-  // So large that no checkpoint is due, which would sync the catalog.
-  TestStoreOptions options = Options(ByteCount{8192 * kMiB});
+// It has stored changes that the log has lost in a power cut, as RocksDB may have. They must go.
+TEST(Log, AnIndexThatIsNewerIsReplaced) {
+  TestStoreOptions options = Options();
   options.store.commit_interval = std::chrono::hours(1);
   TestStore store(options);
-  ASSERT_OK(store->Close());
-  ASSERT_OK(store.Remount());
-  const InodeId other = store.Create("b").value()->id, ino = store.Create("a").value()->id;
+  ASSERT_OK(store.WriteFile("a", "1"));
   ASSERT_OK(store->SyncAll());
-  // So much that the replica is written at once.
-  const std::string value(60 * kKiB, 'x');
-  for (const InodeId of : {other, ino}) {
-    for (const char* name : {"user.1", "user.2", "user.3"}) {
-      ASSERT_OK(store->names().SetExtendedAttribute(of, name, value, AttributeWrite::kAny));
-    }
-  }
-  store.kv().DuringSync([&] {
-    ASSERT_OK(store->names().SetExtendedAttribute(ino, "user.late", "x", AttributeWrite::kAny));
-  });
-  ASSERT_OK(store->SyncAll());
-  const std::string last = keys::Attribute(ino, "user.3"), late = keys::Attribute(ino, "user.late");
-  KvContent restored;
-  while (!restored.contains(last)) restored = Restored(ImageOf(store));
-  EXPECT_FALSE(restored.contains(late));
+  CreateRequest request;
+  request.mode = S_IFDIR | 0755;
+  ASSERT_TRUE(store->names().Create(kRootInode, "lost", request).has_value());
   const CrashImage image = store.journal().ImageAt(
-      store.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 1.0, .kv_survival = 0.0});
-  EXPECT_FALSE(image.kv.contains(late));
-  TestStore again(image, options);
+      store.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 0.0, .kv_survival = 1.0});
+  TestStore again(image, Options());
   ASSERT_OK(again.opened());
+  EXPECT_EQ(again.ReadPath("a").value(), "1");
+  EXPECT_EQ(again.Resolve("lost").error().code, ErrorCode::kNotFound);
+  ASSERT_OK(again.WriteFile("b", "2"));
+  ASSERT_OK(again.Remount());
+  EXPECT_EQ(again.ReadPath("b").value(), "2");
 }
 
-TEST(Replica, ChangesOfNamesAreDurableAfterTheCommitInterval) {
+TEST(Log, ChangesOfNamesAreDurableAfterTheCommitInterval) {
   TestStoreOptions options = Options(ByteCount{8192 * kMiB});
   TestStore store(options);
   ASSERT_OK(store->Close());
@@ -230,8 +219,8 @@ TEST(Replica, ChangesOfNamesAreDurableAfterTheCommitInterval) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     const auto survives = [&] {
       const CrashImage image = again.journal().ImageAt(
-          again.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 1.0, .kv_survival = 0.0});
-      return image.kv.contains(keys::Attribute(kRootInode, name));
+          again.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 0.0, .kv_survival = 0.0});
+      return Restored(image).contains(keys::Attribute(kRootInode, name));
     };
     while (!survives()) ASSERT_LT(std::chrono::steady_clock::now(), deadline) << name;
   }
@@ -249,11 +238,11 @@ std::vector<size_t> CutsAfterRoots(TestStore& store) {
   return cuts;
 }
 
-TEST(Replica, ACheckpointIsNotNewerThanTheSyncedCatalog) {
+TEST(Log, ACheckpointIsNotNewerThanTheSyncedCatalog) {
   TestStore store(Options());
   const InodeId ino = store.Create("a").value()->id;
   const std::string value(60 * kKiB, 'x');
-  for (int round = 0; store->statistics().replica.checkpoints < 4; ++round) {
+  for (int round = 0; store->statistics().log.checkpoints < 4; ++round) {
     const std::string name = "user." + std::to_string(round % 4);
     ASSERT_OK(store->names().SetExtendedAttribute(ino, name, value, AttributeWrite::kAny));
     if (round % 40 == 39) ASSERT_OK(store->SyncAll());
@@ -291,100 +280,52 @@ void CutWritesOfRoots(size_t largest_root) {
   }
 }
 
-TEST(Replica, ATornWriteOfARootLeavesTheRootBefore) { CutWritesOfRoots(wal::kRootCapacity); }
+TEST(Log, ATornWriteOfARootLeavesTheRootBefore) { CutWritesOfRoots(wal::kRootCapacity); }
 
-TEST(Replica, ATornWriteOfARootLeavesTheListsOfTheRootBefore) { CutWritesOfRoots(1); }
+TEST(Log, ATornWriteOfARootLeavesTheListsOfTheRootBefore) { CutWritesOfRoots(1); }
 
-TEST(Replica, CatchUpGivesAnOlderCatalogItsLastChanges) {
+// Damage that the last mark shows to be no crash.
+TEST(Log, ADamagedFrameBeforeTheLastMarkIsNotTakenForTheEnd) {
   TestStore store(Options());
-  ASSERT_OK(store.WriteFile("a", "1"));
-  ASSERT_OK(store->Close());
-  ASSERT_OK(store.Remount());
-  const KvContent old = store.kv().content();
-  ASSERT_OK(store.WriteFile("a", "22"));
-  ASSERT_OK(store.WriteFile("b", "333"));
-  ASSERT_OK(store->Close());
-  const CrashImage image = ImageOf(store);
-  Restarted restarted = Restart(image);
-  const auto devices = restarted.borrowed();
-  MemoryKvStore catalog(std::make_shared<Journal>(), old);
-  const auto state = InspectReplica(devices, {}, catalog);
-  ASSERT_TRUE(state.has_value() && state->CatalogIsBehind());
-  ASSERT_TRUE(CatchUp(devices, *state, catalog).has_value());
-  EXPECT_EQ(WithoutVersion(catalog.content()), WithoutVersion(image.kv));
-}
-
-TEST(Replica, ADamagedLogEndsThereAndTheStoreOpens) {
-  TestStore store(Options());
-  ASSERT_OK(store.WriteFile("first", "1"));
-  ASSERT_OK(store->Close());
-  ASSERT_OK(store.Remount());
-  // Two frames at least: a damaged last frame cannot be told from one that a crash interrupted.
-  ASSERT_OK(store.WriteFile("later", "2"));
-  ASSERT_OK(store->SyncAll());
-  while (WithoutVersion(Restored(ImageOf(store))) != WithoutVersion(store.kv().content())) std::this_thread::yield();
-  for (int i = 0; i < 20; ++i) ASSERT_OK(store.WriteFile("later" + std::to_string(i), "2"));
-  ASSERT_OK(store->Close());
-  const CrashImage image = ImageOf(store);
-  Restarted restarted = Restart(image);
-  const auto devices = restarted.borrowed();
-  const auto root = wal::FindRoot(devices, std::nullopt).value();
-  ASSERT_TRUE(root.has_value());
-  const auto tail = wal::FindTail(devices, *root);
-  ASSERT_TRUE(tail.has_value() && tail->version.sequence > root->checkpoint.sequence);
-  restarted.devices[0]->Corrupt(ToBytes(root->log.segments.front().run.run.start));
-  MemoryKvStore catalog(std::make_shared<Journal>());
-  const auto restored = RestoreCatalog(devices, *root, catalog);
-  ASSERT_TRUE(restored.has_value());
-  EXPECT_FALSE(restored->complete());
-  const auto state = InspectReplica(devices, {}, catalog);
-  ASSERT_TRUE(state.has_value());
-  EXPECT_FALSE(state->CatalogIsBehind()) << "a restored catalog can be mounted";
-}
-
-// A replica that is taken for damaged is renewed, and no longer completes the catalog.
-TEST(Replica, ALackOfMemoryIsNoDamage) {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "a sanitizer needs the memory";
-#endif
-  TestStore store(Options());
-  ASSERT_OK(store.WriteFile("a", "1"));
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_OK(store.WriteFile("f" + std::to_string(i), "1"));
+    ASSERT_OK(store->SyncAll());
+  }
   ASSERT_OK(store->Close());
   Restarted restarted = Restart(ImageOf(store));
   const auto devices = restarted.borrowed();
-  ASSERT_OK(InspectReplica(devices, {}, *restarted.kv));
-  uint64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages;
-  struct rlimit before = {};
-  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
-  const uint64_t used = pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  for (const uint64_t left : {wal::kRootCapacity / 2, wal::kLargestFrame / 2}) {  // too little for each
-    const struct rlimit little = {used + 4 * left, before.rlim_max};
-    ASSERT_EQ(setrlimit(RLIMIT_AS, &little), 0);
-    // The allocator has free memory of its own, too. One piece of `left` bytes remains, with at most a quarter on each
-    // side.
-    void* last = std::malloc(left);
-    *static_cast<volatile char*>(last) = 0;  // so that the compiler does not remove it
-    std::vector<void*> taken;
-    taken.reserve(little.rlim_cur / left * 4);
-    for (uint64_t size = left; size >= left / 4; size /= 2) {
-      while (void* piece = std::malloc(size)) taken.push_back(piece);
-    }
-    std::free(last);
-    const auto state = InspectReplica(devices, {}, *restarted.kv);
-    std::for_each(taken.begin(), taken.end(), std::free);
-    ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
-    // It depends on the allocator whether the log can be read with that little.
-    if (state.has_value()) {
-      EXPECT_GE(left, wal::kRootCapacity);
-      EXPECT_FALSE(state->CatalogIsBehind());
-    } else {
-      EXPECT_EQ(state.error().code, ErrorCode::kNoMemory) << left;
-    }
-  }
+  const auto root = wal::FindRoot(devices, std::nullopt).value();
+  ASSERT_TRUE(root.has_value());
+  restarted.devices[0]->Corrupt(ToBytes(root->log.segments.front().run.run.start + BlockCount{1}));
+  const auto tail = wal::FindDurableTail(devices, *root, root->checkpoint);
+  ASSERT_OK(tail);
+  EXPECT_TRUE(tail->damaged);
 }
 
-TEST(Replica, AnUnreadableBlockIsDamageLikeAnyOther) {
+// An entry whose data did not reach the device before the power failed.
+TEST(Log, EndsBeforeAnEntryWithoutItsData) {
+  TestStore store(Options());
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 20000)));
+  ASSERT_OK(store->SyncAll());
+  ASSERT_OK(store.WriteFile("b", Pattern(2, 20000)));
+  ASSERT_OK(store->SyncAll());
+  const auto inode = store.OpenPath("b").value();
+  const auto extents = store->files().Extents(inode, FileBlock{0}, 10).value();
+  const CrashImage image = store.journal().ImageAt(
+      store.journal().size(), {.kind = CrashOptions::Kind::kPowerLoss, .device_survival = 1.0, .kv_survival = 1.0});
+  Restarted restarted = Restart(image);
+  restarted.devices[0]->Corrupt(ToBytes(extents.front().start) + ByteCount{4096 + 5});
+  const CrashImage broken = restarted.journal->ImageAt(restarted.journal->size());
+  TestStore again(broken, Options());
+  ASSERT_OK(again.opened());
+  EXPECT_EQ(again.ReadPath("a").value(), Pattern(1, 20000));
+  EXPECT_NE(again.ReadPath("b").value_or("none"), Pattern(2, 20000));
+  ASSERT_OK(again.WriteFile("b", "new"));
+  ASSERT_OK(again.Remount());
+  EXPECT_EQ(again.ReadPath("b").value(), "new");
+}
+
+TEST(Log, AnUnreadableBlockIsDamageLikeAnyOther) {
   TestStore store(Options());
   ASSERT_OK(store.WriteFile("a", "1"));
   ASSERT_OK(store->Close());
@@ -399,7 +340,7 @@ TEST(Replica, AnUnreadableBlockIsDamageLikeAnyOther) {
   EXPECT_FALSE(restored->complete());
 }
 
-TEST(Replica, AFailedCheckpointLeavesTheLogGoing) {
+TEST(Log, AFailedCheckpointLeavesTheLogGoing) {
   TestStore store(Options());
   ASSERT_OK(store->Close());
   ASSERT_OK(store.Remount());
@@ -407,10 +348,10 @@ TEST(Replica, AFailedCheckpointLeavesTheLogGoing) {
   for (int i = 0; i < 2000; ++i) ASSERT_TRUE(store.Create("file-with-a-long-name-" + std::to_string(i)).has_value());
   ASSERT_OK(store->SyncAll());
   ASSERT_OK(store->Close());
-  EXPECT_EQ(WithoutVersion(Restored(ImageOf(store))), WithoutVersion(ImageOf(store).kv));
+  EXPECT_TRUE(WithoutVersion(Restored(ImageOf(store))) == WithoutVersion(ImageOf(store).kv));
 }
 
-TEST(Replica, ADamagedFrameOfTheCheckpointCostsOnlyItsRecords) {
+TEST(Log, ADamagedFrameOfTheCheckpointCostsOnlyItsRecords) {
   TestStore store(Options());
   for (int i = 0; i < 3000; ++i) {
     ASSERT_TRUE(store.Create("file-with-a-long-name-" + std::to_string(i)).has_value());
@@ -449,25 +390,25 @@ wal::Root LongLog(ByteCount device, BlockCount segment) {
   return root;
 }
 
-TEST(Replica, ALogWithoutEntriesIsReadAFewTimes) {
+TEST(Log, ALogWithoutEntriesIsReadAFewTimes) {
   constexpr ByteCount kSize{64 * kMiB};
   FaultDevice device(std::make_shared<Journal>(), kSize);
   BlockDevice* const devices[] = {&device};
-  const auto tail = wal::FindTail(devices, LongLog(kSize, BlockCount{4}));
+  const auto tail = wal::FindTail(devices, LongLog(kSize, BlockCount{4}), {});
   ASSERT_TRUE(tail.has_value());
   EXPECT_FALSE(tail->damaged);
   EXPECT_LE(device.counts().read.value, 8 * kSize.value);
 }
 
-TEST(Replica, ASegmentOutsideItsDeviceIsNotRead) {
+TEST(Log, ASegmentOutsideItsDeviceIsNotRead) {
   constexpr ByteCount kSize{64 * kMiB};
   FaultDevice device(std::make_shared<Journal>(), ByteCount{4 * kMiB});
   BlockDevice* const devices[] = {&device};
-  ASSERT_TRUE(wal::FindTail(devices, LongLog(kSize, wal::kLargestSegment)).has_value());
+  ASSERT_TRUE(wal::FindTail(devices, LongLog(kSize, wal::kLargestSegment), {}).has_value());
   EXPECT_EQ(device.counts().reads, 0U);
 }
 
-TEST(Replica, BlocksThatLookLikeFramesAreReadAFewTimes) {
+TEST(Log, BlocksThatLookLikeFramesAreReadAFewTimes) {
   constexpr ByteCount kSize{34 * kMiB};
   FaultDevice device(std::make_shared<Journal>(), kSize);
   // Each block is the header of a frame of the largest size, whose checksum is wrong.
@@ -482,7 +423,7 @@ TEST(Replica, BlocksThatLookLikeFramesAreReadAFewTimes) {
     ASSERT_OK(device.Write(ByteOffset{at}, memory.bytes()));
   }
   BlockDevice* const devices[] = {&device};
-  const auto tail = wal::FindTail(devices, LongLog(kSize, wal::kLargestSegment));
+  const auto tail = wal::FindTail(devices, LongLog(kSize, wal::kLargestSegment), {});
   ASSERT_TRUE(tail.has_value());
   EXPECT_FALSE(tail->damaged);
   EXPECT_LE(device.counts().read.value, 32 * kSize.value);

@@ -584,11 +584,13 @@ void LogWriter::ReleaseLists(const Root& root) {
   for (const Stream& list : root.lists) Release(list.segments);
 }
 
-// The space for the log until the next checkpoint is complete, and for that checkpoint: it is as long as the old one and
-// the log together, and the log grows meanwhile.
+// The space for the next checkpoint, which is at most as long as the old one and the log together, and for the log until
+// that is complete. What the log takes of it is not reserved anew, so that df does not change with each segment.
 BlockCount LogWriter::Wanted() const {
   const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
-  return BlockCount{3 * std::max(checkpoint, least_log_).value + 4 * segment_size_.value};
+  const BlockCount due = std::max(checkpoint, least_log_);  // the length of the log when a checkpoint is due
+  const BlockCount log = std::min(BlocksOf(log_->stream().segments), due);
+  return BlockCount{checkpoint.value + 3 * due.value + 4 * segment_size_.value - log.value};
 }
 
 // Reserves the space that will be needed. In a full pool there may be none.

@@ -145,7 +145,9 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   commit.interval = options.commit_interval;
   commit.close_delay = options.close_delay;
   if (parts->log != nullptr) {
-    commit.retire = [log = parts->log.get()](const std::vector<DeviceRun>& runs) { log->Retire(runs); };
+    wal::LogWriter* log = parts->log.get();
+    commit.retire = [log](const std::vector<DeviceRun>& runs) { log->Retire(runs); };
+    commit.release_freed = [log] { log->ReleaseRetired(); };
   }
   commit.freed = [memory = services.extent_memory](size_t extents) { memory->Freed(extents); };
   parts->committer =

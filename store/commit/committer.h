@@ -33,6 +33,7 @@ class Committer final : public CommitQueue {
     std::chrono::milliseconds replace_delay{30000};  // same, for a file that writers are replacing
     // Frees blocks that batches in the catalog have freed, once that is safe; null: SpaceManager::Retire.
     std::function<void(const std::vector<DeviceRun>& runs)> retire = nullptr;
+    std::function<void()> release_freed = nullptr;  // CommitQueue::ReleaseFreed; null: nothing to do
     // Runs on the committer's thread after it has freed the changes and the runs of so many extents.
     std::function<void(size_t extents)> freed = nullptr;
   };
@@ -47,6 +48,9 @@ class Committer final : public CommitQueue {
   std::vector<InodePtr> Uncommitted() override EXCLUDES(mutex_);
   void ForgetError(const InodePtr& inode) override REQUIRES(inode->mutex) EXCLUDES(mutex_);
   void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) override EXCLUDES(mutex_);
+  void ReleaseFreed() override {
+    if (options_.release_freed) options_.release_freed();
+  }
   bool failed() const override { return failed_.load() || catalog_.failed(); }
 
   // Call this when the file was closed. It is committed within the close delay.

@@ -70,6 +70,7 @@ Result<void> FileIo::FetchSpace(BlockCount count, bool privileged, SpaceReservat
     } else if (!CommitReplacements(*search, count, privileged)) {
       return ErrorCode::kNoSpace;
     }
+    p_.commits.ReleaseFreed();
     search->deadline += std::chrono::steady_clock::now() - begin;  // commits take none of the time for reads
     p_.space.WaitForRetired(count, {}, privileged, search->deadline);
     RETURN_IF_ERROR(CheckNotFailed());

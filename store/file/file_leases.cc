@@ -152,6 +152,7 @@ Result<BlockReservation> FileIo::Reserve(const InodePtr& inode, FileBlock first,
 Result<void> FileIo::DropContent(const InodePtr& inode, BlockCount count, SpaceReservation* space) {
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   if (count > p_.space.total()) return ErrorCode::kNoSpace;
+  p_.commits.ReleaseFreed();
   bool fits_beside = false;
   BlockCount unpinned;
   const auto plan = [&](const File& file, WritePlan*) -> Result<void> {
@@ -174,6 +175,7 @@ Result<void> FileIo::DropContent(const InodePtr& inode, BlockCount count, SpaceR
   while (true) {
     auto dropped = Change(inode, nullptr, plan, apply);
     if (dropped || dropped.error().code != ErrorCode::kAgain) return dropped;
+    p_.commits.ReleaseFreed();
     p_.space.WaitForRetired(count, unpinned, false, std::chrono::steady_clock::time_point::max());
   }
 }
@@ -182,6 +184,7 @@ Result<BlockReservation> FileIo::ReserveDropped(const InodePtr& inode, BlockCoun
   // Also if the file is clean: another cycle may be committing it.
   RETURN_IF_ERROR(
       SyncWait([&](Done done) { p_.commits.Commit(inode, CommitLevel::kDurable, std::move(done), {.kept = true}); }));
+  p_.commits.ReleaseFreed();
   RETURN_IF_ERROR(p_.space.WaitUntilBacked(space));
   return p_.space.ReserveBlocks({.ino = inode->id, .first = FileBlock{0}, .count = count}, space);
 }

@@ -74,11 +74,6 @@ bool SpaceManager::FitsLocked(BlockCount count, BlockCount freed, bool privilege
   return count.value == 0 || free_ + freed.value >= kept + count.value;
 }
 
-bool SpaceManager::IsTight() const {
-  MutexLock lock(mutex_);
-  return !FitsLocked(BlockCount{std::max<uint64_t>(1, total_.value / 16)}, {}, false);
-}
-
 bool SpaceManager::WouldFit(BlockCount count, BlockCount freed, bool privileged) const {
   MutexLock lock(mutex_);
   return FitsLocked(count, retired_.waiting() + freed, privileged);

@@ -171,8 +171,6 @@ class SpaceManager {
   void Retire(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   // Retired blocks that no lease pins and that are not free yet.
   BlockCount waiting() const EXCLUDES(mutex_);
-  // True if little space is free: then free retired blocks as soon as possible.
-  bool IsTight() const EXCLUDES(mutex_);
   // Waits until Reserve, or ReserveAhead with `freed` blocks, would succeed, but not beyond `deadline`, and only while
   // the retired blocks, or those that a ReserveAhead waits for, can make it succeed. Call it without locks, and outside
   // of a read epoch.

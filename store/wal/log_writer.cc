@@ -236,16 +236,19 @@ Error LogWriter::Fail(const Error& error) {
 }
 
 void LogWriter::Retire(const std::vector<DeviceRun>& runs) {
-  bool any = false;
+  if (runs.empty()) return;
+  MutexLock lock(mutex_);
+  deferred_.push_back({appended_, runs});
+}
+
+void LogWriter::ReleaseRetired() {
   {
     MutexLock lock(mutex_);
-    if (!runs.empty()) deferred_.push_back({appended_, runs});
-    any = !deferred_.empty();
+    if (deferred_.empty()) return;
   }
-  if (!any || !space_.IsTight()) return;
   MutexLock io(io_);
   auto claimed = CommitPending();
-  if (claimed) claimed = Claim();
+  if (claimed) claimed = Claim();  // an error stays
 }
 
 void LogWriter::ReleaseDeferred() {

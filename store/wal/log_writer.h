@@ -78,9 +78,9 @@ class LogWriter {
   Result<void> Commit() EXCLUDES(io_, mutex_);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  // Frees blocks that entries before the call have freed, as soon as that is safe: soon, or before the call returns if
-  // the pool has little space left.
-  void Retire(const std::vector<DeviceRun>& runs) EXCLUDES(io_, mutex_);
+  // Retires blocks that entries before the call have freed, as soon as that is safe. ReleaseRetired makes it safe now.
+  void Retire(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
+  void ReleaseRetired() EXCLUDES(io_, mutex_);
 
   // Returns kNoSpace when the pool lacks the space that the log needs before a change of this kind: enough is held back
   // for deleting everything.

@@ -67,7 +67,9 @@ Result<wal::WriterOptions> TestStore::CatchUp(std::unique_ptr<MemoryKvStore>* kv
   log.description = std::string(1500, ' ');  // as of a store with several devices, so that a root has several sectors
   log.largest_root = options_.largest_root;
   ASSIGN_OR_RETURN(log.root, wal::FindRoot(devices, std::nullopt));
-  ASSIGN_OR_RETURN(log.tail.version, wal::ReadVersion(**kv));
+  const auto version = wal::ReadVersion(**kv);
+  if (!log.root && !version) return version.error();
+  log.tail.version = version.value_or(wal::Version{.sequence = UINT64_MAX});  // no log has that
   if (!log.root) return log;
   for (BlockDevice* device : devices) RETURN_IF_ERROR(device->Flush());
   log.root_sequence = log.root->sequence;

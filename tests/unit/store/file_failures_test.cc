@@ -379,11 +379,11 @@ TEST(FileFailures, AFailedWriteLeavesTheBlocksOfTheLastCommit) {
   EXPECT_EQ(store->Space().free.value, fresh);
 }
 
-TEST(FileFailures, AFailedCatalogSyncMakesTheStoreReadOnly) {
+TEST(FileFailures, AFailedWriteOfTheLogMakesTheStoreReadOnly) {
   TestStore store;
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, "data"));
-  store.kv().FailSync(1);
+  store.device().Fail(FaultDevice::Target::kSynchronousWrite, {.nth = 1});
   EXPECT_FALSE(store->Sync(file).has_value());
   EXPECT_TRUE(store->read_only());
 }

@@ -402,7 +402,9 @@ TEST(Files, ARenameWaitsForACommitThatHasBegun) {
 }
 
 // A kill of the process keeps every catalog write, synced or not.
+// After the log has written what was appended.
 TestStore Killed(TestStore& store, const TestStoreOptions& options) {
+  EXPECT_TRUE(store->Sync(store->inodes().Get(kRootInode).value()));
   CrashOptions crash;
   crash.kind = CrashOptions::Kind::kProcessKill;
   return TestStore(store.journal().ImageAt(store.journal().size(), crash), options);

@@ -25,7 +25,7 @@ ScrubFindings FindingsOf(const weightfs_scrub_findings& found) {
   findings.blocks = found.blocks;
   findings.files = found.files;
   findings.catalog = found.catalog != 0;
-  findings.replica = found.replica != 0;
+  findings.replica = found.log != 0;
   return findings;
 }
 
@@ -39,7 +39,7 @@ Json FindingsJson(const ScrubFindings& found) {
   Json json = {{"damaged_blocks", found.blocks},
                {"damaged_files", found.files},
                {"catalog_damaged", found.catalog},
-               {"replica_damaged", found.replica},
+               {"log_damaged", found.replica},
                {"files", Json::array()}};
   for (const DamagedFile& file : found.listed) {
     json["files"].push_back({{"path", file.path.empty() ? Json() : Json(file.path)},
@@ -56,7 +56,7 @@ std::string FindingLines(const ScrubFindings& found, std::string_view when) {
   if (found.catalog) {
     text += fmt::format("         {}: the catalog is damaged: unmount, and run weightfs verify --repair\n", when);
   }
-  if (found.replica) text += fmt::format("         {}: the replica of the catalog was damaged\n", when);
+  if (found.replica) text += fmt::format("         {}: the log on the devices was damaged\n", when);
   if (found.blocks > 0) {
     text += fmt::format("         {}: {} damaged blocks in {} files: restore these files from a backup\n", when,
                         found.blocks, found.files);

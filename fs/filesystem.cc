@@ -315,8 +315,8 @@ weightfs_stats Filesystem::Stats() const {
   out.leased_read_bytes = store.leased_read_bytes;
   out.leased_written_bytes = store.leased_written_bytes;
   out.device_requests = store.device_requests;
-  out.replica_bytes = store.log.bytes;
-  out.replica_current = store.log.intact ? 1 : 0;
+  out.log_bytes = store.log.bytes;
+  out.log_intact = store.log.intact ? 1 : 0;
   out.requests = requests_.begun();
   if (buffers != nullptr) {
     const BufferPool& pool = buffers->shared();

@@ -119,7 +119,7 @@ void AddScrub(const ScrubReport& scrub, Text* text) {
       [](const ScrubFindings& found) { return found.files; });
   add("weightfs_scrub_catalog_damaged", "1: the catalog is damaged.",
       [](const ScrubFindings& found) { return found.catalog ? 1 : 0; });
-  add("weightfs_scrub_replica_damaged", "1: the replica of the catalog was damaged.",
+  add("weightfs_scrub_log_damaged", "1: the log on the devices was damaged.",
       [](const ScrubFindings& found) { return found.replica ? 1 : 0; });
 }
 
@@ -160,12 +160,10 @@ std::string MetricsText(const MetricsSource& source, MetricsFormat format) {
   text.Gauge("weightfs_leases", "Leases held by programs.", stats.leases);
   text.Gauge("weightfs_pinned_bytes", "Bytes that leases for reading keep unchanged.", stats.pinned_bytes);
   text.Gauge("weightfs_granted_bytes", "Bytes that leases for writing may write.", stats.granted_bytes);
-  text.Gauge("weightfs_replica_bytes", "Bytes of the catalog's replica on the devices.", stats.replica_bytes);
-  text.Gauge("weightfs_replica_current", "1: the replica has every durable change, at most a second later.",
-             stats.replica_current);
-  text.Gauge("weightfs_replica_age_seconds",
-             "Time since the replica had every durable change, or since the mount; 0: it has all.",
-             Seconds(source.replica_age.count()));
+  text.Gauge("weightfs_log_bytes", "Bytes of the log on the devices, with its checkpoint.", stats.log_bytes);
+  text.Gauge("weightfs_log_intact", "0: the log failed, or a damaged part of it is written anew.", stats.log_intact);
+  text.Gauge("weightfs_log_age_seconds", "Time since every change was durable; 0: all are.",
+             Seconds(source.log_age.count()));
   text.Gauge("weightfs_read_only", "1: the mount accepts no changes.", stats.read_only);
   AddScrub(source.scrub, &text);
   AddRequests(source.requests, &text);

@@ -24,7 +24,7 @@ struct MetricsSource {
   std::array<RequestTotals, kRequestKinds> requests{};
   ScrubReport scrub;
   std::optional<uint64_t> catalog_free;     // Store::CatalogFreeSpace
-  std::chrono::nanoseconds replica_age{0};  // Store::LogAge
+  std::chrono::nanoseconds log_age{0};      // Store::LogAge
   std::optional<uint64_t> kernel_requests;  // queued and in progress, as the kernel counts them; nullopt: unknown
   std::string store;                        // its directory
   // Of the mount's process. The start is in seconds since the epoch.

@@ -91,7 +91,7 @@ MetricsSource Mount::Measure() const {
   source.requests = filesystem_->metrics().Totals();
   source.scrub = filesystem_->store().Scrub();
   source.catalog_free = filesystem_->store().CatalogFreeSpace();
-  source.replica_age = filesystem_->store().LogAge();
+  source.log_age = filesystem_->store().LogAge();
   source.kernel_requests = KernelRequests(session_->identity().device);
   source.store = options_.store_directory;
   static const double start = StartOfProcess();  // a clock that is set must not change it

@@ -113,7 +113,7 @@ weightfs_scrub_findings FindingsOf(const ScrubFindings& found) {
   return {.blocks = found.blocks,
           .files = found.files,
           .catalog = found.catalog ? 1U : 0U,
-          .replica = found.replica ? 1U : 0U};
+          .log = found.replica ? 1U : 0U};
 }
 
 void AddDamages(const ScrubFindings& found, bool running, bool with_paths, weightfs_scrub* out) {

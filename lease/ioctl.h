@@ -81,9 +81,9 @@ struct weightfs_stats {
   /* The parts of device_read_bytes and device_written_bytes that are due to leases: the bytes covered by each lease for
    * reading, and the bytes committed by leases. Always 0 from older mounts, which did not count them. */
   __u64 leased_read_bytes, leased_written_bytes;
-  __u64 replica_bytes;   /* of the catalog's replica on the devices */
-  __u32 replica_current; /* 1: it has every durable change, at most a second later */
-  __u32 replica_reserved;
+  __u64 log_bytes;  /* of the log on the devices, with its checkpoint */
+  __u32 log_intact; /* 0: it failed, or a damaged part of it is written anew */
+  __u32 log_reserved;
   __u64 device_requests; /* in flight now. Always 0 from mounts of version 0.1 */
 };
 
@@ -136,7 +136,7 @@ struct weightfs_top {
 struct weightfs_scrub_findings {
   __u64 blocks, files; /* damaged blocks, and files that have some */
   __u32 catalog;       /* 1: the catalog is damaged */
-  __u32 replica;       /* 1: the catalog's replica on the devices was damaged */
+  __u32 log;           /* 1: the log on the devices was damaged */
 };
 
 /* A damaged file. */

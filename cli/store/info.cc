@@ -55,9 +55,6 @@ std::string SpaceLine(const Space& space) {
 }
 
 std::string NotMounted(const Result<StoreLook>& look) {
-  if (look.has_value() && look->behind) {
-    return "no; its catalog is older than the replica on the devices: run weightfs verify";
-  }
   const bool unclean = look.has_value() && look->clean_unmount == false;
   return unclean ? "no, and was not unmounted cleanly: the next mount recovers its last commit" : "no";
 }
@@ -92,7 +89,6 @@ Result<int> ShowStore(const Arguments& arguments) {
       json["served_by"] = holder.process > 0 ? Json(holder.process) : Json();
     }
     if (look.has_value()) json["clean_unmount"] = look->clean_unmount.has_value() ? Json(*look->clean_unmount) : Json();
-    if (look.has_value()) json["catalog_is_behind"] = look->behind;
     if (counted) AddSpace(&json, *look->space);
     if (look.has_value() && look->scrubs.has_value()) json["scrub"] = ScrubJson(*look->scrubs);
     ShowJson(json);
@@ -148,8 +144,8 @@ Result<int> ShowMount(const Arguments& arguments, int descriptor, const weightfs
                             {"granted_bytes", stats.granted_bytes},
                             {"leased_read_bytes", stats.leased_read_bytes},
                             {"leased_written_bytes", stats.leased_written_bytes},
-                            {"replica_bytes", stats.replica_bytes},
-                            {"replica_current", stats.replica_current != 0}};
+                            {"log_bytes", stats.log_bytes},
+                            {"log_intact", stats.log_intact != 0}};
     }
     if (scrubs.has_value()) json["scrub"] = ScrubJson(*scrubs);
     return ShowJson(json);
@@ -163,12 +159,12 @@ Result<int> ShowMount(const Arguments& arguments, int descriptor, const weightfs
           "read     {} by programs, {} from the devices ({} of it by leases)\n"
           "written  {} by programs, {} to the devices ({} of it by leases), {} commits\n"
           "memory   {} of {} buffers in use, {} not yet written\nleases   {}, of {} to read and {} to write\n"
-          "replica  {} on the devices{}\nerrors   {} checksum mismatches\n",
+          "log      {} on the devices{}\nerrors   {} checksum mismatches\n",
           Bytes(stats.read_bytes), Bytes(stats.device_read_bytes), Bytes(stats.leased_read_bytes),
           Bytes(stats.written_bytes), Bytes(stats.device_written_bytes), Bytes(stats.leased_written_bytes),
           stats.commits, Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes),
-          stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), Bytes(stats.replica_bytes),
-          stats.replica_current != 0 ? "" : ", not current", stats.checksum_errors);
+          stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), Bytes(stats.log_bytes),
+          stats.log_intact != 0 ? "" : ", not intact", stats.checksum_errors);
   }
   if (scrubs.has_value()) Print(stdout, ScrubLines(*scrubs));
   return kSuccess;

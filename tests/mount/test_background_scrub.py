@@ -73,7 +73,7 @@ def test_an_intact_store(mount):
     remount(mount, ALWAYS)
     report = wait_for_scrub(mount.path)
     assert report["last"] == {"damaged_blocks": 0, "damaged_files": 0, "catalog_damaged": False,
-                              "replica_damaged": False, "files": []}
+                              "log_damaged": False, "files": []}
     assert " days; the last one ended 2" in weightfs("info", mount.path).out
     mount.umount()
     assert scrubs(mount.store.directory)["last_completed"] >= report["last_completed"], "kept without a mount"

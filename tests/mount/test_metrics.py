@@ -50,7 +50,7 @@ def test_metrics_are_served_and_linted(factory):
     assert after["weightfs_written_bytes_total"] - before["weightfs_written_bytes_total"] == 5 * MIB
     assert after['weightfs_request_duration_seconds_count{kind="create"}'] == 1
     assert after['weightfs_request_duration_seconds_bucket{kind="create",le="+Inf"}'] == 1
-    assert 0 <= after["weightfs_replica_age_seconds"] < 3600 and after["weightfs_catalog_free_bytes"] > 0
+    assert 0 <= after["weightfs_log_age_seconds"] < 3600 and after["weightfs_catalog_free_bytes"] > 0
     assert after["process_start_time_seconds"] == before["process_start_time_seconds"]
     started = os.stat(f"/proc/{mount.pid}").st_ctime
     assert abs(after["process_start_time_seconds"] - started) < 3600
@@ -263,7 +263,7 @@ def test_the_dashboard_shows_metrics_that_exist_and_one_unit_an_axis(served):
             assert unit_of(target["expr"]) == panel["fieldConfig"]["defaults"]["unit"], (panel["title"], target)
         assert "atency" not in panel["title"] or "daemon" in panel["title"]
     assert len(shown) > 25 and shown <= served
-    assert {"weightfs_read_only", "weightfs_replica_age_seconds"} <= shown
+    assert {"weightfs_read_only", "weightfs_log_age_seconds"} <= shown
 
 
 def test_the_alarms_have_metrics_that_exist_and_are_documented(served):

@@ -129,7 +129,7 @@ TEST(MetricsText, HistogramsAreCumulativeAndEndWithAll) {
   EXPECT_EQ(text.find("# EOF"), std::string::npos);
 }
 
-TEST(MetricsText, HasTheScrubsTheCatalogAndTheReplica) {
+TEST(MetricsText, HasTheScrubsTheCatalogAndTheLog) {
   MetricsSource source;
   source.scrub.period = std::chrono::hours(1);
   source.scrub.state.phase = ScrubPhase::kData;
@@ -138,7 +138,7 @@ TEST(MetricsText, HasTheScrubsTheCatalogAndTheReplica) {
   source.scrub.state.total_bytes = 20;
   source.scrub.state.found.blocks = 3;
   source.scrub.state.last_found.catalog = true;
-  source.replica_age = std::chrono::milliseconds(1500);
+  source.log_age = std::chrono::milliseconds(1500);
   source.start_seconds = 1'700'000'000.25;
   const std::string without = MetricsText(source, MetricsFormat::kPrometheus);
   EXPECT_EQ(without.find("weightfs_catalog_free_bytes"), std::string::npos) << "unknown";
@@ -151,7 +151,7 @@ TEST(MetricsText, HasTheScrubsTheCatalogAndTheReplica) {
         "weightfs_scrub_running 1", "weightfs_scrub_checked_bytes 10", "weightfs_scrub_total_bytes 20",
         "weightfs_scrub_damaged_blocks{scrub=\"running\"} 3", "weightfs_scrub_damaged_blocks{scrub=\"last\"} 0",
         "weightfs_scrub_catalog_damaged{scrub=\"last\"} 1", "weightfs_catalog_free_bytes 0",
-        "weightfs_replica_age_seconds 1.5", "weightfs_kernel_requests 4", "process_start_time_seconds 1700000000.25"}) {
+        "weightfs_log_age_seconds 1.5", "weightfs_kernel_requests 4", "process_start_time_seconds 1700000000.25"}) {
     EXPECT_NE(text.find(std::string("\n") + line + "\n"), std::string::npos) << line;
   }
 }

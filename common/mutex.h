@@ -5,6 +5,8 @@
 //   Committer::notify_mutex_, LeaseServer::mutex_, LeaseRequests::mutex_ (each taken with no other lock held)
 //   Namespace::mutex_
 //   Inode::mutex (of several only in an InodeTransaction, by number; under Namespace::mutex_ unless all are immutable)
+//   LoggedKvStore::order_
+//   LogWriter::io_ (held over writes and flushes of the devices)
 //   Committer::mutex_, WriteBack::mutex_, InodeTable::mutex_
 //   SpaceManager::collecting_
 //   SpaceManager::mutex_
@@ -14,8 +16,8 @@
 //   ThreadedRing::mutex_ and the other locks of a device queue
 //   IoRing::mutex_
 // All other locks of store/, meta/ and fs/ (Executor::mutex_, under notify_mutex_, included) are leaves, except
-// PageCacheTracker::mutex_ → InodePages::mutex_ and MirroredKvStore::mutex_ → ReplicaWriter::mutex_. In client/ and s3/
-// all are leaves, except Operation::mutex_ → its handle's tracker. No lock is held over device I/O, synced commits or
+// PageCacheTracker::mutex_ → InodePages::mutex_. In client/ and s3/ all are leaves, except Operation::mutex_ → its
+// handle's tracker. No lock but LogWriter::io_ and DeviceSet::flushing_ is held over device I/O, durable commits or
 // replies.
 #pragma once
 

@@ -31,16 +31,16 @@ ALLOWED = {
 STORE = {
     "space": {""},
     "file": {"", "space"},
-    "replica": {"", "space"},
-    "scrub": {"replica", "space"},
+    "wal": {"", "space"},
+    "scrub": {"space", "wal"},
     "commit": {"", "file", "space"},
     "names": {"", "file"},
-    "": {"commit", "file", "names", "replica", "scrub", "space"},
-    "volume": {"", "names", "replica"},
+    "": {"commit", "file", "names", "scrub", "space", "wal"},
+    "volume": {"", "names", "wal"},
     "check": {"", "names"},
 }
 # Of store/ itself these folders may include only the types.
-BELOW_STORE = {"space", "file", "replica", "scrub", "commit", "names"}
+BELOW_STORE = {"space", "file", "wal", "scrub", "commit", "names"}
 # The parts of the Python package that each of them may import; "" is weightfs/__init__.py.
 PYTHON = {
     "_core": set(),

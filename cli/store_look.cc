@@ -27,19 +27,18 @@ Result<StoreLook> LookAtStore(const std::string& directory) {
   options.read_only = true;
   options.device_sizes = DeviceSizes(parts.superblocks);
   options.log = std::move(parts.log);
-  const bool behind = parts.replica.CatalogIsBehind();
   ASSIGN_OR_RETURN(auto store, Store::Open(std::move(parts.catalog), std::move(parts.devices), options));
   const SpaceStatistics space = store->Space();
   const ScrubReport scrubs = store->Scrub();
   RETURN_IF_ERROR(store->Close());
   return StoreLook{Space{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value},
-                   was_clean, behind, scrubs};
+                   was_clean, scrubs};
 }
 
 Result<StoreLook> LookAtMount(const std::string& directory) {
   ASSIGN_OR_RETURN(const Space space, SpaceOfMount(directory));
   const UniqueFd file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  return StoreLook{space, std::nullopt, false, file ? AskForScrubs(file.get()) : std::nullopt};
+  return StoreLook{space, std::nullopt, file ? AskForScrubs(file.get()) : std::nullopt};
 }
 
 // Only the holder has the figures of a store that it changes; as root a daemon can be reached through another

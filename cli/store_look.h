@@ -15,7 +15,6 @@ struct Space {
 struct StoreLook {
   std::optional<Space> space;
   std::optional<bool> clean_unmount;
-  bool behind = false;  // the catalog is older than its replica
   std::optional<ScrubReport> scrubs;
 };
 

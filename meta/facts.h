@@ -12,6 +12,8 @@
 
 namespace weightfs {
 
+// Binds the catalog to its store: the store id as text.
+inline constexpr const char* kStoreIdFact = "store_id";
 // All inode numbers at or above this one are unused. Raised in steps, in the batch of the first inode beyond the old
 // value.
 inline constexpr const char* kNextInodeFact = "next_ino";

@@ -265,8 +265,6 @@ Check CheckStore(const std::string& directory) {
     find("mounted on " + Printable(view.mount->directory), "");
   } else if (view.holder.held) {
     find("in use by " + DescribeProcess(view.holder.process), "");
-  } else if (look.behind) {
-    find("its catalog is older than the replica on the devices", "run weightfs verify");
   } else if (look.clean_unmount == false) {
     find("not unmounted cleanly", "mount it: the mount recovers its last commit");
   } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// weightfs recover: rebuilds a lost or damaged catalog from its replica on the devices.
+// weightfs recover: rebuilds what a store has lost from the log on its devices.
 #include <fmt/format.h>
 
 #include <memory>
@@ -10,6 +10,7 @@
 #include "cli/mount_table.h"
 #include "cli/progress.h"
 #include "common/shell_quote.h"
+#include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
 
 namespace weightfs::cli {
@@ -21,14 +22,11 @@ struct Arguments {
   bool json = false;
 };
 
-uint64_t DamagedFrames(const RecoverReport& report) { return report.restored ? report.restored->damaged_frames : 0; }
-
 void PrintJson(const Arguments& arguments, const RecoverReport& report) {
   const nlohmann::ordered_json json = {{"store", arguments.store},
-                                       {"rebuilt_catalog", report.restored.has_value()},
-                                       {"restored", report.restored ? DescribeRestored(*report.restored) : ""},
-                                       {"damaged_frames", DamagedFrames(report)},
-                                       {"old_catalog", report.kept},
+                                       {"rebuilt_catalog", !report.note.empty()},
+                                       {"restored", report.note},
+                                       {"lost", report.lost},
                                        {"wrote_description", report.wrote_description},
                                        {"rebuilt_superblocks", report.superblocks}};
   ShowJson(json);
@@ -37,9 +35,7 @@ void PrintJson(const Arguments& arguments, const RecoverReport& report) {
 void PrintText(const Arguments& arguments, const RecoverReport& report) {
   if (report.wrote_description) Print(stdout, "store.json: rebuilt\n");
   for (const std::string& device : report.superblocks) Print(stdout, "{}: superblock rebuilt\n", device);
-  if (!report.restored) return Print(stdout, "The catalog lacks nothing and was not changed.\n");
-  Print(stdout, "{}: {}; later changes are missing\n", arguments.store, DescribeRestored(*report.restored));
-  if (!report.kept.empty()) Print(stdout, "{}: the old catalog\n", report.kept);
+  if (!report.note.empty()) Print(stdout, "{}: {}\n", arguments.store, report.note);
   Print(stdout, "Check it now with: weightfs verify {} --repair\n", ShellQuote(arguments.store));
 }
 
@@ -49,25 +45,32 @@ Result<int> Run(const Arguments& arguments) {
   ProgressBar bar("recover");
   RecoverOptions options{.devices = arguments.devices,
                          .progress = [&bar](const Progress& progress) { bar.Update(progress); }};
-  ASSIGN_OR_RETURN(const RecoverReport report, RecoverStore(arguments.store, options));
+  RecoverReport report;
+  ASSIGN_OR_RETURN(StoreParts parts, RecoverStore(arguments.store, options, &report));
+  // A damaged log is written anew by the next mount.
+  if (report.lost) RETURN_IF_ERROR(LeaveLog(arguments.store, &parts));
+  if (!report.restored()) {
+    if (parts.was_clean) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
+    return MakeError(ErrorCode::kExists, "{}: nothing is lost ('weightfs verify {}' checks the store)",
+                     arguments.store, ShellQuote(arguments.store));
+  }
   arguments.json ? PrintJson(arguments, report) : PrintText(arguments, report);
-  return !report.restored || report.restored->complete() ? kSuccess : kFailure;
+  return report.lost ? kFailure : kSuccess;
 }
 
 }  // namespace
 
 Command RecoverCommand() {
   auto arguments = std::make_shared<Arguments>();
-  Command command("recover", "Rebuild a lost or damaged catalog from its replica on the devices");
+  Command command("recover", "Rebuild what a store has lost from the log on its devices");
   command.Add("STORE", &arguments->store, "Directory of the store; with --device it is created if it is missing");
   command.Add("--device PATH", &arguments->devices,
               "Block device or pool file of the store; needed if store.json is lost; repeat the option for several",
               "/dev/disk/by-id/nvme-A");
   command.Add("--json", &arguments->json, "Print the report as JSON");
   command.footer =
-      "A mount keeps a replica of the catalog (STORE/meta) on the devices. recover writes a new catalog from it, and\n"
-      "store.json and the superblocks if they are lost. It refuses a catalog that can be read and lacks nothing. The\n"
-      "old catalog is kept beside the new one.\n\n"
+      "The devices of a store have everything. recover rebuilds store.json and the superblocks if they are lost, and the\n"
+      "index of the catalog (STORE/meta), which a mount rebuilds by itself, too.\n\n"
       "Examples:\n"
       "  weightfs recover /srv/tensors\n"
       "  weightfs recover /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B";

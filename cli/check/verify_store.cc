@@ -14,7 +14,6 @@
 #include "store/check/fsck.h"
 #include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
-#include "store/volume/salvage_store.h"
 
 namespace weightfs::cli {
 namespace {
@@ -23,8 +22,8 @@ std::string SeverityName(FindingSeverity severity) { return severity == FindingS
 
 struct Checked {
   FsckReport report;
-  std::string replica;    // a line about the replica; empty if the catalog lacks nothing
-  bool restored = false;  // the replica gave back what was lost
+  std::string restored_note;  // a line about what was restored, or is lost; empty: nothing
+  bool restored = false;  // something was
   bool lost = false;      // something is, or stays, lost
   bool was_clean = true;  // the last mount closed the store cleanly
 };
@@ -40,7 +39,7 @@ void PrintJson(const std::string& store, const Checked& checked) {
   nlohmann::ordered_json json = {{"store", store},
                                  {"clean", report.clean() && !checked.lost},
                                  {"clean_unmount", checked.was_clean},
-                                 {"replica", checked.replica},
+                                 {"restored", checked.restored_note},
                                  {"problems", report.problems},
                                  {"repaired", report.repaired},
                                  {"inodes", report.inodes},
@@ -64,7 +63,7 @@ void PrintJson(const std::string& store, const Checked& checked) {
 void PrintText(const VerifyArguments& arguments, const std::string& store, const Checked& checked) {
   const FsckReport& report = checked.report;
   if (!checked.was_clean) Print(stdout, store + ": was not unmounted cleanly; checking its last commit\n");
-  if (!checked.replica.empty()) Print(stdout, checked.replica + "\n");
+  if (!checked.restored_note.empty()) Print(stdout, checked.restored_note + "\n");
   Table table({{"what"}, {"severity"}, {""}, {"where"}});
   for (const Finding& finding : report.findings) {
     table.Add({std::string(FindingKindName(finding.kind)), SeverityName(finding.severity),
@@ -90,84 +89,32 @@ void PrintText(const VerifyArguments& arguments, const std::string& store, const
   }
 }
 
-// Rebuilds the catalog from what can be read of it, because no replica can be used for the reason `why`.
-Result<void> Salvage(const std::string& store, const Error& damage, const Error& why, Checked* checked) {
-  const auto salvaged = SalvageStore(store);
-  if (!salvaged.has_value()) {
-    return MakeError(damage.code, "{}; {}; {}", ToString(damage), ToString(why), ToString(salvaged.error()));
+// Opens the store. With --repair, what it has lost is restored first.
+Result<StoreParts> OpenAndRestore(const std::string& store, bool repair, ProgressBar& bar, Checked* checked) {
+  const auto show = [&](const Progress& progress) { bar.Update(progress); };
+  RecoverReport report;
+  auto parts = repair ? RecoverStore(store, {.devices = {}, .progress = show}, &report)
+                      : OpenStoreParts(store, {.read_only = true, .progress = show});
+  if (parts && !repair) {
+    report.note = parts->note;
+    report.lost = parts->lost;
   }
-  checked->restored = true;
-  checked->lost = !salvaged->complete();
-  checked->replica = fmt::format("{}; {}", ToString(why), DescribeSalvaged(*salvaged));
-  return {};
-}
-
-// Rebuilds what the replica can give back after `damage`.
-Result<void> Recover(const std::string& store, const Error& damage, ProgressBar& bar, Checked* checked) {
-  RecoverOptions options{.devices = {}, .progress = [&](const Progress& progress) { bar.Update(progress); }};
-  const auto recovered = RecoverStore(store, options);
-  const bool no_replica = !recovered.has_value() && (recovered.error().code == ErrorCode::kNotFound ||
-                                                     recovered.error().code == ErrorCode::kCorrupt);
-  if (no_replica && damage.code == ErrorCode::kCorrupt) return Salvage(store, damage, recovered.error(), checked);
-  if (!recovered.has_value()) {
-    return MakeError(damage.code, "{}; {}", ToString(damage), ToString(recovered.error()));
+  checked->restored = repair && report.restored();
+  checked->lost = report.lost;
+  checked->restored_note = report.note;
+  if (report.wrote_description || !report.superblocks.empty()) {
+    checked->restored_note += (report.note.empty() ? "" : "; ") + std::string("store.json or superblocks were rebuilt");
   }
-  checked->restored = true;
-  checked->lost = recovered->restored && !recovered->restored->complete();
-  checked->replica = recovered->restored ? DescribeRestored(*recovered->restored)
-                                         : "store.json or superblocks were rebuilt from the replica";
-  return {};
-}
-
-// Opens the store. With --repair, a catalog that is damaged or older than its replica is restored first.
-Result<StoreParts> OpenAndRestore(const std::string& store, const OpenOptions& open, ProgressBar& bar,
-                                  Checked* checked) {
-  auto parts = OpenStoreParts(store, open);
-  if (!parts.has_value()) {
-    const ErrorCode code = parts.error().code;
-    const bool damaged = code == ErrorCode::kCorrupt || (code == ErrorCode::kNotFound && HoldsStore(store));
-    if (!damaged || !open.repair) return parts;
-    RETURN_IF_ERROR(Recover(store, parts.error(), bar, checked));
-    return OpenStoreParts(store, open);
-  }
-  if (parts->replica.CatalogIsBehind()) {
-    const std::string behind = DescribeBehind(store, parts->replica);
-    if (!open.repair) {
-      checked->replica = behind;
-      checked->lost = true;
-      return parts;
-    }
-    const auto caught_up = CatchUp(Borrow(parts->devices), parts->replica, *parts->catalog);
-    if (caught_up.has_value()) {
-      checked->restored = true;
-      checked->lost = !caught_up->complete();
-      checked->replica = DescribeRestored(*caught_up);
-      return parts;
-    }
-    parts = Error{ErrorCode::kCorrupt, behind};  // closes the store
-  } else if (open.repair && !IsReadable(*parts->catalog)) {
-    parts = MakeError(ErrorCode::kCorrupt, "{}: the catalog is damaged", store);
-  }
-  if (parts.has_value()) return parts;
-  RETURN_IF_ERROR(Recover(store, parts.error(), bar, checked));
-  return OpenStoreParts(store, open);
+  return parts;
 }
 
 // After an error, `checked` has what was restored before.
 Result<void> Check(const VerifyArguments& arguments, const std::string& store, Checked* checked) {
-  OpenOptions open;
-  open.read_only = !arguments.repair;
-  open.repair = arguments.repair;
   RETURN_IF_ERROR(CheckIsNoMount(store));
   RETURN_IF_ERROR(WaitUntilReleased(store));
   ProgressBar bar("verify");
-  ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, open, bar, checked));
+  ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, arguments.repair, bar, checked));
   checked->was_clean = parts.was_clean;
-  if (!parts.note.empty()) {
-    checked->replica = parts.note;
-    checked->restored = arguments.repair;
-    checked->lost = checked->lost || parts.lost;
-  }
   if (arguments.repair) RETURN_IF_ERROR(LeaveLog(store, &parts));
   FsckOptions options;
   options.repair = arguments.repair;
@@ -191,7 +138,7 @@ Result<void> Check(const VerifyArguments& arguments, const std::string& store, C
 int VerifyStore(const VerifyArguments& arguments, const std::string& store) {
   Checked checked;
   if (const auto done = Check(arguments, store, &checked); !done.has_value()) {
-    if (!checked.replica.empty()) Print(stderr, "weightfs: " + checked.replica + "\n");
+    if (!checked.restored_note.empty()) Print(stderr, "weightfs: " + checked.restored_note + "\n");
     const int restored = (checked.restored ? kFsckCorrected : 0) | (checked.lost ? kFsckUncorrected : 0);
     const bool interrupted = done.error().code == ErrorCode::kShutdown;
     return restored | Fail(done.error(), interrupted ? kFsckCancelled : kFsckOperationalError);

@@ -37,6 +37,7 @@ struct Committer::Cycle {
   std::unordered_map<const Inode*, FileError> errors;
   std::optional<Error> error;  // of the whole cycle
   bool wrote = false;
+  bool sync = false;  // the changes must become durable now; otherwise they do so within the interval of the log
 };
 
 Committer::Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back,
@@ -192,6 +193,9 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
       if (request.options.settled == settled) add(request.inode, !settled);
     }
   }
+  cycle->sync = closed || changed || std::ranges::any_of(cycle->requests, [](const Request& request) {
+                  return request.level == CommitLevel::kDurable;
+                });
   if (closed) {
     for (auto& inode : std::exchange(closed_, {})) add(std::move(inode), false);
   }
@@ -222,10 +226,8 @@ size_t Committer::RunCycle(Cycle cycle) {
     in_cycle_.clear();
   }
   Finish(&cycle, CommitLevel::kOrdered);
-  const bool durable = std::any_of(cycle.requests.begin(), cycle.requests.end(),
-                                   [](const Request& r) { return r.level == CommitLevel::kDurable; });
-  const bool sync = cycle.wrote || !cycle.deletions.empty() || durable;
-  if (sync && !cycle.error) {
+  const bool frees_now = options_.retire == nullptr && (cycle.wrote || !cycle.deletions.empty());
+  if ((cycle.sync || frees_now) && !cycle.error) {
     if (auto synced = catalog_.Sync(); !synced) cycle.error = Fail(synced.error(), "syncing the catalog failed");
   }
   size_t extents = 0;

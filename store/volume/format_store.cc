@@ -20,6 +20,7 @@
 #include "common/size_text.h"
 #include "common/sync_directory.h"
 #include "common/utc_time.h"
+#include "meta/facts.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "store/names/namespace.h"

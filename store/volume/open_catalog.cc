@@ -13,10 +13,11 @@
 #include "common/log.h"
 #include "common/shell_quote.h"
 #include "common/utc_time.h"
+#include "io/huge_pages.h"
+#include "meta/facts.h"
 #include "meta/keys.h"
 #include "meta/overlay_kv_store.h"
 #include "meta/rocks_kv_store.h"
-#include "store/volume/catalog_replica.h"
 #include "store/volume/catalog_swap.h"
 #include "store/wal/log_recovery.h"
 #include "store/wal/logged_kv_store.h"
@@ -49,110 +50,63 @@ class Opening {
         path_(directory + "/" + kCatalogName),
         options_(options),
         parts_(*parts),
+        log_(parts->log),
         devices_(Borrow(parts->devices)) {}
 
-  Result<void> Run() {
-    const bool logged = std::ranges::any_of(parts_.superblocks, &Superblock::logged);
-    RETURN_IF_ERROR(logged ? OpenLogged() : OpenUnlogged());
-    parts_.log.store_id = parts_.description.id;
-    parts_.log.description = ToJson(parts_.description);
-    return {};
-  }
+  Result<void> Run();
 
  private:
-  // The index as it is, opened for reading; null if it cannot be used, for the reason `why_`.
   Result<void> LookAtIndex();
-  Result<void> CheckId(bool damaged_too);
-  Result<void> OpenForWriting(bool log);
-
-  Result<void> OpenUnlogged();
-  Result<void> OpenLogged();
-  Result<bool> UseLog(const wal::Root& root);
-  Result<void> CatchUp();
+  Result<void> CheckId();
+  Result<void> FindLog();
+  Result<void> UseLog();
+  Result<void> UseReplica();
+  Result<void> AcceptDamage(const std::string& damage);
+  void Note(const std::string& what) { parts_.note += (parts_.note.empty() ? "" : "; ") + what; }
+  Result<void> OpenDamaged();
+  Result<void> OpenInMemory();
+  Result<void> OpenForWriting();
   Result<void> Rebuild();
   Result<void> ReplayAll(const std::function<Result<void>(KvBatch)>& apply);
+  Result<void> ReplayRest(const std::function<Result<void>(KvBatch)>& apply);
 
   const std::string directory_, path_;
   const OpenOptions& options_;
   StoreParts& parts_;
+  wal::WriterOptions& log_;  // without a root, no log can be used
   const std::vector<BlockDevice*> devices_;
-  std::unique_ptr<KvStore> index_;
-  std::string why_;
+  std::unique_ptr<KvStore> index_;  // null if it cannot be used, because of
+  Error damage_{ErrorCode::kCorrupt};
   wal::Version version_;  // of index_
-  bool rebuild_ = false;  // index_ is not used
-  bool foreign_ = false;  // it belongs to another store
+  bool foreign_ = false;  // the index belongs to another store
 };
 
-// `damaged_too`: accepts a catalog in which this fact cannot be read.
-Result<void> Opening::CheckId(bool damaged_too) {
-  const auto found = index_->Get(keys::Store(kStoreIdFact));
-  if (!found && damaged_too && found.error().code == ErrorCode::kCorrupt) return {};
-  if (!found) return found.error();
-  const auto& id = *found;
-  if (!id.has_value()) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog names no store; restore it from a copy", path_)};
+Result<void> Opening::Run() {
+  if (!options_.read_only) {
+    // A daemon that was killed has perhaps not flushed what is read now, and what will be taken for durable.
+    for (BlockDevice* device : devices_) RETURN_IF_ERROR(device->Flush());
   }
-  foreign_ = *id != ToString(parts_.description.id);
-  if (foreign_) {
-    return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog belongs to the store {}, not to {}; restore the "
-                                                  "right one",
-                                                  path_, *id, ToString(parts_.description.id))};
-  }
-  return {};
-}
-
-// Opening for writing changes the directory, and the index may belong to another store.
-Result<void> Opening::LookAtIndex() {
-  RocksKvStore::Options look;
-  look.read_only = true;
-  look.cache = options_.catalog_cache;
-  auto opened = RocksKvStore::Open(path_, look);
-  if (!opened && options_.damaged_too && opened.error().code == ErrorCode::kCorrupt) {
-    spdlog::error("{}", opened.error().what);
-    look.damaged_too = true;
-    opened = RocksKvStore::Open(path_, look);
-  }
-  if (!opened) return opened.error();
-  index_ = std::move(*opened);
-  return CheckId(options_.damaged_too);
-}
-
-Result<void> Opening::OpenForWriting(bool log) {
-  index_.reset();
-  RocksKvStore::Options index;
-  index.cache = options_.catalog_cache;
-  index.log = log;
-  if (parts_.guard != nullptr) index.may_write = [guard = parts_.guard.get()] { return guard->MayWrite(); };
-  ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, index));
-  return {};
-}
-
-Result<void> Opening::OpenUnlogged() {
+  log_.store_id = parts_.description.id;
+  log_.description = ToJson(parts_.description);
   RETURN_IF_ERROR(LookAtIndex());
-  auto replica = InspectReplica(devices_, parts_.superblocks, *index_);
-  if (replica) {
-    parts_.replica = std::move(*replica);
-  } else if (!options_.damaged_too || replica.error().code != ErrorCode::kCorrupt) {
-    return replica.error();
+  RETURN_IF_ERROR(FindLog());
+  const bool logged = std::ranges::any_of(parts_.superblocks, &Superblock::logged);
+  RETURN_IF_ERROR(logged ? UseLog() : UseReplica());
+  if (!log_.root) log_.tail = {.version = version_};
+  if (index_ == nullptr && !log_.root) return OpenDamaged();
+  if (index_ == nullptr) {
+    Note(fmt::format("the index of the catalog is rebuilt from the log on the devices, as of {}",
+                     FormatUtc(log_.tail.time_ns)));
   }
-  parts_.log.root_sequence = parts_.replica.root_sequence;
-  parts_.log.root = parts_.replica.root;
-  parts_.log.tail = parts_.replica.tail;
-  if (options_.read_only) {
-    parts_.catalog = std::move(index_);
-    return {};
-  }
-  if (parts_.replica.CatalogIsBehind() && !options_.repair) {
-    return Error{ErrorCode::kCorrupt, DescribeBehind(directory_, parts_.replica)};
-  }
+  if (options_.read_only) return OpenInMemory();
   if (parts_.guard != nullptr) RETURN_IF_ERROR(ClaimOwnership(&parts_));
-  // Takes over what the log of the index has.
-  RETURN_IF_ERROR(OpenForWriting(options_.repair));
-  ASSIGN_OR_RETURN(version_, wal::ReadVersion(*index_));
-  if (!parts_.log.root || parts_.log.tail.version != version_ || parts_.log.tail.damaged) {
-    parts_.log.root.reset();
-    parts_.log.tail = {.version = version_};
-  } else if (!options_.repair) {
+  if (index_ == nullptr) {
+    RETURN_IF_ERROR(Rebuild());
+  } else {
+    RETURN_IF_ERROR(OpenForWriting());
+    RETURN_IF_ERROR(ReplayRest([&](KvBatch batch) { return index_->Write(std::move(batch)); }));
+  }
+  if (!logged && !options_.repair) {
     spdlog::info("{}: from now on its devices have the log of all changes; older versions of weightfs cannot open it",
                  directory_);
   }
@@ -160,99 +114,160 @@ Result<void> Opening::OpenUnlogged() {
   return {};
 }
 
-// Finds out what of the log the index lacks. False if the index must be rebuilt.
-Result<bool> Opening::UseLog(const wal::Root& root) {
-  if (index_ != nullptr) {
-    ASSIGN_OR_RETURN(parts_.log.tail, wal::FindDurableTail(devices_, root, version_));
-    if (parts_.log.tail.continues) return true;
-    why_ = fmt::format("{}: the index of the catalog is not one of the log on the devices", path_);
-  }
-  ASSIGN_OR_RETURN(parts_.log.tail, wal::FindDurableTail(devices_, root, root.checkpoint));
-  return false;
-}
-
-Result<void> Opening::OpenLogged() {
-  if (!options_.read_only) {
-    // A daemon that was killed has perhaps not flushed what is read now, and what will be taken for durable.
-    for (BlockDevice* device : devices_) RETURN_IF_ERROR(device->Flush());
-  }
-  auto looked = LookAtIndex();
-  if (looked) looked = index_->Verify([](ByteCount) { return true; });
-  if (!looked) {
-    const ErrorCode code = looked.error().code;
-    if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound && code != ErrorCode::kIo) return looked;
-    why_ = ToString(looked.error());
-    index_.reset();
-  } else if (auto version = wal::ReadVersion(*index_); version) {
-    version_ = *version;
-  } else {
-    why_ = ToString(version.error());
-    index_.reset();
-  }
-  ASSIGN_OR_RETURN(auto root, wal::FindRoot(devices_, parts_.description.id));
-  auto found = root ? wal::LoadSegments(devices_, &*root) : Result<void>(ErrorCode::kCorrupt);
-  if (!found && found.error().code != ErrorCode::kCorrupt) return found;
-  if (found) {
-    parts_.log.root = root;
-    parts_.log.root_sequence = root->sequence;
-    ASSIGN_OR_RETURN(const bool continues, UseLog(*root));
-    rebuild_ = !continues;
-  }
-  // A damaged log is no loss if the index has what it lacks.
-  const bool damaged = !found || parts_.log.tail.damaged;
-  if (damaged) {
-    const bool complete = index_ != nullptr && found && version_.sequence >= parts_.log.tail.durable;
-    if (!complete && !options_.repair) {
-      return Error{ErrorCode::kCorrupt,
-                   fmt::format("{}: the log of the catalog on the devices is damaged{}; 'weightfs verify {} --repair' "
-                               "restores what can be read",
-                               directory_, found ? fmt::format(" behind {}", FormatUtc(parts_.log.tail.time_ns)) : "",
-                               ShellQuote(directory_))};
-    }
-    if (index_ == nullptr && !found) return Error{ErrorCode::kCorrupt, why_};
-    spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", directory_);
-    if (index_ != nullptr && (!found || version_.sequence >= parts_.log.tail.version.sequence)) {
-      parts_.log.root.reset();
-      parts_.log.tail = {.version = version_};
-      rebuild_ = false;
-    }
-  }
-  if (rebuild_) {
-    spdlog::warn("{}{}rebuilding the index of the catalog from the log on the devices", why_, why_.empty() ? "" : "; ");
-    parts_.note = fmt::format("the index of the catalog was rebuilt from the log on the devices, as of {}",
-                              FormatUtc(parts_.log.tail.time_ns));
-    return Rebuild();
-  }
-  return CatchUp();
-}
-
-Result<void> Opening::CatchUp() {
-  const uint64_t last = parts_.log.tail.version.sequence;
-  const auto replay = [&](const std::function<Result<void>(const wal::Entry&)>& apply) -> Result<void> {
-    if (!parts_.log.root) return {};
-    RETURN_IF_ERROR(wal::ReplayLog(devices_, *parts_.log.root, version_, last, apply));
+// Opens the index for reading: opening it for writing changes the directory, and it may belong to another store.
+Result<void> Opening::LookAtIndex() {
+  const auto look = [&]() -> Result<void> {
+    RocksKvStore::Options reading;
+    reading.read_only = true;
+    reading.cache = options_.catalog_cache;
+    ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, reading));
+    RETURN_IF_ERROR(CheckId());
+    RETURN_IF_ERROR(index_->Verify([](ByteCount) { return true; }));
+    ASSIGN_OR_RETURN(version_, wal::ReadVersion(*index_));
     return {};
   };
-  if (options_.read_only) {
-    auto overlay = std::make_unique<OverlayKvStore>(std::move(index_));
-    RETURN_IF_ERROR(replay([&](const wal::Entry& entry) -> Result<void> {
-      overlay->Apply(wal::WithVersion(entry.batch, entry.version));
+  auto looked = look();
+  if (looked) return {};
+  const ErrorCode code = looked.error().code;
+  if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound && code != ErrorCode::kIo) return looked;
+  index_.reset();
+  damage_ = looked.error();
+  return {};
+}
+
+Result<void> Opening::CheckId() {
+  ASSIGN_OR_RETURN(const auto id, index_->Get(keys::Store(kStoreIdFact)));
+  if (!id) return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog names no store", path_)};
+  foreign_ = *id != ToString(parts_.description.id);
+  if (!foreign_) return {};
+  return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog belongs to the store {}, not to {}", path_, *id,
+                                                ToString(parts_.description.id))};
+}
+
+Result<void> Opening::FindLog() {
+  const auto kept = [](const Superblock& superblock) { return superblock.logged || superblock.keeps_replica; };
+  if (!std::ranges::all_of(parts_.superblocks, kept)) return {};
+  ASSIGN_OR_RETURN(auto root, wal::FindRoot(devices_, parts_.description.id));
+  if (!root) return {};
+  log_.root_sequence = root->sequence;
+  auto loaded = wal::LoadSegments(devices_, &*root);
+  if (loaded) log_.root = std::move(root);
+  return loaded || loaded.error().code == ErrorCode::kCorrupt ? Result<void>() : loaded;
+}
+
+// Of a store with a log. Drops an index that the log does not continue, and a log that lacks what the index has.
+Result<void> Opening::UseLog() {
+  if (!log_.root) return AcceptDamage("the log of the catalog on the devices is damaged");
+  bool continues = false;
+  if (index_ != nullptr) {
+    ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, version_));
+    continues = log_.tail.continues;
+  }
+  if (!continues) {
+    ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, log_.root->checkpoint));
+  }
+  const uint64_t last = log_.tail.version.sequence;
+  if (log_.tail.damaged) {
+    const bool has_all = index_ != nullptr && version_.sequence >= std::max(last, log_.tail.durable);
+    if (!has_all) {
+      RETURN_IF_ERROR(AcceptDamage(fmt::format("the log of the catalog on the devices is damaged behind {}",
+                                               FormatUtc(log_.tail.time_ns))));
+    } else {
+      spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", directory_);
+    }
+    if (index_ != nullptr && version_.sequence >= last) {
+      log_.root.reset();
       return {};
-    }));
-    parts_.catalog = std::move(overlay);
+    }
+  }
+  if (index_ != nullptr && !continues) {
+    damage_.what = fmt::format("{}: the index of the catalog is not one of the log on the devices", path_);
+    index_.reset();
+  }
+  return {};
+}
+
+// Of a store from before the log. Its devices have a replica of the catalog, which is a little behind. So a catalog that
+// can be read and is not older than that is the right one.
+Result<void> Opening::UseReplica() {
+  bool behind = false;
+  if (log_.root) {
+    ASSIGN_OR_RETURN(log_.tail, wal::FindTail(devices_, *log_.root, log_.root->checkpoint));
+    const wal::Version& last = log_.tail.version;
+    behind = last.sequence > version_.sequence || (last.sequence == version_.sequence && last != version_);
+  }
+  if (index_ != nullptr && !behind) {
+    if (log_.tail.version != version_ || log_.tail.damaged) log_.root.reset();
     return {};
   }
-  if (parts_.guard != nullptr) RETURN_IF_ERROR(ClaimOwnership(&parts_));
-  RETURN_IF_ERROR(OpenForWriting(false));
-  RETURN_IF_ERROR(replay(
-      [&](const wal::Entry& entry) { return index_->Write(wal::WithVersion(entry.batch, entry.version)); }));
-  parts_.catalog = std::move(index_);
+  if (!log_.root) return {};
+  const std::string damage = index_ == nullptr ? damage_.what
+                                               : fmt::format("{}: the catalog lacks changes that it had on {}", path_,
+                                                             FormatUtc(log_.tail.time_ns));
+  RETURN_IF_ERROR(AcceptDamage(damage));
+  if (index_ == nullptr) return {};
+  ASSIGN_OR_RETURN(const wal::Tail rest, wal::FindTail(devices_, *log_.root, version_));
+  if (!rest.continues) index_.reset();
+  return {};
+}
+
+// Returns an error unless the store is repaired, or only read.
+Result<void> Opening::AcceptDamage(const std::string& damage) {
+  if (!options_.repair && !options_.read_only) {
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: {}; 'weightfs verify {} --repair' restores what can be read",
+                                                  directory_, damage, ShellQuote(directory_))};
+  }
+  spdlog::error("{}: {}", directory_, damage);
+  Note(damage);
+  parts_.lost = true;
+  return {};
+}
+
+Result<void> Opening::OpenDamaged() {
+  if (!options_.damaged_too || damage_.code != ErrorCode::kCorrupt || foreign_) return damage_;
+  spdlog::error("{}", damage_.what);
+  RocksKvStore::Options reading;
+  reading.read_only = reading.damaged_too = true;
+  reading.cache = options_.catalog_cache;
+  ASSIGN_OR_RETURN(parts_.catalog, RocksKvStore::Open(path_, reading));
+  return {};
+}
+
+// Keeps in memory what the index lacks.
+Result<void> Opening::OpenInMemory() {
+  const bool rebuild = index_ == nullptr;
+  auto overlay = std::make_unique<OverlayKvStore>(std::move(index_));
+  const auto apply = [&](const KvBatch& batch) -> Result<void> {
+    overlay->Apply(batch);
+    return {};
+  };
+  RETURN_IF_ERROR(rebuild ? ReplayAll(apply) : ReplayRest(apply));
+  parts_.catalog = std::move(overlay);
+  return {};
+}
+
+Result<void> Opening::OpenForWriting() {
+  index_.reset();
+  RocksKvStore::Options index;
+  index.cache = options_.catalog_cache;
+  index.log = false;
+  if (parts_.guard != nullptr) index.may_write = [guard = parts_.guard.get()] { return guard->MayWrite(); };
+  ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, index));
+  return {};
+}
+
+// What the log has after the index.
+Result<void> Opening::ReplayRest(const std::function<Result<void>(KvBatch)>& apply) {
+  if (!log_.root) return {};
+  RETURN_IF_ERROR(wal::ReplayLog(devices_, *log_.root, version_, log_.tail.version.sequence, [&](const auto& entry) {
+    return apply(wal::WithVersion(entry.batch, entry.version));
+  }));
   return {};
 }
 
 // The checkpoint, and the log up to its tail.
 Result<void> Opening::ReplayAll(const std::function<Result<void>(KvBatch)>& apply) {
-  const wal::Root& root = *parts_.log.root;
+  const wal::Root& root = *log_.root;
   Progress done{.step = "rebuilding the index", .total = root.checkpoint_frames, .unit = Progress::Unit::kParts};
   ASSIGN_OR_RETURN(const auto checkpoint, wal::ReplayCheckpoint(devices_, root, [&](const wal::Entry& part) {
                      done.done = std::min(done.done + 1, done.total);
@@ -260,49 +275,55 @@ Result<void> Opening::ReplayAll(const std::function<Result<void>(KvBatch)>& appl
                      return apply(part.batch);
                    }));
   if (checkpoint.damaged_frames > 0) {
-    const std::string damage =
-        fmt::format("{} parts of the checkpoint of the catalog are damaged", checkpoint.damaged_frames);
-    if (!options_.repair) {
-      return Error{ErrorCode::kCorrupt,
-                   fmt::format("{}: {}; {}; 'weightfs verify {} --repair' restores what can be read", directory_, why_,
-                               damage, ShellQuote(directory_))};
-    }
-    parts_.note += fmt::format("; {}, and their records are lost", damage);
-    parts_.lost = true;
+    RETURN_IF_ERROR(AcceptDamage(fmt::format("{} parts of the checkpoint of the catalog are damaged; their records are "
+                                             "lost",
+                                             checkpoint.damaged_frames)));
   }
-  RETURN_IF_ERROR(wal::ReplayLog(devices_, root, root.checkpoint, parts_.log.tail.version.sequence,
+  RETURN_IF_ERROR(wal::ReplayLog(devices_, root, root.checkpoint, log_.tail.version.sequence,
                                  [&](const wal::Entry& entry) { return apply(entry.batch); }));
-  return apply(wal::WithVersion({}, parts_.log.tail.version));
+  return apply(wal::WithVersion({}, log_.tail.version));
 }
 
+// Beside the old one, which goes only when the log is known to replace it.
 Result<void> Opening::Rebuild() {
-  if (options_.read_only) {
-    auto overlay = std::make_unique<OverlayKvStore>(nullptr);
-    RETURN_IF_ERROR(ReplayAll([&](const KvBatch& batch) -> Result<void> {
-      overlay->Apply(batch);
-      return {};
-    }));
-    parts_.catalog = std::move(overlay);
-    return {};
-  }
-  if (parts_.guard != nullptr) RETURN_IF_ERROR(ClaimOwnership(&parts_));
-  index_.reset();
-  {
-    // Beside the old one, which goes only when the log is known to replace it.
+  spdlog::warn("{}; rebuilding the index of the catalog from the log on the devices", damage_.what);
+  const auto build = [&]() -> Result<void> {
     ASSIGN_OR_RETURN(const auto built, CreateNewCatalog(directory_));
     RETURN_IF_ERROR(ReplayAll([&](KvBatch batch) { return built->Write(std::move(batch)); }));
-    RETURN_IF_ERROR(built->Sync());
+    return built->Sync();
+  };
+  auto built = build();
+  if (!built && built.error().code == ErrorCode::kNoSpace && !foreign_) {
+    // Both do not fit. The log is read to its end, and then the old one goes first.
+    RETURN_IF_ERROR(ReplayAll([](const KvBatch&) { return Result<void>(); }));
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+    built = build();
   }
+  RETURN_IF_ERROR(built);
   ASSIGN_OR_RETURN(const std::string old, SwapCatalogs(directory_));
   std::error_code error;
   if (!old.empty() && !foreign_) std::filesystem::remove_all(old, error);
   if (error) spdlog::warn("{}: cannot be removed: {}", old, error.message());
-  RETURN_IF_ERROR(OpenForWriting(false));
-  parts_.catalog = std::move(index_);
-  return {};
+  return OpenForWriting();
 }
 
 }  // namespace
+
+Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erased) {
+  ASSIGN_OR_RETURN(const HugePageMemory memory, HugePageMemory::Map(wal::kRootCapacity));
+  const std::span<std::byte> block(memory.data(), kBlockSize);
+  for (BlockDevice* device : devices) {
+    for (const uint64_t offset : wal::kRootOffsets) {
+      const auto root = wal::ReadRoot(*device, offset, {memory.data(), memory.size()});
+      if (erased == ErasedRoots::kWithLists && (!root || root->lists.empty())) continue;
+      std::ranges::fill(block, std::byte{0});
+      RETURN_IF_ERROR(device->Write(ByteOffset{offset}, block));
+    }
+    RETURN_IF_ERROR(device->Flush());
+  }
+  return {};
+}
 
 Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
   RETURN_IF_ERROR(Opening(directory, options, parts).Run());

@@ -17,45 +17,40 @@
 #include "common/log.h"
 #include "common/shell_quote.h"
 #include "engine/file_device.h"
+#include "meta/facts.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
-#include "store/wal/logged_kv_store.h"
-#include "store/volume/catalog_swap.h"
 #include "store/volume/device_search.h"
 #include "store/volume/disk_partition.h"
 #include "store/volume/store_directory.h"
+#include "store/wal/wal_reader.h"
 
 namespace weightfs {
 namespace {
 
 namespace fs = std::filesystem;
 
-// One run of recover. Run sets the members step by step.
+// Run sets the members step by step.
 class Recovery {
  public:
   Recovery(std::string directory, const RecoverOptions& options)
       : directory_(std::move(directory)), options_(options) {}
 
-  Result<RecoverReport> Run() {
+  // Rebuilds store.json and superblocks.
+  Result<void> Run(RecoverReport* report) {
     RETURN_IF_ERROR(LockDirectory());
     RETURN_IF_ERROR(OpenDevices());
-    RETURN_IF_ERROR(FindReplica());
-    ASSIGN_OR_RETURN(const bool lost, CatalogIsLost());
+    RETURN_IF_ERROR(FindRoot());
     ASSIGN_OR_RETURN(const std::vector<size_t> superblocks, LostSuperblocks());
     if (newer_ && !superblocks.empty()) return *newer_;
-    if (!lost && superblocks.empty() && listed_) {
-      return Error{ErrorCode::kExists, fmt::format("{}: the catalog can be read and lacks nothing; recover replaces "
-                                                   "only a damaged one ('weightfs verify {}' checks the store)",
-                                                   directory_, ShellQuote(directory_))};
+    for (const size_t index : superblocks) {
+      RETURN_IF_ERROR(RebuildSuperblock(index));
+      report->superblocks.push_back(devices_[index].path);
     }
-    if (lost) RETURN_IF_ERROR(BuildCatalog());
-    for (const size_t index : superblocks) RETURN_IF_ERROR(RebuildSuperblock(index));
     if (!listed_) RETURN_IF_ERROR(WriteDescription());
-    if (lost) {
-      ASSIGN_OR_RETURN(report_.kept, SwapCatalogs(directory_));
-    }
+    report->wrote_description = !listed_;
     lock_.Clear();
-    return std::move(report_);
+    return {};
   }
 
  private:
@@ -66,30 +61,25 @@ class Recovery {
 
   Result<void> LockDirectory();
   Result<void> OpenDevices();
-  Result<void> FindReplica();
+  Result<void> FindRoot();
   bool AgreesWith(const StoreDescription& listed) const;
   Result<std::optional<size_t>> IndexOf(BlockDevice& device) const;
-  Result<bool> CatalogIsLost();
   Result<std::vector<size_t>> LostSuperblocks() const;
   Result<void> CheckSuperblocks() const;
   Result<void> OpenDevice(const std::string& path, bool own);
   std::optional<std::string> CatalogId() const;
-  Result<void> BuildCatalog();
   Result<void> RebuildSuperblock(size_t index);
   Result<void> WriteDescription();
   std::string In(const std::string& name) const { return directory_ + "/" + name; }
-  std::vector<BlockDevice*> Ordered() const;
 
   const std::string directory_;
   const RecoverOptions& options_;
   StoreLock lock_;
   std::optional<StoreDescription> listed_;  // store.json, if it can be read
   std::optional<Error> newer_;              // store.json has a newer format: damage, or a newer program
-  std::vector<Given> devices_;              // after FindReplica in the order of their indexes
+  std::vector<Given> devices_;              // after FindRoot in the order of their indexes
   wal::Root root_;
   StoreDescription description_;
-  uint64_t known_ = 0;  // the version that the damaged catalog had, if it can be read
-  RecoverReport report_;
 };
 
 Result<void> Recovery::LockDirectory() {
@@ -162,26 +152,19 @@ std::optional<std::string> Recovery::CatalogId() const {
   return (*catalog)->Get(keys::Store(kStoreIdFact)).value_or(std::nullopt);
 }
 
-// A replica is valid only if all programs that wrote to the store have kept it.
 Result<void> Recovery::CheckSuperblocks() const {
   for (const Given& device : devices_) {
     const auto superblock = ReadSuperblock(*device.device);
-    if (!superblock || superblock->store_id != root_.store_id) continue;
-    if (superblock->read_only_features) {
-      return Error{ErrorCode::kVersion, fmt::format("{}: a newer weightfs enabled features that this version cannot "
-                                                    "write; use the newer version",
-                                                    device.path)};
-    }
-    if (superblock->keeps_replica) continue;
-    return Error{ErrorCode::kNotFound, fmt::format("{}: an older weightfs has written to the store, so the replica of "
-                                                   "its catalog is out of date; restore {} from a backup",
-                                                   device.path, In(kCatalogName))};
+    if (!superblock || superblock->store_id != root_.store_id || !superblock->read_only_features) continue;
+    return Error{ErrorCode::kVersion, fmt::format("{}: a newer weightfs enabled features that this version cannot "
+                                                  "write; use the newer version",
+                                                  device.path)};
   }
   return {};
 }
 
-// Finds the replica, and orders the devices.
-Result<void> Recovery::FindReplica() {
+// Finds the root of the log, which has the description of the store, and orders the devices.
+Result<void> Recovery::FindRoot() {
   std::vector<BlockDevice*> given;
   for (const Given& device : devices_) given.push_back(device.device.get());
   ASSIGN_OR_RETURN(auto root, wal::FindRoot(given, listed_ ? std::optional(listed_->id) : std::nullopt));
@@ -190,9 +173,8 @@ Result<void> Recovery::FindReplica() {
   }
   if (!root) {
     return Error{ErrorCode::kNotFound,
-                 fmt::format("{}: no replica of the catalog was found on {}; a store that was never mounted by this "
-                             "version of weightfs has none: restore {} from a backup",
-                             directory_, devices_.front().path, In(kCatalogName))};
+                 fmt::format("{}: no log of a catalog was found on {}; a store that was never mounted has none",
+                             directory_, devices_.front().path)};
   }
   root_ = *root;
   // The devices of another store must not replace this one's catalog.
@@ -204,7 +186,7 @@ Result<void> Recovery::FindReplica() {
                                                   devices_.front().path, ToString(root_.store_id), directory_)};
   }
   RETURN_IF_ERROR(CheckSuperblocks());
-  ASSIGN_OR_RETURN(description_, ParseDescription("the description in the replica", root_.description));
+  ASSIGN_OR_RETURN(description_, ParseDescription("the description in the log", root_.description));
   if (listed_ && !AgreesWith(*listed_)) listed_.reset();
   std::vector<Given> ordered(description_.devices.size());
   for (Given& device : devices_) {
@@ -225,11 +207,7 @@ Result<void> Recovery::FindReplica() {
                              directory_, ordered.size(), index, description_.devices[index].path)};
   }
   devices_ = std::move(ordered);
-  auto loaded = wal::LoadSegments(Ordered(), &root_);
-  if (loaded || loaded.error().code != ErrorCode::kCorrupt) return loaded;
-  return Error{ErrorCode::kCorrupt, fmt::format("{}: the lists of the replica's parts are damaged; restore {} from a "
-                                                "backup",
-                                                directory_, In(kCatalogName))};
+  return {};
 }
 
 // True when store.json describes the same store; the paths of its devices may have changed.
@@ -251,38 +229,6 @@ Result<std::optional<size_t>> Recovery::IndexOf(BlockDevice& device) const {
   const auto superblock = ReadSuperblock(device);
   if (!superblock || superblock->store_id != root_.store_id) return std::optional<size_t>();
   return std::optional<size_t>(superblock->device_index.value);
-}
-
-std::vector<BlockDevice*> Recovery::Ordered() const {
-  std::vector<BlockDevice*> devices;
-  for (const Given& device : devices_) devices.push_back(device.device.get());
-  return devices;
-}
-
-// False when the catalog can be read completely and lacks nothing.
-Result<bool> Recovery::CatalogIsLost() {
-  if (root_.logged) return false;  // the next mount rebuilds it
-  RocksKvStore::Options read_only;
-  read_only.read_only = true;
-  const auto catalog = RocksKvStore::Open(In(kCatalogName), read_only);
-  if (!catalog) {
-    // A lock, a full filesystem or missing permissions are no damage.
-    const ErrorCode code = catalog.error().code;
-    if (code == ErrorCode::kCorrupt || code == ErrorCode::kNotFound || code == ErrorCode::kIo) return true;
-    return catalog.error();
-  }
-  const auto id = (*catalog)->Get(keys::Store(kStoreIdFact));
-  const auto version = wal::ReadVersion(**catalog);
-  if (version) known_ = version->sequence;
-  if (!id || !*id || !IsReadable(**catalog)) return true;
-  ASSIGN_OR_RETURN(const wal::Tail tail, wal::FindTail(Ordered(), root_, root_.checkpoint));
-  return !version || ReplicaState{root_, root_.sequence, tail, *version}.CatalogIsBehind();
-}
-
-Result<void> Recovery::BuildCatalog() {
-  ASSIGN_OR_RETURN(const auto catalog, CreateNewCatalog(directory_));
-  ASSIGN_OR_RETURN(report_.restored, RestoreCatalog(Ordered(), root_, *catalog, known_, options_.progress));
-  return {};
 }
 
 Result<std::vector<size_t>> Recovery::LostSuperblocks() const {
@@ -307,9 +253,7 @@ Result<void> Recovery::RebuildSuperblock(size_t index) {
   superblock.device_size = description_.devices[index].size;
   superblock.clean = false;
   superblock.logged = root_.logged;
-  RETURN_IF_ERROR(WriteSuperblock(*devices_[index].device, superblock));
-  report_.superblocks.push_back(devices_[index].path);
-  return {};
+  return WriteSuperblock(*devices_[index].device, superblock);
 }
 
 Result<void> Recovery::WriteDescription() {
@@ -320,15 +264,28 @@ Result<void> Recovery::WriteDescription() {
       description_.devices[index].path = fs::absolute(path).string();
     }
   }
-  RETURN_IF_ERROR(WriteStoreDescription(directory_, description_));
-  report_.wrote_description = true;
-  return {};
+  return WriteStoreDescription(directory_, description_);
 }
 
 }  // namespace
 
-Result<RecoverReport> RecoverStore(const std::string& directory, const RecoverOptions& options) {
-  return Recovery(directory, options).Run();
+Result<StoreParts> RecoverStore(const std::string& directory, const RecoverOptions& options, RecoverReport* report) {
+  const OpenOptions open{.repair = true, .progress = options.progress};
+  const auto is_damage = [&](const Error& error) {
+    return error.code == ErrorCode::kCorrupt || (error.code == ErrorCode::kNotFound && FindDamage(directory));
+  };
+  auto parts = options.devices.empty() ? OpenStoreParts(directory, open) : Error{ErrorCode::kNotFound};
+  if (!parts && (!options.devices.empty() || is_damage(parts.error()))) {
+    if (auto rebuilt = Recovery(directory, options).Run(report); !rebuilt) {
+      if (!options.devices.empty()) return rebuilt.error();
+      return Error{parts.error().code, fmt::format("{}; {}", ToString(parts.error()), ToString(rebuilt.error()))};
+    }
+    parts = OpenStoreParts(directory, open);
+  }
+  if (!parts) return parts;
+  report->note = parts->note;
+  report->lost = parts->lost;
+  return parts;
 }
 
 }  // namespace weightfs

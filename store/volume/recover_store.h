@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rebuilds the catalog of a store, its description and its superblocks from the replica on the devices.
+// Opens a damaged store: the log on its devices has what its directory and its superblocks have lost.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/progress.h"
 #include "common/result.h"
-#include "store/volume/catalog_replica.h"
+#include "store/volume/store_directory.h"
 
 namespace weightfs {
 
@@ -18,16 +17,18 @@ struct RecoverOptions {
 };
 
 struct RecoverReport {
-  std::optional<ReplicaRestore> restored;  // nullopt: the catalog lacks nothing
-  std::string kept;                        // where the old catalog is now; empty if there was none
-  bool wrote_description = false;          // store.json was missing or damaged
-  std::vector<std::string> superblocks;    // the devices whose superblock was rebuilt
+  bool wrote_description = false;        // store.json was missing or damaged
+  std::vector<std::string> superblocks;  // the devices whose superblock was rebuilt
+  std::string note;                      // a line about the index, if it was rebuilt or lacks something
+  bool lost = false;                     // changes or records are lost
+
+  bool restored() const { return wrote_description || !superblocks.empty() || !note.empty(); }
 };
 
-// Rebuilds what is lost of catalog, store.json and superblocks. A new catalog is built beside the old one, and both are
-// then swapped. With `devices`, creates the directory if it is missing. Errors are full lines: kBusy (the store or a
-// device is in use), kExists (nothing is lost), kNotFound (no devices are known, or they hold no replica), kInvalid (a
-// device of the store is missing in the list), and those of devices and files.
-Result<RecoverReport> RecoverStore(const std::string& directory, const RecoverOptions& options);
+// Opens a store for repair. Rebuilds what is lost of store.json, superblocks and index. With `devices`, creates the
+// directory if it is missing. `report` is valid after an error, too. Errors are full lines: kBusy (the store or a device
+// is in use), kNotFound (no devices are known, or they have no log), kInvalid (a device of the store is missing in the
+// list), and those of OpenStoreParts.
+Result<StoreParts> RecoverStore(const std::string& directory, const RecoverOptions& options, RecoverReport* report);
 
 }  // namespace weightfs

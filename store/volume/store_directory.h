@@ -21,7 +21,6 @@
 #include "engine/file_device.h"
 #include "engine/superblock.h"
 #include "meta/kv_store.h"
-#include "store/volume/catalog_replica.h"
 #include "store/volume/pool_fill.h"
 #include "store/volume/store_guard.h"
 #include "store/wal/log_writer.h"
@@ -194,14 +193,13 @@ struct StoreParts {
   wal::WriterOptions log;  // for StoreOptions
   std::string note;        // a line about what was rebuilt; empty: nothing
   bool lost = false;       // something could not be
-  ReplicaState replica;    // of a store of an older version, without a log
   bool was_clean = true;  // every superblock was marked clean before this open
 };
 
 // Opens and verifies a store: takes the lock (kBusy names the holder's process), finds devices that have moved (and
 // corrects their paths in store.json, unless read_only), matches each device's superblock with
 // store.json and the catalog's id (a device of another store, a swapped index, a truncated pool or a newer version
-// fails with one full line and changes nothing; so does a catalog that is older than its replica), and rejects links
+// fails with one full line and changes nothing), and rejects links
 // and files of other users in the directory (GuardedDirectory; kPermission). Unless read_only, marks the superblocks as
 // in use (MarkClean marks them clean again) and removes the permissions of other users from the lock, the log, the pool
 // file and the catalog.

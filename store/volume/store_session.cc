@@ -18,7 +18,6 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   session->devices_ = Borrow(parts.devices);
   session->was_clean_ = parts.was_clean;
   session->read_only_ = open.read_only || options.read_only;
-  if (parts.replica.CatalogIsBehind()) spdlog::error("{}", DescribeBehind(directory, parts.replica));
   effective.read_only = session->read_only_;
   effective.device_sizes = DeviceSizes(session->superblocks_);
   // From then on no older version may open the store, because it would not see the log.

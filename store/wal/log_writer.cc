@@ -14,7 +14,6 @@ namespace weightfs::wal {
 namespace {
 
 constexpr size_t kPartSize = 256 * kKiB;        // of a checkpoint, written in one hold of io_
-constexpr uint64_t kPendingLimit = 64 * kMiB;   // with more pending bytes, Append writes
 constexpr uint64_t kLeastSegment = 32 * kKiB;
 constexpr uint64_t kSegmentsOfSpace = 4096;     // a segment is this part of the space
 constexpr uint64_t kLogsOfSpace = 256;          // and the log has this part of it before a checkpoint is due
@@ -108,6 +107,7 @@ void LogWriter::Append(std::string entry, uint64_t sequence) {
   bool full = false;
   {
     MutexLock lock(mutex_);
+    while (tight_ && checkpointing_ && !failure_) checkpointed_.wait(lock.native());
     const auto now = Clock::now();
     if (appended_ == durable_) {
       commit_due_ = now + options_.commit_interval;
@@ -118,7 +118,7 @@ void LogWriter::Append(std::string entry, uint64_t sequence) {
     appended_ = sequence;
     pending_.starts.push_back({pending_.bytes.size(), sequence});
     pending_.bytes += entry;
-    full = pending_.bytes.size() > kPendingLimit;
+    full = BlocksFor(ByteCount{pending_.bytes.size()}) > segment_size_;
     if (first) wake_.notify_one();
   }
   if (!full) return;
@@ -127,11 +127,17 @@ void LogWriter::Append(std::string entry, uint64_t sequence) {
 }
 
 Result<void> LogWriter::Commit() {
+  uint64_t begun = 0;
+  {
+    MutexLock lock(mutex_);
+    begun = commits_;
+  }
+  MutexLock io(io_);
   {
     MutexLock lock(mutex_);
     if (failure_) return *failure_;
+    if (commits_ != begun) return {};  // one that began after the call has ended
   }
-  MutexLock io(io_);
   return CommitPending();
 }
 
@@ -139,6 +145,7 @@ Result<void> LogWriter::CommitPending() {
   {
     MutexLock lock(mutex_);
     if (failure_) return *failure_;
+    ++commits_;
   }
   RETURN_IF_ERROR(WritePending());
   return Flush();
@@ -228,6 +235,7 @@ Error LogWriter::Fail(const Error& error) {
   MutexLock lock(mutex_);
   if (!failure_) {
     failure_ = Error{ErrorCode::kIo};
+    checkpointed_.notify_all();
     spdlog::critical("the log of the catalog cannot be written: {}; the mount is read-only from now on: unmount, find "
                      "the cause, run weightfs verify",
                      ToString(error));
@@ -265,11 +273,22 @@ void LogWriter::ReleaseDeferred() {
 }
 
 Result<void> LogWriter::CheckSpace(KvChange change) {
-  if (failed()) return ErrorCode::kReadOnly;
-  if (change == KvChange::kRemove || enough_) return {};
-  MutexLock io(io_);
-  Refill();
-  return enough_ || (half_ && change == KvChange::kUpdate) ? Result<void>() : ErrorCode::kNoSpace;
+  const auto fits = [&] { return change == KvChange::kRemove || grows_ || (updates_ && change == KvChange::kUpdate); };
+  while (true) {
+    if (failed()) return ErrorCode::kReadOnly;
+    if (fits()) return {};
+    {
+      MutexLock io(io_);
+      Refill();
+    }
+    if (fits()) return {};
+    MutexLock lock(mutex_);
+    if (stopping_ || (!checkpointing_ && (!checkpoint_due_ || given_up_))) return ErrorCode::kNoSpace;
+    const uint64_t before = statistics_.checkpoints;
+    while (statistics_.checkpoints == before && !given_up_ && !stopping_ && !failure_) {
+      checkpointed_.wait(lock.native());
+    }
+  }
 }
 
 void LogWriter::Renew() {
@@ -284,6 +303,7 @@ Result<void> LogWriter::Stop() {
     if (stopping_) return {};
     stopping_ = true;
     wake_.notify_one();
+    checkpointed_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
   MutexLock io(io_);
@@ -370,9 +390,13 @@ Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t 
   return WriteRoot(std::move(root));
 }
 
-// The log is longer than the checkpoint, so that reading both takes at most twice the time.
+// The log is longer than the checkpoint, so that reading both takes at most twice the time; or it has taken too much of
+// the space for the next checkpoint.
 bool LogWriter::NeedsCheckpoint() const {
-  return root_ && BlocksOf(log_->stream().segments) > std::max(BlocksOf(root_->checkpoint_stream.segments), least_log_);
+  if (!root_) return false;
+  const BlockCount log = BlocksOf(log_->stream().segments);
+  return log > std::max(BlocksOf(root_->checkpoint_stream.segments), least_log_) ||
+         (log > BlockCount{least_log_.value / 4} && !updates_);
 }
 
 StreamWriter LogWriter::NewStream() {
@@ -401,7 +425,8 @@ void LogWriter::ContinueCheckpoint() {
 Result<void> LogWriter::BeginCheckpoint() {
   {
     MutexLock lock(mutex_);
-    checkpoint_due_ = false;
+    checkpoint_due_ = given_up_ = false;
+    checkpointing_ = true;
   }
   // The snapshot has its version, so no lock keeps both together.
   auto records = index_.NewIterator({});
@@ -472,8 +497,9 @@ Result<void> LogWriter::FinishCheckpoint() {
   if (std::exchange(reported_, false)) spdlog::info("the checkpoint of the catalog is complete now");
   {
     MutexLock lock(mutex_);
-    renew_ = false;
+    renew_ = checkpointing_ = false;
     ++statistics_.checkpoints;
+    checkpointed_.notify_all();
   }
   UpdateStatistics();
   return {};
@@ -489,6 +515,12 @@ void LogWriter::GiveUpCheckpoint(const Error& error) {
   MutexLock io(io_);
   if (checkpoint_) Release(checkpoint_->stream.stream().segments);
   checkpoint_.reset();
+  {
+    MutexLock lock(mutex_);
+    checkpointing_ = false;
+    given_up_ = true;
+    checkpointed_.notify_all();
+  }
   UpdateStatistics();
 }
 
@@ -587,8 +619,16 @@ void LogWriter::ReleaseLists(const Root& root) {
   for (const Stream& list : root.lists) Release(list.segments);
 }
 
-// The space for the next checkpoint, which is at most as long as the old one and the log together, and for the log until
-// that is complete. What the log takes of it is not reserved anew, so that df does not change with each segment.
+// The space that completes the next checkpoint, which is at most as long as the old one and the log together, and that
+// the log takes meanwhile.
+BlockCount LogWriter::Needed() const {
+  const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
+  const BlockCount next = checkpoint + BlocksOf(log_->stream().segments), begun = blocks_ - std::min(blocks_, next);
+  return next - std::min(next, begun) + least_log_ + BlockCount{4 * segment_size_.value};
+}
+
+// The same, and the space for a log that is as long as it may get. What it takes of that is not reserved anew, so that
+// df does not change with each segment.
 BlockCount LogWriter::Wanted() const {
   const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
   const BlockCount due = std::max(checkpoint, least_log_);  // the length of the log when a checkpoint is due
@@ -596,12 +636,17 @@ BlockCount LogWriter::Wanted() const {
   return BlockCount{checkpoint.value + 3 * due.value + 4 * segment_size_.value - log.value};
 }
 
-// Reserves the space that will be needed. In a full pool there may be none.
+// Reserves the space that will be needed. In a full pool there may be less.
 void LogWriter::Refill() {
-  const BlockCount wanted = Wanted(), held = reservation_.held();
-  if (held < wanted) static_cast<void>(space_.Reserve(&reservation_, wanted - held, /*privileged=*/true).has_value());
-  enough_ = reservation_.held() >= wanted;
-  half_ = 2 * reservation_.held().value >= wanted.value;
+  const BlockCount needed = Needed();
+  for (const BlockCount wanted : {Wanted(), needed}) {
+    const BlockCount held = reservation_.held();
+    if (held < wanted && space_.Reserve(&reservation_, wanted - held, /*privileged=*/true)) break;
+  }
+  const uint64_t held = reservation_.held().value, spare = least_log_.value / 4;
+  grows_ = held >= needed.value;
+  updates_ = held + spare >= needed.value;
+  tight_ = held + 3 * spare < needed.value;
 }
 
 }  // namespace weightfs::wal

@@ -72,9 +72,11 @@ class LogWriter {
                                                   WriterOptions options);
   ~LogWriter();
 
-  // Takes the entry that follows the last one. Waits only if the devices lag far behind.
+  // Takes the entry that follows the last one. Waits only if the devices lag far behind, or for a checkpoint without
+  // which the pool has no space for the log.
   void Append(std::string entry, uint64_t sequence) EXCLUDES(io_, mutex_);
-  // Makes everything durable that was appended, or written to a device, before the call.
+  // Makes everything durable that was appended, or written to a device, before the call. Calls that wait for another
+  // share the next flush.
   Result<void> Commit() EXCLUDES(io_, mutex_);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
@@ -83,8 +85,8 @@ class LogWriter {
   void ReleaseRetired() EXCLUDES(io_, mutex_);
 
   // Returns kNoSpace when the pool lacks the space that the log needs before a change of this kind: enough is held back
-  // for deleting everything.
-  Result<void> CheckSpace(KvChange change) EXCLUDES(io_);
+  // for deleting everything. Waits for a checkpoint that will make space.
+  Result<void> CheckSpace(KvChange change) EXCLUDES(io_, mutex_);
 
   // Writes a new checkpoint soon, because something on the devices is damaged.
   void Renew() EXCLUDES(mutex_);
@@ -145,6 +147,7 @@ class LogWriter {
   Result<void> FlushDevices();
   void Release(const std::vector<Segment>& segments) REQUIRES(io_);
   void ReleaseLists(const Root& root) REQUIRES(io_);
+  BlockCount Needed() const REQUIRES(io_);
   BlockCount Wanted() const REQUIRES(io_);
   void Refill() REQUIRES(io_);
   StreamWriter NewStream() REQUIRES(io_);
@@ -170,7 +173,7 @@ class LogWriter {
   SpaceReservation reservation_ GUARDED_BY(io_);   // for segments to come
   bool roots_differ_ GUARDED_BY(io_) = false;      // after a failed write of a root
   std::vector<Segment> held_ GUARDED_BY(io_);      // released meanwhile; a root on some device may refer to them
-  std::atomic<bool> enough_{false}, half_{false};  // the reservation is as large as it should be; half as large
+  std::atomic<bool> grows_{false}, updates_{false}, tight_{false};  // what the reservation allows (Refill)
 
   // Of the thread, and before that of Prepare.
   std::optional<Checkpoint> checkpoint_;
@@ -179,15 +182,18 @@ class LogWriter {
   bool reported_ = false;
 
   mutable Mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, checkpointed_;
   Chunk pending_ GUARDED_BY(mutex_);  // not written yet
   uint64_t appended_ GUARDED_BY(mutex_) = 0, durable_ GUARDED_BY(mutex_) = 0, marked_ GUARDED_BY(mutex_) = 0;
+  uint64_t commits_ GUARDED_BY(mutex_) = 0;  // that have begun
   std::deque<Deferred> deferred_ GUARDED_BY(mutex_);
   Clock::time_point write_due_ GUARDED_BY(mutex_), commit_due_ GUARDED_BY(mutex_), claim_due_ GUARDED_BY(mutex_);
   Clock::time_point durable_until_ GUARDED_BY(mutex_);  // when everything was durable for the last time
   std::optional<Error> failure_ GUARDED_BY(mutex_);
   bool renew_ GUARDED_BY(mutex_) = false;
   bool checkpoint_due_ GUARDED_BY(mutex_) = false;
+  bool checkpointing_ GUARDED_BY(mutex_) = false;  // from BeginCheckpoint until it is complete or given up
+  bool given_up_ GUARDED_BY(mutex_) = false;       // the last checkpoint was
   bool stopping_ GUARDED_BY(mutex_) = false;
   LogStatistics statistics_ GUARDED_BY(mutex_);
   std::thread thread_;

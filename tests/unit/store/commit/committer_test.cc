@@ -78,14 +78,36 @@ TEST_F(CommitterTest, ACycleReportsOfHowManyExtentsItHasFreedMemory) {
   EXPECT_EQ(freed_, 1U);
 }
 
-TEST_F(CommitterTest, ACommitOfEverythingIsOneFlush) {
+TEST_F(CommitterTest, ACommitOfEverythingIsOneSync) {
+  rig_.kv().FailSync(2);
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize)), other = NewChangedFile(11, Pattern(2, kBlockSize));
   std::promise<Result<void>> done;
   committer_->CommitAll(CommitLevel::kDurable, [&](Result<void> result) { done.set_value(std::move(result)); });
   EXPECT_TRUE(done.get_future().get());
   EXPECT_TRUE(IsInCatalog(10) && IsInCatalog(11));
-  EXPECT_EQ(rig_.device().counts().flushes, 1U);
   EXPECT_FALSE(IsUncommitted(file) || IsUncommitted(other));
+  Change(file, Pattern(2, kBlockSize));
+  EXPECT_EQ(Commit(file).error().code, ErrorCode::kIo) << "the second sync";
+}
+
+TEST_F(CommitterTest, AnOrderedCommitLeavesTheSyncToTheLog) {
+  std::atomic<size_t> retired = 0;
+  committer_ = std::make_unique<Committer>(
+      rig_.kv(), rig_.devices(), rig_.space(), rig_.write_back(),
+      Committer::Options{.interval = std::chrono::hours(1),
+                         .close_delay = std::chrono::hours(1),
+                         .replace_delay = std::chrono::hours(1),
+                         .retire = [&](const std::vector<DeviceRun>& runs) { retired += runs.size(); }});
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+  ASSERT_TRUE(Commit(file));
+  rig_.kv().FailSync(1);
+  Change(file, Pattern(2, kBlockSize));
+  EXPECT_TRUE(Commit(file, CommitLevel::kOrdered));
+  WaitForCycle();
+  EXPECT_FALSE(committer_->failed());
+  EXPECT_EQ(retired, 1U) << "the log knows when the old block may be used again";
+  EXPECT_EQ(Commit(file).error().code, ErrorCode::kIo) << "the first sync";
+  committer_.reset();
 }
 
 TEST_F(CommitterTest, AFileThatIsBeingReplacedIsCommittedOnlyByItself) {
@@ -145,12 +167,11 @@ TEST_F(CommitterTest, AFailedWriteRevertsTheFileAndIsReportedOnce) {
   EXPECT_EQ(file->attributes.size, kBlockSize);
 }
 
-TEST_F(CommitterTest, AFailedFlushEndsAllCommits) {
+TEST_F(CommitterTest, AFailedSyncEndsAllCommits) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
-  rig_.device().Fail(FaultDevice::Target::kFlush, {});
+  rig_.kv().FailSync(1);
   EXPECT_EQ(Commit(file).error().code, ErrorCode::kIo);
   EXPECT_TRUE(committer_->failed());
-  EXPECT_FALSE(IsInCatalog(10));
   EXPECT_EQ(Commit(file).error().code, ErrorCode::kIo);
 }
 

@@ -184,7 +184,7 @@ TEST_F(LogWriterTest, FreeSpaceInSmallPiecesHoldsAReplicaOfAnySize) {
   }
   const uint64_t bytes = writer_->statistics().bytes;
   EXPECT_LT(bytes, 8 * kMiB) << "replaced checkpoints and lists are freed";
-  EXPECT_GE(space_->Statistics().free.value + bytes / kBlockSize, free - kMiB / kBlockSize);
+  EXPECT_GE(space_->Statistics().free.value + bytes / kBlockSize, free - 4 * kMiB / kBlockSize);  // the rest is reserved
   Stop();
 }
 
@@ -316,9 +316,8 @@ TEST_F(LogWriterTest, FreedBlocksAreUsedAgainOnlyBehindADurableMark) {
   const auto runs = space_->Allocate({.ino = InodeId{1}, .first = {}, .count = BlockCount{8}}, &reservation).value();
   Put(1, 1);
   writer_->Retire(runs);
-  Put(2, 1);  // its frame has the mark of the entries before, at most
   EXPECT_FALSE(space_->WouldFit(free, {}, false));
-  Put(3, 1);  // a frame with a mark behind the entry that freed the blocks, and its flush
+  Put(2, 1);  // a frame with a mark of the entry that freed the blocks, and its flush
   EXPECT_TRUE(space_->WouldFit(free, {}, false));
   Stop();
 }

@@ -41,7 +41,20 @@ KvContent WithoutVersion(KvContent content) {
   return content;
 }
 
-// The catalog that the replica in the image gives back; empty if there is none.
+// Writes to an empty catalog what the log has. Returns the number of damaged frames of the checkpoint.
+Result<uint64_t> RestoreCatalog(wal::Devices devices, const wal::Root& root, KvStore& catalog) {
+  ASSIGN_OR_RETURN(const auto checkpoint, wal::ReplayCheckpoint(devices, root, [&](const wal::Entry& part) {
+                     return catalog.Write(part.batch);
+                   }));
+  ASSIGN_OR_RETURN(const auto tail, wal::FindDurableTail(devices, root, root.checkpoint));
+  RETURN_IF_ERROR(wal::ReplayLog(devices, root, root.checkpoint, tail.version.sequence, [&](const wal::Entry& entry) {
+    return catalog.Write(entry.batch);
+  }));
+  RETURN_IF_ERROR(catalog.Write(wal::WithVersion({}, tail.version)));
+  return checkpoint.damaged_frames;
+}
+
+// The catalog that the log in the image gives back; empty if there is none.
 KvContent Restored(const CrashImage& image) {
   Restarted restarted = Restart(image);
   const auto devices = restarted.borrowed();
@@ -337,7 +350,7 @@ TEST(Log, AnUnreadableBlockIsDamageLikeAnyOther) {
   MemoryKvStore catalog(std::make_shared<Journal>());
   const auto restored = RestoreCatalog(devices, *root, catalog);
   ASSERT_TRUE(restored.has_value());
-  EXPECT_FALSE(restored->complete());
+  EXPECT_GE(*restored, 1U);
 }
 
 TEST(Log, AFailedCheckpointLeavesTheLogGoing) {
@@ -373,7 +386,7 @@ TEST(Log, ADamagedFrameOfTheCheckpointCostsOnlyItsRecords) {
   MemoryKvStore catalog(std::make_shared<Journal>());
   const auto restored = RestoreCatalog(devices, *root, catalog);
   ASSERT_TRUE(restored.has_value());
-  EXPECT_GE(restored->damaged_frames, 1U);
+  EXPECT_GE(*restored, 1U);
   EXPECT_GE(catalog.content().size(), 1000U);
   EXPECT_LT(catalog.content().size(), image.kv.size());
 }

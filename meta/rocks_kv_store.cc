@@ -94,12 +94,16 @@ std::string_view NameOf(rocksdb::BackgroundErrorReason reason) {
   }
 }
 
-// Reports failed flushes and compactions, and keeps RocksDB from automatic recovery: after a failed write only the next
+// Announces flushes, reports failed ones and failed compactions, and keeps RocksDB from automatic recovery: after a failed write only the next
 // open examines what is on disk.
 class FailureListener final : public rocksdb::EventListener {
  public:
-  explicit FailureListener(std::shared_ptr<Health> health) : health_(std::move(health)) {}
+  FailureListener(std::shared_ptr<Health> health, std::function<void()> before_flush)
+      : health_(std::move(health)), before_flush_(std::move(before_flush)) {}
 
+  void OnFlushBegin(rocksdb::DB*, const rocksdb::FlushJobInfo&) override {
+    if (before_flush_) before_flush_();
+  }
   void OnBackgroundError(rocksdb::BackgroundErrorReason reason, rocksdb::Status* status) override {
     if (!status->ok() && !status->IsShutdownInProgress()) health_->Fail(NameOf(reason), *status);
   }
@@ -109,6 +113,7 @@ class FailureListener final : public rocksdb::EventListener {
 
  private:
   const std::shared_ptr<Health> health_;
+  const std::function<void()> before_flush_;
 };
 
 // Sends RocksDB's messages to our log. A log file of RocksDB's own would change a directory that is only inspected, and
@@ -214,7 +219,7 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.track_and_verify_wals_in_manifest = true;
   options.recycle_log_file_num = 0;  // recycled logs prevent point-in-time recovery
   options.max_bgerror_resume_count = 0;
-  options.listeners.push_back(std::make_shared<FailureListener>(database.health));
+  options.listeners.push_back(std::make_shared<FailureListener>(database.health, wanted.before_flush));
 
   // Bound memory, files and threads.
   options.write_buffer_size = wanted.write_buffer.value;

@@ -31,6 +31,8 @@ class RocksKvStore final : public KvStore {
     // Asked before a file of the catalog is created, renamed or deleted, which fails if it returns false. Another
     // machine that has the store uses the same file names. Empty: always true.
     std::function<bool()> may_write = {};
+    // Runs on a thread of RocksDB, or in Sync, before batches are stored in tables. Empty: nothing.
+    std::function<void()> before_flush = {};
   };
 
   // Errors are full lines with the directory and RocksDB's message: kNotFound, kExists, kBusy (its lock is held),

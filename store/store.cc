@@ -168,8 +168,9 @@ Result<void> Store::StartLog(Parts& parts) {
   if (!parts.options.log) return {};
   wal::WriterOptions options = *parts.options.log;
   std::vector<DeviceRun> runs;
-  if (options.root) {
-    for (const auto* stream : wal::StreamsOf(*options.root)) {
+  for (const auto& root : {options.root, options.replaced}) {
+    if (!root) continue;
+    for (const auto* stream : wal::StreamsOf(*root)) {
       for (const wal::Segment& segment : stream->segments) runs.push_back(segment.run);
     }
   }

@@ -323,7 +323,8 @@ void Committer::WriteCatalog(Cycle* cycle) {
   }
 }
 
-// Returns only errors of writing. A file whose records cannot be read fails alone, as if a write of it had failed.
+// Returns only errors that end all writing. A file whose records cannot be read, or do not fit, fails alone, as if a
+// write of it had failed.
 Result<void> Committer::WriteOne(Cycle* cycle, Sealed* sealed) {
   Inode& inode = *sealed->inode;
   ChecksumSegments loaded;
@@ -334,15 +335,23 @@ Result<void> Committer::WriteOne(Cycle* cycle, Sealed* sealed) {
       if (inode.deleted) return {};
       KvBatch batch;
       const auto complete = BuildBatch(*sealed, loaded, &missing, &batch);
+      std::optional<ErrorCode> failure;
       if (!complete) {
         spdlog::error("inode {}: its change cannot be committed, because its checksums in the catalog cannot be read: "
                       "{}; run weightfs verify", inode.id.value, ToString(complete.error()));
-        static_cast<void>(inode.file->write_error().WriteFailed(Error{ErrorCode::kIo}));
+        failure = ErrorCode::kIo;
+      } else if (*complete) {
+        auto written = WriteBatch(sealed, std::move(batch));
+        if (written || written.error().code != ErrorCode::kNoSpace || catalog_.failed()) return written;
+        spdlog::error("inode {}: its change is too large for the free space of the pool", inode.id.value);
+        failure = ErrorCode::kNoSpace;
+      }
+      if (failure) {
+        static_cast<void>(inode.file->write_error().WriteFailed(Error{*failure}));
         NoteError(cycle, sealed->inode);
         Revert(sealed, lock);
         return {};
       }
-      if (*complete) return WriteBatch(sealed, std::move(batch));
     }
     loaded.Load(catalog_, inode.id, missing);
   }

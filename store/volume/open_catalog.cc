@@ -62,6 +62,7 @@ class Opening {
   Result<void> UseLog();
   Result<void> UseReplica();
   Result<void> AcceptDamage(const std::string& damage);
+  void DropLog() { log_.replaced = std::exchange(log_.root, std::nullopt); }
   void Note(const std::string& what) { parts_.note += (parts_.note.empty() ? "" : "; ") + what; }
   Result<void> OpenDamaged();
   Result<void> OpenInMemory();
@@ -82,12 +83,13 @@ class Opening {
 };
 
 Result<void> Opening::Run() {
+  log_.store_id = parts_.description.id;
+  log_.description = ToJson(parts_.description);
+  if (parts_.guard != nullptr && !options_.read_only) RETURN_IF_ERROR(ClaimOwnership(&parts_));
   if (!options_.read_only) {
     // A daemon that was killed has perhaps not flushed what is read now, and what will be taken for durable.
     for (BlockDevice* device : devices_) RETURN_IF_ERROR(device->Flush());
   }
-  log_.store_id = parts_.description.id;
-  log_.description = ToJson(parts_.description);
   RETURN_IF_ERROR(LookAtIndex());
   RETURN_IF_ERROR(FindLog());
   const bool logged = std::ranges::any_of(parts_.superblocks, &Superblock::logged);
@@ -99,7 +101,6 @@ Result<void> Opening::Run() {
                      FormatUtc(log_.tail.time_ns)));
   }
   if (options_.read_only) return OpenInMemory();
-  if (parts_.guard != nullptr) RETURN_IF_ERROR(ClaimOwnership(&parts_));
   if (index_ == nullptr) {
     RETURN_IF_ERROR(Rebuild());
   } else {
@@ -167,6 +168,10 @@ Result<void> Opening::UseLog() {
     ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, log_.root->checkpoint));
   }
   const uint64_t last = log_.tail.version.sequence;
+  if (log_.tail.unreadable && !log_.tail.damaged) {
+    RETURN_IF_ERROR(AcceptDamage(fmt::format("the device cannot read the log of the catalog behind {}",
+                                             FormatUtc(log_.tail.time_ns))));
+  }
   if (log_.tail.damaged) {
     const bool has_all = index_ != nullptr && version_.sequence >= std::max(last, log_.tail.durable);
     if (!has_all) {
@@ -176,7 +181,7 @@ Result<void> Opening::UseLog() {
       spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", directory_);
     }
     if (index_ != nullptr && version_.sequence >= last) {
-      log_.root.reset();
+      DropLog();
       return {};
     }
   }
@@ -192,12 +197,12 @@ Result<void> Opening::UseLog() {
 Result<void> Opening::UseReplica() {
   bool behind = false;
   if (log_.root) {
-    ASSIGN_OR_RETURN(log_.tail, wal::FindTail(devices_, *log_.root, log_.root->checkpoint));
+    ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, log_.root->checkpoint));
     const wal::Version& last = log_.tail.version;
     behind = last.sequence > version_.sequence || (last.sequence == version_.sequence && last != version_);
   }
   if (index_ != nullptr && !behind) {
-    if (log_.tail.version != version_ || log_.tail.damaged) log_.root.reset();
+    if (log_.tail.version != version_ || log_.tail.damaged) DropLog();
     return {};
   }
   if (!log_.root) return {};
@@ -206,7 +211,7 @@ Result<void> Opening::UseReplica() {
                                                              FormatUtc(log_.tail.time_ns));
   RETURN_IF_ERROR(AcceptDamage(damage));
   if (index_ == nullptr) return {};
-  ASSIGN_OR_RETURN(const wal::Tail rest, wal::FindTail(devices_, *log_.root, version_));
+  ASSIGN_OR_RETURN(const wal::Tail rest, wal::FindDurableTail(devices_, *log_.root, version_));
   if (!rest.continues) index_.reset();
   return {};
 }
@@ -251,6 +256,7 @@ Result<void> Opening::OpenForWriting() {
   RocksKvStore::Options index;
   index.cache = options_.catalog_cache;
   index.log = false;
+  index.before_flush = [gate = log_.gate] { gate->Commit(); };
   if (parts_.guard != nullptr) index.may_write = [guard = parts_.guard.get()] { return guard->MayWrite(); };
   ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, index));
   return {};
@@ -293,7 +299,10 @@ Result<void> Opening::Rebuild() {
     return built->Sync();
   };
   auto built = build();
-  if (!built && built.error().code == ErrorCode::kNoSpace && !foreign_) {
+  const bool keep = foreign_ || parts_.lost;
+  // After a failed flush, an index refuses writes.
+  const bool full = !built && (built.error().code == ErrorCode::kNoSpace || built.error().code == ErrorCode::kReadOnly);
+  if (full && !keep) {
     // Both do not fit. The log is read to its end, and then the old one goes first.
     RETURN_IF_ERROR(ReplayAll([](const KvBatch&) { return Result<void>(); }));
     std::error_code error;
@@ -303,7 +312,8 @@ Result<void> Opening::Rebuild() {
   RETURN_IF_ERROR(built);
   ASSIGN_OR_RETURN(const std::string old, SwapCatalogs(directory_));
   std::error_code error;
-  if (!old.empty() && !foreign_) std::filesystem::remove_all(old, error);
+  if (!old.empty() && !keep) std::filesystem::remove_all(old, error);
+  if (!old.empty() && keep) Note(fmt::format("the old index is in {}", old));
   if (error) spdlog::warn("{}: cannot be removed: {}", old, error.message());
   return OpenForWriting();
 }

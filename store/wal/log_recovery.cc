@@ -23,7 +23,7 @@ class CommittedData {
     }
   }
 
-  // True unless the devices have other bytes. Uses `memory`.
+  // True if the devices have these bytes. Uses `memory`.
   bool IsOn(Devices devices, std::span<std::byte> memory) const {
     return std::ranges::all_of(extents_, [&](const auto& found) {
       const auto& [first, extent] = found;
@@ -57,12 +57,13 @@ class CommittedData {
     for (BlockCount done; done < extent.count;) {
       const BlockCount some = std::min(extent.count - done, BlockCount{memory.size() / kBlockSize});
       const auto bytes = memory.first(ToBytes(some).value);
-      if (device.Read(ToBytes(extent.start + done), bytes)) {
-        found.resize(some.value);
-        Crc32cBlocks(bytes, found.data());
-        for (size_t index = 0; index < found.size(); ++index) {
-          if (ChecksumOf(first + done + BlockCount{index}) != found[index]) return false;
-        }
+      for (ReadAttempts attempts; !device.Read(ToBytes(extent.start + done), bytes);) {
+        if (!attempts.ReadAgain()) return false;
+      }
+      found.resize(some.value);
+      Crc32cBlocks(bytes, found.data());
+      for (size_t index = 0; index < found.size(); ++index) {
+        if (ChecksumOf(first + done + BlockCount{index}) != found[index]) return false;
       }
       done += some;
     }

@@ -48,7 +48,7 @@ LogWriter::LogWriter(KvStore& index, DeviceSet& devices, SpaceManager& space, Wr
       least_log_(PartOf(space.total(), kLogsOfSpace, 4 * kLeastSegment, kLargestLeastLog)),
       root_(options_.root),
       root_sequence_(options_.root_sequence),
-      next_stream_(root_ ? root_->next_stream : FirstStream()),
+      next_stream_(FirstStream()),
       retry_(options_.first_retry),
       durable_until_(Clock::now()) {}
 
@@ -57,33 +57,45 @@ Result<std::unique_ptr<LogWriter>> LogWriter::Start(KvStore& index, DeviceSet& d
   std::unique_ptr<LogWriter> writer(new LogWriter(index, devices, space, std::move(options)));
   RETURN_IF_ERROR(writer->Prepare());
   if (writer->options_.started) RETURN_IF_ERROR(writer->options_.started());
-  writer->thread_ = std::thread([raw = writer.get()] { raw->Run(); });
+  writer->timer_ = std::thread([raw = writer.get()] { raw->KeepTimes(); });
+  writer->checkpointer_ = std::thread([raw = writer.get()] {
+    while (raw->WaitForCheckpoint()) raw->ContinueCheckpoint();
+  });
+  writer->options_.gate->Open(writer.get());
   return writer;
 }
 
-LogWriter::~LogWriter() { static_cast<void>(Stop().has_value()); }
+LogWriter::~LogWriter() {
+  if (timer_.joinable()) static_cast<void>(Stop().has_value());
+}
 
 // Everything up to the tail is durable: the mount has flushed the devices before it read the log.
 Result<void> LogWriter::Prepare() {
   {
     MutexLock lock(mutex_);
-    appended_ = durable_ = options_.tail.version.sequence;
+    appended_ = durable_ = marked_ = options_.tail.version.sequence;
   }
   {
     MutexLock io(io_);
     ASSIGN_OR_RETURN(memory_, HugePageMemory::Map(kLargestFrame));
-    begun_ = options_.tail.version.sequence;
-    if (root_) {
-      for (const Stream* stream : StreamsOf(*root_)) blocks_ += BlocksOf(stream->segments);
-      log_.emplace(devices_, options_.store_id, root_->log, options_.tail.position, &memory_);
-      Refill();
-      if (!options_.tail.clean) {
-        RETURN_IF_ERROR(Restart());
-      } else if (!root_->logged) {
-        RETURN_IF_ERROR(WriteRoot(*root_));
+    begun_ = mark_ = options_.tail.version.sequence;
+    for (const auto& root : {options_.root, options_.replaced}) {
+      if (!root) continue;
+      for (const Stream* stream : StreamsOf(*root)) blocks_ += BlocksOf(stream->segments);
+    }
+    if (options_.replaced) {
+      for (const Stream* stream : StreamsOf(*options_.replaced)) {
+        held_.insert(held_.end(), stream->segments.begin(), stream->segments.end());
       }
-      // No block of an entry before this mount is free.
-      RETURN_IF_ERROR(Claim());
+    }
+    if (root_) {
+      log_.emplace(devices_, options_.store_id, root_->log, options_.tail.position, &memory_);
+      // The mark comes first: what the entries behind the old one have freed may be used from now on.
+      root_->logged = true;
+      root_->durable = begun_;
+      RETURN_IF_ERROR(WriteOnDevices(*root_));
+      Refill();
+      if (!options_.tail.clean) RETURN_IF_ERROR(Restart());
       UpdateStatistics();
       return {};
     }
@@ -103,7 +115,8 @@ Result<void> LogWriter::Restart() {
   return extended;
 }
 
-void LogWriter::Append(std::string entry, uint64_t sequence) {
+Result<void> LogWriter::Append(std::string entry, uint64_t sequence) {
+  if (entry.size() > ToBytes(segment_size_).value) RETURN_IF_ERROR(ReserveFor(ByteCount{entry.size()}));
   bool full = false;
   {
     MutexLock lock(mutex_);
@@ -121,9 +134,29 @@ void LogWriter::Append(std::string entry, uint64_t sequence) {
     full = BlocksFor(ByteCount{pending_.bytes.size()}) > segment_size_;
     if (first) wake_.notify_one();
   }
-  if (!full) return;
+  if (!full) return {};
   MutexLock io(io_);
   static_cast<void>(WritePending().has_value());  // an error stays
+  return {};
+}
+
+// Reserves what an entry needs, even if all free space is in single blocks, beside what the next checkpoint needs.
+Result<void> LogWriter::ReserveFor(ByteCount entry) {
+  MutexLock io(io_);
+  Refill();
+  const BlockCount needed = Needed() + BlockCount{entry.value / (kBlockSize - kFrameHeaderSize) + 1};
+  const BlockCount held = reservation_.held();
+  return held < needed ? space_.Reserve(&reservation_, needed - held, /*privileged=*/true) : Result<void>();
+}
+
+void FlushGate::Open(LogWriter* log) {
+  MutexLock lock(mutex_);
+  log_ = log;
+}
+
+void FlushGate::Commit() {
+  MutexLock lock(mutex_);
+  if (log_ != nullptr) static_cast<void>(log_->Commit().has_value());  // an error stays
 }
 
 Result<void> LogWriter::Commit() {
@@ -175,7 +208,10 @@ Result<void> LogWriter::WriteEntries(const Chunk& chunk, uint64_t durable) {
     for (; next < chunk.starts.size() && chunk.starts[next].offset < written; ++next) {
       begun_ = chunk.starts[next].sequence;
     }
-    if (log_->full()) RETURN_IF_ERROR(Extend(*log_, segment_size_, begun_));
+    if (log_->full()) {
+      const BlockCount more = std::clamp(BlocksFor(ByteCount{rest.size()}), segment_size_, kLargestSegment);
+      RETURN_IF_ERROR(Extend(*log_, more, begun_));
+    }
     const size_t first_entry = next < chunk.starts.size() ? chunk.starts[next].offset - written : kNoEntry;
     RETURN_IF_ERROR(log_->WriteFrame(&rest, first_entry, durable));
   }
@@ -187,13 +223,13 @@ Result<void> LogWriter::WriteEntries(const Chunk& chunk, uint64_t durable) {
 // Makes all frames durable, and all data that was written before. Before that, WritePending has taken every entry.
 Result<void> LogWriter::Flush() {
   const uint64_t written = begun_;
+  const auto now = Clock::now();
   auto flushed = FlushDevices();
   // Another machine may have replaced what was flushed.
   if (flushed && options_.still_owned) flushed = options_.still_owned();
   if (!flushed) return Fail(flushed.error());
   {
     MutexLock lock(mutex_);
-    const auto now = Clock::now();
     if (written > durable_) claim_due_ = now + options_.claim_delay;
     durable_ = std::max(durable_, written);
     marked_ = std::max(marked_, mark_);
@@ -294,7 +330,7 @@ Result<void> LogWriter::CheckSpace(KvChange change) {
 void LogWriter::Renew() {
   MutexLock lock(mutex_);
   renew_ = true;
-  wake_.notify_one();
+  checkpoint_wake_.notify_one();
 }
 
 Result<void> LogWriter::Stop() {
@@ -303,11 +339,13 @@ Result<void> LogWriter::Stop() {
     if (stopping_) return {};
     stopping_ = true;
     wake_.notify_one();
+    checkpoint_wake_.notify_one();
     checkpointed_.notify_all();
   }
-  if (thread_.joinable()) thread_.join();
+  timer_.join();
+  checkpointer_.join();
+  options_.gate->Open(nullptr);
   MutexLock io(io_);
-  if (!log_) return {};  // Prepare has failed
   RETURN_IF_ERROR(CommitPending());
   return Claim();
 }
@@ -327,49 +365,59 @@ void LogWriter::UpdateStatistics() {
   MutexLock lock(mutex_);
   statistics_.bytes = ToBytes(blocks_).value;
   statistics_.intact = !failure_ && !renew_;
-  if (due && !std::exchange(checkpoint_due_, due)) wake_.notify_one();
+  if (due && !std::exchange(checkpoint_due_, due)) checkpoint_wake_.notify_one();
 }
 
-void LogWriter::Run() {
-  while (WaitForWork()) {
+void LogWriter::KeepTimes() {
+  while (WaitForTime()) {
+    MutexLock io(io_);
+    bool write = false, commit = false, claim = false;
     {
-      MutexLock io(io_);
-      bool write = false, commit = false, claim = false;
-      {
-        MutexLock lock(mutex_);
-        const auto now = Clock::now();
-        write = !pending_.starts.empty() && write_due_ <= now;
-        commit = appended_ > durable_ && commit_due_ <= now;
-        claim = durable_ > marked_ && claim_due_ <= now;
-      }
-      Result<void> done;
-      if (write) done = WritePending();
-      if (commit && done) done = CommitPending();
-      if (claim && done) done = Claim();
+      MutexLock lock(mutex_);
+      const auto now = Clock::now();
+      write = !pending_.starts.empty() && write_due_ <= now;
+      commit = appended_ > durable_ && commit_due_ <= now;
+      claim = durable_ > marked_ && claim_due_ <= now;
     }
-    ContinueCheckpoint();
+    Result<void> done;
+    if (write) done = WritePending();
+    if (commit && done) done = CommitPending();
+    if (claim && done) done = Claim();
   }
 }
 
-// Waits until there is something to do. Returns false when the thread must end.
-bool LogWriter::WaitForWork() {
+// Waits until something must be written. Returns false when the thread must end.
+bool LogWriter::WaitForTime() {
   MutexLock lock(mutex_);
-  while (true) {
-    const auto now = Clock::now();
-    const bool checkpoint = (checkpoint_ || renew_ || checkpoint_due_) && !failure_;
-    if (stopping_) return renew_ && !failure_ && now >= retry_at_;
+  while (!stopping_) {
     auto due = Clock::time_point::max();
     if (!failure_) {
       if (!pending_.starts.empty()) due = std::min(due, write_due_);
       if (appended_ > durable_) due = std::min(due, commit_due_);
       if (durable_ > marked_) due = std::min(due, claim_due_);
     }
-    if (checkpoint) due = std::min(due, checkpoint_ ? now : retry_at_);
-    if (due <= now) return true;
+    if (due <= Clock::now()) return true;
     if (due == Clock::time_point::max()) {
       wake_.wait(lock.native());
     } else {
       wake_.wait_until(lock.native(), due);
+    }
+  }
+  return false;
+}
+
+// Waits until a checkpoint is in progress or due. Returns false when the thread must end.
+bool LogWriter::WaitForCheckpoint() {
+  MutexLock lock(mutex_);
+  while (true) {
+    const bool wanted = !failure_ && (checkpointing_ || renew_ || checkpoint_due_);
+    const bool ready = wanted && (checkpointing_ || Clock::now() >= retry_at_);
+    if (stopping_) return ready && renew_;
+    if (ready) return true;
+    if (wanted) {
+      checkpoint_wake_.wait_until(lock.native(), retry_at_);
+    } else {
+      checkpoint_wake_.wait(lock.native());
     }
   }
 }
@@ -377,7 +425,11 @@ bool LogWriter::WaitForWork() {
 // Gives the stream more segments. Those of the log also enter the root.
 Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t begun) {
   Refill();
-  if (reservation_.held() < count) RETURN_IF_ERROR(space_.Reserve(&reservation_, count - reservation_.held(), true));
+  const BlockCount held = reservation_.held();
+  if (held < count && !space_.Reserve(&reservation_, count - held, true)) {
+    count = std::max(held, BlockCount{1});
+    if (held.value == 0) RETURN_IF_ERROR(space_.Reserve(&reservation_, count, true));
+  }
   const SpaceManager::Request request{
       .ino = InodeId{}, .first = FileBlock{allocations_++ * kStripe}, .count = count};
   ASSIGN_OR_RETURN(const auto runs, space_.Allocate(request, &reservation_));
@@ -403,14 +455,8 @@ StreamWriter LogWriter::NewStream() {
   return {devices_, options_.store_id, Stream{.id = next_stream_++, .segments = {}}, {}, &memory_};
 }
 
-// Takes the next step of the checkpoint, if one is in progress or due.
+// Takes the next step of the checkpoint.
 void LogWriter::ContinueCheckpoint() {
-  bool due = checkpoint_.has_value();
-  {
-    MutexLock lock(mutex_);
-    due = !failure_ && (due || ((renew_ || checkpoint_due_) && Clock::now() >= retry_at_));
-  }
-  if (!due) return;
   Result<void> done;
   if (!checkpoint_) {
     done = BeginCheckpoint();
@@ -433,6 +479,7 @@ Result<void> LogWriter::BeginCheckpoint() {
   const std::string key = keys::Store(kVersionFact);
   records->Seek(key);
   Version version;
+  if (!records->Valid()) RETURN_IF_ERROR(records->status());
   if (records->Valid() && records->key() == key) {
     const auto decoded = DecodeVersion(records->value());
     if (!decoded) return Error{ErrorCode::kCorrupt, "the version of the catalog cannot be decoded"};
@@ -510,13 +557,13 @@ void LogWriter::GiveUpCheckpoint(const Error& error) {
   if (!std::exchange(reported_, true)) {
     spdlog::warn("a checkpoint of the catalog cannot be written: {}; it will be tried again", ToString(error));
   }
-  retry_at_ = Clock::now() + retry_;
-  retry_ = std::min<Clock::duration>(2 * retry_, kLongestRetry);
+  const auto retry = std::exchange(retry_, std::min<Clock::duration>(2 * retry_, kLongestRetry));
   MutexLock io(io_);
   if (checkpoint_) Release(checkpoint_->stream.stream().segments);
   checkpoint_.reset();
   {
     MutexLock lock(mutex_);
+    retry_at_ = Clock::now() + retry;
     checkpointing_ = false;
     given_up_ = true;
     checkpointed_.notify_all();
@@ -538,7 +585,7 @@ Result<void> LogWriter::WriteRoot(Root root) {
   root.lists.clear();
   const size_t size = EncodeRoot(root).size();
   auto written = size == 0 || size > options_.largest_root ? WriteLists(&root) : Result<void>();
-  root.next_stream = next_stream_;
+  root.durable = mark_;
   if (written) written = WriteOnDevices(root);
   // A program that does not know lists must find no older root.
   if (written && !root.lists.empty() && (!root_ || root_->lists.empty())) written = WriteOnDevices(root);
@@ -595,7 +642,6 @@ Result<void> LogWriter::WriteOnDevices(Root& root) {
 // before it again, so that the space of the failed one is free.
 Result<void> LogWriter::SettleRoots() {
   if (!roots_differ_ || !root_) return {};
-  root_->next_stream = next_stream_;
   RETURN_IF_ERROR(WriteOnDevices(*root_));
   Release(std::exchange(held_, {}));
   return {};
@@ -639,9 +685,9 @@ BlockCount LogWriter::Wanted() const {
 // Reserves the space that will be needed. In a full pool there may be less.
 void LogWriter::Refill() {
   const BlockCount needed = Needed();
-  for (const BlockCount wanted : {Wanted(), needed}) {
-    const BlockCount held = reservation_.held();
-    if (held < wanted && space_.Reserve(&reservation_, wanted - held, /*privileged=*/true)) break;
+  const BlockCount wanted = Wanted();
+  for (BlockCount more = wanted - std::min(wanted, reservation_.held()); more.value > 0; more.value /= 2) {
+    if (space_.Reserve(&reservation_, more, /*privileged=*/true)) break;
   }
   const uint64_t held = reservation_.held().value, spare = least_log_.value / 4;
   grows_ = held >= needed.value;

@@ -24,7 +24,6 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -37,6 +36,20 @@
 
 namespace weightfs::wal {
 
+class LogWriter;
+
+// What the index calls before it stores entries in its tables: they must be durable first, or the next mount finds an
+// index that is ahead of the log, and has to rebuild it. Thread-safe.
+class FlushGate {
+ public:
+  void Open(LogWriter* log) EXCLUDES(mutex_);  // null: there is none. Waits for Commit.
+  void Commit() EXCLUDES(mutex_);
+
+ private:
+  Mutex mutex_;
+  LogWriter* log_ GUARDED_BY(mutex_) = nullptr;
+};
+
 // The log of an opened store.
 struct WriterOptions {
   Uuid store_id{};
@@ -46,6 +59,7 @@ struct WriterOptions {
   // blocks of a root are marked as used.
   std::optional<Root> root;
   Tail tail;
+  std::optional<Root> replaced;  // cannot be used, but is on the devices: its blocks stay used until another is durable
   size_t largest_root = kRootCapacity;  // the segments of a larger one are listed beside it
   std::chrono::milliseconds first_retry{5000};      // until a checkpoint that failed is tried again; doubled each time
   std::chrono::milliseconds write_delay{50};        // from a change until it is written, unless it is committed before
@@ -53,6 +67,7 @@ struct WriterOptions {
   std::chrono::milliseconds claim_delay{1000};      // from a commit until a frame has its mark
   std::function<Result<void>()> started;            // runs once the log can be written, before the first change
   std::function<Result<void>()> still_owned;        // runs after each flush: fails if another machine has the store
+  std::shared_ptr<FlushGate> gate = std::make_shared<FlushGate>();
 };
 
 struct LogStatistics {
@@ -61,9 +76,9 @@ struct LogStatistics {
   bool intact = false;       // no part of it has to be written anew
 };
 
-// Thread-safe. Commits run on the threads of their callers, one at a time; a thread of its own does the rest. No call
-// waits for a lock of the store or for the index, except that checkpoints read the index. A failed write or flush of the
-// log ends all writing (failed).
+// Thread-safe. Commits run on the threads of their callers, one at a time. One thread of its own keeps the times, and
+// another takes checkpoints, which read the index and wait for it. No call waits for a lock of the store. A failed write
+// or flush of the log ends all writing (failed).
 class LogWriter {
  public:
   // Returns when the log can be written: without a usable root, after a checkpoint. kNoSpace if the pool has no space
@@ -72,9 +87,9 @@ class LogWriter {
                                                   WriterOptions options);
   ~LogWriter();
 
-  // Takes the entry that follows the last one. Waits only if the devices lag far behind, or for a checkpoint without
-  // which the pool has no space for the log.
-  void Append(std::string entry, uint64_t sequence) EXCLUDES(io_, mutex_);
+  // Takes the entry that follows the last one. kNoSpace if a large entry does not fit; then nothing was changed. Waits
+  // only if the devices lag far behind, or for a checkpoint without which the pool has no space for the log.
+  Result<void> Append(std::string entry, uint64_t sequence) EXCLUDES(io_, mutex_);
   // Makes everything durable that was appended, or written to a device, before the call. Calls that wait for another
   // share the next flush.
   Result<void> Commit() EXCLUDES(io_, mutex_);
@@ -122,8 +137,10 @@ class LogWriter {
   LogWriter(KvStore& index, DeviceSet& devices, SpaceManager& space, WriterOptions options);
   Result<void> Prepare() EXCLUDES(io_, mutex_);
   Result<void> Restart() REQUIRES(io_);
-  void Run();
-  bool WaitForWork() EXCLUDES(io_, mutex_);
+  void KeepTimes();
+  bool WaitForTime() EXCLUDES(io_, mutex_);
+  bool WaitForCheckpoint() EXCLUDES(io_, mutex_);
+  Result<void> ReserveFor(ByteCount entry) EXCLUDES(io_);
 
   Result<void> WritePending() REQUIRES(io_) EXCLUDES(mutex_);
   Result<void> WriteEntries(const Chunk& chunk, uint64_t durable) REQUIRES(io_);
@@ -175,14 +192,14 @@ class LogWriter {
   std::vector<Segment> held_ GUARDED_BY(io_);      // released meanwhile; a root on some device may refer to them
   std::atomic<bool> grows_{false}, updates_{false}, tight_{false};  // what the reservation allows (Refill)
 
-  // Of the thread, and before that of Prepare.
+  // Of the thread that takes checkpoints, and before that of Prepare.
   std::optional<Checkpoint> checkpoint_;
   Clock::duration retry_;  // until the next try; doubled by each failure
-  Clock::time_point retry_at_;
   bool reported_ = false;
 
   mutable Mutex mutex_;
-  std::condition_variable wake_, checkpointed_;
+  std::condition_variable wake_, checkpoint_wake_, checkpointed_;
+  Clock::time_point retry_at_ GUARDED_BY(mutex_);
   Chunk pending_ GUARDED_BY(mutex_);  // not written yet
   uint64_t appended_ GUARDED_BY(mutex_) = 0, durable_ GUARDED_BY(mutex_) = 0, marked_ GUARDED_BY(mutex_) = 0;
   uint64_t commits_ GUARDED_BY(mutex_) = 0;  // that have begun
@@ -196,7 +213,7 @@ class LogWriter {
   bool given_up_ GUARDED_BY(mutex_) = false;       // the last checkpoint was
   bool stopping_ GUARDED_BY(mutex_) = false;
   LogStatistics statistics_ GUARDED_BY(mutex_);
-  std::thread thread_;
+  std::thread timer_, checkpointer_;
 };
 
 }  // namespace weightfs::wal

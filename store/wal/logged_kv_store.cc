@@ -38,7 +38,7 @@ Result<void> LoggedKvStore::Write(KvBatch batch) {
   if (log == nullptr || failed()) return ErrorCode::kReadOnly;
   Version next = version_;
   std::string entry = EncodeNext(batch, &next);
-  log->Append(std::move(entry), next.sequence);
+  RETURN_IF_ERROR(log->Append(std::move(entry), next.sequence));
   version_ = next;
   auto applied = KvStoreWrapper::Write(WithVersion(std::move(batch), next));
   if (!applied) failed_ = true;

@@ -244,7 +244,7 @@ std::string EncodeRoot(const Root& root) {
   AppendLittle(body, root.checkpoint.chain);
   AppendLittle(body, root.sequence);
   AppendLittle(body, root.time_ns);
-  AppendLittle(body, root.next_stream);
+  AppendLittle(body, root.logged ? root.durable : 0);
   AppendLittle(body, root.checkpoint.sequence);
   AppendLittle(body, root.checkpoint_frames);
   if (root.lists.empty()) {
@@ -297,7 +297,8 @@ std::optional<Root> DecodeRoot(std::string_view bytes) {
   root.checkpoint.chain = decoder.Little<uint32_t>();
   root.sequence = decoder.Little<uint64_t>();
   root.time_ns = decoder.Little<int64_t>();
-  root.next_stream = decoder.Little<uint64_t>();
+  root.durable = decoder.Little<uint64_t>();
+  if (!root.logged) root.durable = 0;  // older programs have another number there
   root.checkpoint.sequence = decoder.Little<uint64_t>();
   root.checkpoint_frames = decoder.Little<uint64_t>();
   if (version == kRootVersion) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/bytes.h"
+#include "common/checksum.h"
 #include "common/log.h"
 #include "engine/superblock.h"
 
@@ -59,12 +60,20 @@ Result<std::optional<FrameReader::Frame>> FrameReader::ReadFrame() {
   BlockDevice& device = *devices_[segment.run.device.value];
   const ByteOffset offset = ToBytes(segment.run.run.start + position_.block);
   const std::span<std::byte> memory(memory_.data(), kLargestFrame);
+  const auto read = [&](size_t size) {
+    unreadable_ = true;
+    for (ReadAttempts attempts; unreadable_;) {
+      if (device.Read(offset, memory.first(size))) unreadable_ = false;
+      else if (!attempts.ReadAgain()) break;
+    }
+    return !unreadable_;
+  };
   // An unreadable block is damage like any other.
-  if (!device.Read(offset, memory.first(kBlockSize))) return std::optional<Frame>();
+  if (!read(kBlockSize)) return std::optional<Frame>();
   const size_t size = FrameSize(memory.first(kBlockSize));
   const ByteCount left = ToBytes(segment.run.run.count - position_.block);
   if (size == 0 || size > left.value) return std::optional<Frame>();
-  if (size > kBlockSize && !device.Read(offset, memory.first(size))) return std::optional<Frame>();
+  if (size > kBlockSize && !read(size)) return std::optional<Frame>();
   const auto header = OpenFrame(memory.first(size));
   if (!header || header->store_id != store_id_ || header->stream != stream_.id) return std::optional<Frame>();
   return std::optional<Frame>({*header, TextOf(memory.subspan(header->size, header->payload_size))});
@@ -288,17 +297,17 @@ Result<Tail> FindTail(Devices devices, const Root& root, Version from) {
   tail.version = log.version();
   tail.continues = log.is_known();
   tail.position = entries.position();
-  tail.durable = std::max(entries.durable(), root.checkpoint.sequence);
+  tail.durable = std::max({entries.durable(), root.durable, root.checkpoint.sequence});
   tail.clean = entries.is_between() && !log.is_rejected();
+  tail.unreadable = entries.unreadable();
   ASSIGN_OR_RETURN(bool more, entries.SkipDamage());
-  uint64_t durable = tail.durable;
   while (more) {
     tail.clean = false;
     RETURN_IF_ERROR(entries.Next());
-    durable = std::max(durable, entries.durable());
+    tail.durable = std::max(tail.durable, entries.durable());
     ASSIGN_OR_RETURN(more, entries.SkipDamage());
   }
-  tail.damaged = durable > tail.version.sequence;
+  tail.damaged = tail.durable > tail.version.sequence;
   return tail;
 }
 

@@ -47,6 +47,7 @@ class FrameReader {
   Result<bool> SkipDamage();
   const Position& position() const { return position_; }
   // Of a log: entries with greater sequences that lie before the next frame do not count (Segment).
+  bool unreadable() const { return unreadable_; }  // the device could not read the next frame
   uint64_t limit() const { return limits_.empty() ? UINT64_MAX : limits_[std::min(entered_, limits_.size() - 1)]; }
 
  private:
@@ -66,6 +67,7 @@ class FrameReader {
   size_t entered_ = 0;            // the segment of the last frame
   std::vector<uint64_t> limits_;  // by segment
   bool follows_ = true;           // the next frame follows the last one
+  bool unreadable_ = false;
   // For SkipDamage: up to where the blocks of a segment have been looked at, those of them that look like the first
   // block of a frame, and the bytes of frames that were damaged or out of order.
   size_t seen_segment_ = SIZE_MAX;
@@ -86,6 +88,7 @@ class EntryReader {
   int64_t time_ns() const { return time_ns_; }      // of the last frame
   uint64_t durable() const { return durable_; }     // the greatest mark so far
   uint64_t limit() const { return frames_.limit(); }
+  bool unreadable() const { return frames_.unreadable(); }
   bool is_between() const { return bytes_.size() == offset_; }  // no part of an entry is left
 
  private:
@@ -118,7 +121,8 @@ struct Tail {
   uint64_t durable = 0;  // up to this entry, everything was known to be durable
   // False if anything follows that does not count: the log cannot go on in its last segment.
   bool clean = true;
-  bool damaged = false;  // entries that were durable are missing behind the last one
+  bool damaged = false;     // entries that were durable are missing behind the last one
+  bool unreadable = false;  // the device cannot read what follows the last one
   int64_t time_ns = 0;   // when its last frame was written
   FrameReader::Position position;
 };

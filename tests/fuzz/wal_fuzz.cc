@@ -112,7 +112,7 @@ std::vector<std::string> weightfs::fuzz::Seeds() {
   batch.Delete("gone");
   batch.DeleteRange("a", "b");
   Version version{41, 7};
-  Root root{.sequence = 5, .next_stream = 3, .checkpoint = {9, 1}, .checkpoint_frames = 2, .description = "{}"};
+  Root root{.sequence = 5, .checkpoint = {9, 1}, .checkpoint_frames = 2, .description = "{}"};
   root.checkpoint_stream = {1, {{.run = {DeviceId{0}, {DeviceBlock{512}, BlockCount{64}}}, .begun = 4}}};
   root.log = {2, {{{DeviceId{1}, {DeviceBlock{9}, BlockCount{1}}}, kUnknownFrame, 9}, {}}};
   root.log.segments[1].run.run.count = BlockCount{2};

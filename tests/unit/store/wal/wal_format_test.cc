@@ -24,7 +24,7 @@ Root ARoot() {
   root.device = DeviceId{1};
   root.sequence = 7;
   root.time_ns = -5;
-  root.next_stream = 12;
+  root.durable = 12;
   root.checkpoint = {100, 0xABCD};
   root.checkpoint_frames = 3;
   root.checkpoint_stream = {.id = 4, .segments = {{{DeviceId{0}, {DeviceBlock{512}, BlockCount{16}}}, 0, 0}}};

@@ -685,7 +685,7 @@ BlockCount LogWriter::Wanted() const {
 // Reserves the space that will be needed. In a full pool there may be less.
 void LogWriter::Refill() {
   const BlockCount needed = Needed();
-  const BlockCount wanted = Wanted();
+  const BlockCount wanted = std::max(Wanted(), needed);
   for (BlockCount more = wanted - std::min(wanted, reservation_.held()); more.value > 0; more.value /= 2) {
     if (space_.Reserve(&reservation_, more, /*privileged=*/true)) break;
   }

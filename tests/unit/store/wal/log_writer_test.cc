@@ -264,7 +264,7 @@ TEST_F(LogWriterTest, ARenewalEndsBeforeTheUnmount) {
     Reopen(/*fragmented=*/false);
     writer_->Renew();
     Stop();
-    EXPECT_GT(ReadRoot().checkpoint_stream.id, before.checkpoint_stream.id) << round;
+    EXPECT_NE(ReadRoot().checkpoint_stream.id, before.checkpoint_stream.id) << round;
   }
   ExpectRestored();
 }

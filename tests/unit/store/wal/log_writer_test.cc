@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -28,7 +30,7 @@ namespace {
 constexpr ByteCount kDevice{64 * kMiB};
 constexpr uint64_t kRecords = 4000;
 
-// Passes everything to another device. Can fail the writes of roots, which it counts.
+// Passes everything to another device. Can fail the writes of roots, which it counts, and the reads of one block.
 class RootDevice final : public BlockDevice {
  public:
   explicit RootDevice(BlockDevice& base) : base_(base) {}
@@ -39,7 +41,7 @@ class RootDevice final : public BlockDevice {
   void Submit(std::span<IoRequest* const> requests) override {
     for (IoRequest* request : requests) {
       const bool root = request->operation == IoRequest::Operation::kWrite && request->offset.value < kDataOffset;
-      if (root && CountsAndFails()) {
+      if ((root && CountsAndFails()) || (request->operation == IoRequest::Operation::kRead && IsUnreadable(*request))) {
         request->OnComplete(ErrorCode::kIo);
       } else {
         base_.Submit({&request, 1});
@@ -51,6 +53,7 @@ class RootDevice final : public BlockDevice {
     MutexLock lock(mutex_);
     fails_ = fails;
   }
+  void FailReadsOf(ByteOffset block) { unreadable_ = block.value; }
   uint64_t roots() {
     MutexLock lock(mutex_);
     return roots_;
@@ -68,7 +71,12 @@ class RootDevice final : public BlockDevice {
     return fails_;
   }
 
+  bool IsUnreadable(const IoRequest& request) const {
+    return request.offset.value <= unreadable_ && unreadable_ < request.offset.value + request.size.value;
+  }
+
   BlockDevice& base_;
+  std::atomic<uint64_t> unreadable_{UINT64_MAX};
   Mutex mutex_;
   std::condition_variable changed_;
   uint64_t roots_ GUARDED_BY(mutex_) = 0;
@@ -319,6 +327,162 @@ TEST_F(LogWriterTest, FreedBlocksAreUsedAgainOnlyBehindADurableMark) {
   EXPECT_FALSE(space_->WouldFit(free, {}, false));
   Put(2, 1);  // a frame with a mark of the entry that freed the blocks, and its flush
   EXPECT_TRUE(space_->WouldFit(free, {}, false));
+  Stop();
+}
+
+// A filesystem of the index that is slow, or hangs, delays only checkpoints.
+TEST_F(LogWriterTest, TheTimesAreKeptDuringACheckpoint) {
+  options_.commit_interval = std::chrono::milliseconds(100);
+  Start();
+  Put(0, 1);
+  std::promise<bool> kept;
+  kv_->DuringSync([&] {
+    KvBatch batch;
+    batch.Put("a", "1");
+    bool written = catalog_->Write(std::move(batch)).has_value();
+    while (writer_->age().count() > 0) std::this_thread::yield();
+    kept.set_value(written && OnDevice().contains("a"));
+  });
+  writer_->Renew();
+  EXPECT_TRUE(kept.get_future().get());
+  Stop();
+}
+
+TEST_F(LogWriterTest, AnIndexThatStoresEntriesMakesThemDurableFirst) {
+  options_.commit_interval = options_.write_delay = std::chrono::hours(1);
+  Start();
+  KvBatch batch;
+  batch.Put("a", "1");
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  EXPECT_FALSE(OnDevice().contains("a"));
+  options_.gate->Commit();
+  EXPECT_TRUE(OnDevice().contains("a"));
+  EXPECT_EQ(writer_->age().count(), 0);
+  Stop();
+  options_.gate->Commit();  // without a log it does nothing
+}
+
+// A large entry is refused before anything has changed, and others go on.
+TEST_F(LogWriterTest, AnEntryThatDoesNotFitIsRefused) {
+  Start();
+  Put(0, 100);
+  SpaceReservation rest;
+  for (uint64_t count = kCount.value; count > 0; count /= 2) {
+    while (space_->Reserve(&rest, BlockCount{count})) {
+    }
+  }
+  KvBatch batch;
+  for (int i = 0; i < 40; ++i) batch.Put("large" + std::to_string(i), std::string(kMiB, 'x'));
+  EXPECT_EQ(catalog_->Write(std::move(batch)).error().code, ErrorCode::kNoSpace);
+  EXPECT_FALSE(catalog_->failed());
+  EXPECT_FALSE(kv_->content().contains("large0"));
+  Put(100, 100);
+  Stop();
+  ExpectRestored();
+}
+
+// What the entries behind the last mark have freed may be used after the next mount, so a root with a mark comes first.
+TEST_F(LogWriterTest, AMountMakesAMarkBeforeItTakesSpace) {
+  options_.claim_delay = std::chrono::hours(1);
+  Start();
+  Put(0, 10);
+  const uint64_t last = ReadVersion(*catalog_).value().sequence;
+  EXPECT_LT(FindTail(given_, ReadRoot(), ReadRoot().checkpoint).value().durable, last);
+  catalog_->Attach(nullptr);
+  const CrashImage image = journal_->ImageAt(journal_->size(), {.kind = CrashOptions::Kind::kProcessKill});
+  writer_.reset();
+  Restarted restarted = Restart(image);
+  const auto devices = restarted.borrowed();
+  Root root = FindRoot(devices, std::nullopt).value().value();
+  WriterOptions again;
+  again.root = root;
+  again.root_sequence = root.sequence;
+  again.tail = FindDurableTail(devices, root, root.checkpoint).value();
+  EXPECT_EQ(again.tail.version.sequence, last);
+  again.tail.clean = false;  // so that the log goes on in a new segment
+  DeviceSet set(devices);
+  auto space = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  for (const Stream* stream : StreamsOf(root)) {
+    for (const Segment& segment : stream->segments) ASSERT_OK(space->MarkUsed(segment.run));
+  }
+  MemoryKvStore index(restarted.journal);
+  const auto writer = LogWriter::Start(index, set, *space, again);
+  ASSERT_TRUE(writer.has_value());
+  for (size_t cut = 0; cut <= restarted.journal->size(); ++cut) {
+    Restarted after = Restart(restarted.journal->ImageAt(cut, {.kind = CrashOptions::Kind::kProcessKill}));
+    const Root found = FindRoot(after.borrowed(), std::nullopt).value().value();
+    if (found.log.segments.size() == root.log.segments.size()) continue;
+    EXPECT_GE(found.durable, last) << "a root with a new segment";
+  }
+  ASSERT_OK((*writer)->Stop());
+}
+
+// A crash before the new log is complete finds the old one as it was.
+TEST_F(LogWriterTest, AReplacedLogStaysWholeUntilAnotherIsDurable) {
+  Start();
+  Put(0, 500);
+  Stop();
+  const KvContent content = OnDevice();
+  const Root old = ReadRoot();
+  options_.replaced = old;
+  options_.root.reset();
+  options_.root_sequence = old.sequence;
+  options_.tail = {.version = ReadVersion(*catalog_).value()};
+  space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  for (const Stream* stream : StreamsOf(old)) {
+    for (const Segment& segment : stream->segments) ASSERT_OK(space_->MarkUsed(segment.run));
+  }
+  const size_t begun = journal_->size();
+  Start();
+  Put(500, 500);
+  Stop();
+  ExpectRestored();
+  size_t before = 0;
+  for (size_t cut = begun; cut <= journal_->size(); ++cut) {
+    Restarted after = Restart(journal_->ImageAt(cut, {.kind = CrashOptions::Kind::kProcessKill}));
+    const auto devices = after.borrowed();
+    const Root found = FindRoot(devices, std::nullopt).value().value();
+    if (found.sequence > old.sequence) break;
+    ++before;
+    MemoryKvStore restored(std::make_shared<Journal>());
+    const auto apply = [&](const Entry& entry) { return restored.Write(entry.batch); };
+    ASSERT_OK(ReplayCheckpoint(devices, found, apply));
+    ASSERT_OK(ReplayLog(devices, found, found.checkpoint, UINT64_MAX, apply));
+    ASSERT_TRUE(restored.content() == content) << cut;
+  }
+  EXPECT_GT(before, 5U);
+  EXPECT_EQ(space_->total().value - space_->Statistics().free.value,
+            BlocksOf(ReadRoot().log.segments).value + BlocksOf(ReadRoot().checkpoint_stream.segments).value)
+      << "the old blocks are free";
+}
+
+// An index that has the entries before the damage may lack later ones that were durable, too.
+TEST_F(LogWriterTest, AMarkBehindDamageShowsWhatIsMissing) {
+  Start();
+  Put(0, 1);
+  const Root root = ReadRoot();
+  const Tail tail = FindTail(given_, root, root.checkpoint).value();
+  const ByteOffset next = ToBytes(root.log.segments[tail.position.segment].run.run.start + tail.position.block);
+  Put(1, 1);
+  Put(2, 1);
+  Put(3, 1);  // with a mark of the one before
+  const uint64_t last = ReadVersion(*catalog_).value().sequence;
+  base_.Corrupt(next);
+  const Tail damaged = FindTail(given_, ReadRoot(), root.checkpoint).value();
+  EXPECT_TRUE(damaged.damaged);
+  EXPECT_EQ(damaged.version, tail.version);
+  EXPECT_EQ(damaged.durable, last - 1);
+  Stop();
+}
+
+TEST_F(LogWriterTest, AnUnreadableBlockBehindTheLogIsNoEnd) {
+  Start();
+  Put(0, 10);
+  const Tail tail = FindTail(given_, ReadRoot(), ReadRoot().checkpoint).value();
+  EXPECT_FALSE(tail.unreadable);
+  const DeviceRun run = ReadRoot().log.segments[tail.position.segment].run;
+  device_.FailReadsOf(ToBytes(run.run.start + tail.position.block));
+  EXPECT_TRUE(FindTail(given_, ReadRoot(), ReadRoot().checkpoint).value().unreadable);
   Stop();
 }
 

@@ -55,7 +55,8 @@ class BlockDevice {
   // success does not change that.
   virtual Result<void> Flush() = 0;
 
-  // Synchronous transfers for superblocks, the log, fsck and tests, built on Submit. They have the same alignment rules.
+  // Synchronous transfers for superblocks, the log, fsck and tests, built on Submit. They have the same alignment
+  // rules.
   Result<void> Read(ByteOffset offset, std::span<std::byte> out);
   // FileDevice does not use a completion thread for it: that may wait for a lock of the caller.
   virtual Result<void> Write(ByteOffset offset, std::span<const std::byte> in);

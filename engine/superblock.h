@@ -71,8 +71,8 @@ struct Superblock {
 
 // Reads all copies and returns the valid one with the highest sequence. A copy is valid when its magic, checksum and
 // offset are correct. Errors are full lines that name the device: kCorrupt when no copy is valid (states whether the
-// magic was found), kInvalid when none is and one belongs to a device that begins elsewhere (in a partition), kIo when in
-// addition a copy could not be read, kVersion for a newer version or an unknown incompatible bit, kCorrupt when the
+// magic was found), kInvalid when none is and one belongs to a device that begins elsewhere (in a partition), kIo when
+// in addition a copy could not be read, kVersion for a newer version or an unknown incompatible bit, kCorrupt when the
 // device is shorter than device_size ("truncated") or a field is invalid.
 Result<Superblock> ReadSuperblock(BlockDevice& device);
 

@@ -88,7 +88,8 @@ class KvStore {
   // True after a failed write or sync: nothing is written any more.
   virtual bool failed() const = 0;
 
-  // Applies the batch. It is visible to reads on return, and durable after the next Sync. Recovery after a crash restores a prefix of the batches in the order of the Write calls.
+  // Applies the batch. It is visible to reads on return, and durable after the next Sync. Recovery after a crash
+  // restores a prefix of the batches in the order of the Write calls.
   virtual Result<void> Write(KvBatch batch) = 0;
 
   // Returns kNoSpace when the filesystem has too little space for a change of this kind; then do not write. The answer

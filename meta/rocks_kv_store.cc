@@ -94,8 +94,8 @@ std::string_view NameOf(rocksdb::BackgroundErrorReason reason) {
   }
 }
 
-// Announces flushes, reports failed ones and failed compactions, and keeps RocksDB from automatic recovery: after a failed write only the next
-// open examines what is on disk.
+// Announces flushes, reports failed ones and failed compactions, and keeps RocksDB from automatic recovery: after a
+// failed write only the next open examines what is on disk.
 class FailureListener final : public rocksdb::EventListener {
  public:
   FailureListener(std::shared_ptr<Health> health, std::function<void()> before_flush)

@@ -21,8 +21,8 @@ class RocksKvStore final : public KvStore {
     // For fsck and info: changes nothing in the directory and takes no lock, so a mount may be active. Shows the
     // batches that the log has at the time of Open. Write returns kReadOnly.
     bool read_only = false;
-    // False: batches are not logged, because a log of the caller has them (store/wal). Recovery then restores the batches
-    // up to one of those before the crash; Sync writes and syncs all of them as tables.
+    // False: batches are not logged, because a log of the caller has them (store/wal). Recovery then restores the
+    // batches up to one of those before the crash; Sync writes and syncs all of them as tables.
     bool log = true;
     // With read_only: opens a catalog although some of its tables cannot be opened. Reads that need them fail.
     bool damaged_too = false;

@@ -69,8 +69,8 @@ Command RecoverCommand() {
               "/dev/disk/by-id/nvme-A");
   command.Add("--json", &arguments->json, "Print the report as JSON");
   command.footer =
-      "The devices of a store have everything. recover rebuilds store.json and the superblocks if they are lost, and the\n"
-      "index of the catalog (STORE/meta), which a mount rebuilds by itself, too.\n\n"
+      "The devices of a store have everything. recover rebuilds store.json and the superblocks if they are lost, and\n"
+      "the index of the catalog (STORE/meta), which a mount rebuilds by itself, too.\n\n"
       "Examples:\n"
       "  weightfs recover /srv/tensors\n"
       "  weightfs recover /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The write protocol: data written → one batch per file in the catalog → catalog synced, which flushes the devices →
-// space freed. Only data that others wrote (lease holders) is flushed before its batch, because nobody has checked their
-// checksums (wal/log_writer.h).
+// space freed. Only data that others wrote (lease holders) is flushed before its batch, because nobody has checked
+// their checksums (wal/log_writer.h).
 #pragma once
 
 #include <chrono>

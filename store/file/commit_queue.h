@@ -38,7 +38,8 @@ class CommitQueue {
   // Reports that the deletion of a file is in the catalog. Its space is freed when the deletion is durable and no write
   // of the file is in progress.
   virtual void AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) = 0;
-  // Retires now what durable commits have freed, instead of soon. For callers that wait for space; call it without locks.
+  // Retires now what durable commits have freed, instead of soon. For callers that wait for space; call it without
+  // locks.
   virtual void ReleaseFreed() = 0;
   // Stays true after a failed device flush or catalog write: nothing can be made durable any more.
   virtual bool failed() const = 0;

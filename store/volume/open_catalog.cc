@@ -192,8 +192,8 @@ Result<void> Opening::UseLog() {
   return {};
 }
 
-// Of a store from before the log. Its devices have a replica of the catalog, which is a little behind. So a catalog that
-// can be read and is not older than that is the right one.
+// Of a store from before the log. Its devices have a replica of the catalog, which is a little behind. So a catalog
+// that can be read and is not older than that is the right one.
 Result<void> Opening::UseReplica() {
   bool behind = false;
   if (log_.root) {

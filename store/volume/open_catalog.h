@@ -11,17 +11,17 @@
 
 namespace weightfs {
 
-// Opens the catalog of a store whose devices are open, and sets `catalog`, `log`, `note` and `lost` of `parts`. An index
-// that is missing, damaged, older than the log, or of another store is no error: it is caught up or rebuilt, and with
-// read_only only in memory. kCorrupt if the log is damaged where the index lacks its changes; with `repair` or
+// Opens the catalog of a store whose devices are open, and sets `catalog`, `log`, `note` and `lost` of `parts`. An
+// index that is missing, damaged, older than the log, or of another store is no error: it is caught up or rebuilt, and
+// with read_only only in memory. kCorrupt if the log is damaged where the index lacks its changes; with `repair` or
 // read_only, what can be read is used.
 //
-// A store of an older version has no such log. Its catalog must not be damaged or older than its replica on the devices,
-// of which `repair` rebuilds it. A mount for writing then makes the log.
+// A store of an older version has no such log. Its catalog must not be damaged or older than its replica on the
+// devices, of which `repair` rebuilds it. A mount for writing then makes the log.
 Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts);
 
-// Before a check that repairs a catalog that was opened for writing: makes it the only one. The roots on the devices are
-// erased, and the index has a log of its own until the next mount.
+// Before a check that repairs a catalog that was opened for writing: makes it the only one. The roots on the devices
+// are erased, and the index has a log of its own until the next mount.
 Result<void> LeaveLog(const std::string& directory, StoreParts* parts);
 
 enum class ErasedRoots : uint8_t { kAll, kWithLists };

@@ -26,9 +26,9 @@ struct RecoverReport {
 };
 
 // Opens a store for repair. Rebuilds what is lost of store.json, superblocks and index. With `devices`, creates the
-// directory if it is missing. `report` is valid after an error, too. Errors are full lines: kBusy (the store or a device
-// is in use), kNotFound (no devices are known, or they have no log), kInvalid (a device of the store is missing in the
-// list), and those of OpenStoreParts.
+// directory if it is missing. `report` is valid after an error, too. Errors are full lines: kBusy (the store or a
+// device is in use), kNotFound (no devices are known, or they have no log), kInvalid (a device of the store is missing
+// in the list), and those of OpenStoreParts.
 Result<StoreParts> RecoverStore(const std::string& directory, const RecoverOptions& options, RecoverReport* report);
 
 }  // namespace weightfs

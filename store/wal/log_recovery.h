@@ -7,8 +7,8 @@
 
 namespace weightfs::wal {
 
-// FindTail, and compares the data of the entries behind the last mark with their checksums, because a crash may leave an
-// entry without its data. The tail ends before the first entry whose blocks differ, or cannot be read: a write that
+// FindTail, and compares the data of the entries behind the last mark with their checksums, because a crash may leave
+// an entry without its data. The tail ends before the first entry whose blocks differ, or cannot be read: a write that
 // a power cut has interrupted may leave such blocks.
 //
 // That is the durable state, or a later one: the data of an entry before the mark is durable, and no block of an entry

@@ -518,14 +518,12 @@ Result<void> LogWriter::WritePart() {
 // Makes the root refer to the new checkpoint, and frees the old one and the log before it.
 Result<void> LogWriter::FinishCheckpoint() {
   RETURN_IF_ERROR(checkpoint_->records->status());
-  // The next mount catches the index up from what it has stored. That must be in the log, and the log must reach back
-  // to it.
+  // The root must not refer to frames, or to entries, that a crash takes back. The next mount catches the index up from
+  // what that has stored, so the log must reach back to it.
   RETURN_IF_ERROR(Commit());
   RETURN_IF_ERROR(index_.Sync());
   const Version version = checkpoint_->version;
   MutexLock io(io_);
-  // The checkpoint has entries that are perhaps not durable yet. A root must not refer to what a crash takes back.
-  RETURN_IF_ERROR(CommitPending());
   std::vector<Segment> old;
   if (root_) old = root_->checkpoint_stream.segments;
   StreamWriter log = *log_;  // if the root cannot be written, the log goes on after the old checkpoint

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the log of the catalog to the devices: the write-ahead log of the index (RocksDB), and the only durable copy of
-// recent changes. On-disk layout: docs/FORMAT.md section 10.
+// Writes the log of the catalog to the devices: the write-ahead log of the index (RocksDB), and the only durable copy
+// of recent changes. On-disk layout: docs/FORMAT.md section 10.
 //
 // A change is appended, then applied to the index. A commit writes the appended entries as frames, and flushes the
 // devices: that flush makes the entries durable together with the data that they map, which was written before. So a
 // crash may leave an entry without its data. Each frame has a mark: the entry up to which everything is known to be
-// durable. A mount compares the data of the entries behind the last mark with their checksums (log_recovery.h), and cuts
-// the log at the first difference.
+// durable. A mount compares the data of the entries behind the last mark with their checksums (log_recovery.h), and
+// cuts the log at the first difference.
 //
 // Blocks that an entry frees are not used again before a frame with a mark of that entry, or a later one, is durable.
 // So the data of an entry behind the last mark is never overwritten by a later one.
@@ -77,8 +77,8 @@ struct LogStatistics {
 };
 
 // Thread-safe. Commits run on the threads of their callers, one at a time. One thread of its own keeps the times, and
-// another takes checkpoints, which read the index and wait for it. No call waits for a lock of the store. A failed write
-// or flush of the log ends all writing (failed).
+// another takes checkpoints, which read the index and wait for it. No call waits for a lock of the store. A failed
+// write or flush of the log ends all writing (failed).
 class LogWriter {
  public:
   // Returns when the log can be written: without a usable root, after a checkpoint. kNoSpace if the pool has no space

@@ -97,7 +97,7 @@ struct Root {
   bool logged = false;    // the log has every change; otherwise, by an older program, those that the index had stored
   uint64_t sequence = 0;  // the valid root with the greatest one counts
   int64_t time_ns = 0;
-  uint64_t durable = 0;            // up to this entry, everything was durable when the root was written; 0 if not logged
+  uint64_t durable = 0;            // up to this entry, everything was durable before; 0 if not logged
   Version checkpoint;              // of the catalog, when the checkpoint was taken
   uint64_t checkpoint_frames = 0;  // in its stream
   Stream checkpoint_stream, log;   // the log has every entry after the checkpoint

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Concurrent clients on one store, whose devices and catalog fail at random. Then the power is cut at random points, and
-// again during the recovery. Each file must hold bytes that its client may expect after such a crash.
+// Concurrent clients on one store, whose devices and catalog fail at random. Then the power is cut at random points,
+// and again during the recovery. Each file must hold bytes that its client may expect after such a crash.
 //
 // WEIGHTFS_SEEDS is the number of simulated stores, WEIGHTFS_SEED the first one. A seed determines every choice; the
 // timing of the threads varies.

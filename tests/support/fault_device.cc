@@ -91,7 +91,8 @@ Result<void> FaultDevice::Write(ByteOffset offset, std::span<const std::byte> in
   const size_t event = journal_->Append({.kind = Journal::Event::Kind::kWrite,
                                          .device = index_,
                                          .offset = offset,
-                                         .bytes = std::make_shared<const std::vector<std::byte>>(in.begin(), in.end())});
+                                         .bytes =
+                                              std::make_shared<const std::vector<std::byte>>(in.begin(), in.end())});
   if (!failure) image_.Write(offset, in);
   const auto kind = failure ? Journal::Event::Kind::kWriteFailed : Journal::Event::Kind::kWriteDone;
   journal_->Append({.kind = kind, .device = index_, .subject = event});

@@ -192,7 +192,7 @@ TEST_F(LogWriterTest, FreeSpaceInSmallPiecesHoldsAReplicaOfAnySize) {
   }
   const uint64_t bytes = writer_->statistics().bytes;
   EXPECT_LT(bytes, 8 * kMiB) << "replaced checkpoints and lists are freed";
-  EXPECT_GE(space_->Statistics().free.value + bytes / kBlockSize, free - 4 * kMiB / kBlockSize);  // the rest is reserved
+  EXPECT_GE(space_->Statistics().free.value + bytes / kBlockSize, free - 4 * kMiB / kBlockSize) << "reserved";
   Stop();
 }
 

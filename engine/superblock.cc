@@ -145,6 +145,8 @@ void Fill(AlignedRecord& record, const Superblock& superblock) {
   record.sequence = superblock.sequence;
   record.created_ns = superblock.created_ns;
   std::memcpy(record.owner, superblock.owner.data(), sizeof(record.owner));
+  record.catalog_sequence = superblock.catalog_sequence;
+  record.catalog_chain = superblock.catalog_chain;
 }
 
 int HexDigit(char digit) {
@@ -181,6 +183,8 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
   superblock.keeps_replica = (record.compatible & kSuperblockReplica) != 0;
   superblock.keeps_lists = (record.compatible & kSuperblockLists) != 0;
   superblock.logged = (record.incompatible & kSuperblockLog) != 0;
+  superblock.catalog_sequence = record.catalog_sequence;
+  superblock.catalog_chain = record.catalog_chain;
   superblock.read_only_features = (record.read_only_compatible & ~kKnownReadOnlyCompatible) != 0;
   return superblock;
 }

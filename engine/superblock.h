@@ -42,7 +42,9 @@ struct SuperblockRecord {
   uint64_t copy_offset;  // offset of this copy: a misplaced copy is invalid
   int64_t created_ns;    // since the epoch
   uint8_t owner[16];     // random, of the last program that opened the store for writing; zeros: none
-  uint8_t reserved[kBlockSize - 136 - 4];
+  uint64_t catalog_sequence;  // the version of the catalog at a clean unmount; zeros: unknown
+  uint32_t catalog_chain;
+  uint8_t reserved[kBlockSize - 148 - 4];
   uint32_t crc;  // CRC-32C of all bytes before it
 };
 static_assert(sizeof(SuperblockRecord) == kBlockSize);
@@ -66,6 +68,8 @@ struct Superblock {
   bool keeps_replica = true;        // kSuperblockReplica
   bool keeps_lists = true;          // kSuperblockLists
   bool logged = false;              // kSuperblockLog
+  uint64_t catalog_sequence = 0;    // with `clean`: the version that the index had stored; 0: unknown
+  uint32_t catalog_chain = 0;
   bool read_only_features = false;  // an unknown read_only_compatible bit is set
 };
 

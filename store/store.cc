@@ -81,6 +81,7 @@ struct Store::Parts {
   std::unique_ptr<Scrubber> scrubber;
   StoreOptions options;
   bool read_only = false;
+  wal::Version stored;
 };
 
 Store::Store(std::unique_ptr<Parts> parts) : p_(std::move(parts)) {}
@@ -218,8 +219,12 @@ Result<void> Store::Close() {
   if (p_->log == nullptr) return stopped;
   const auto ended = p_->log->Stop();
   p_->logged->Attach(nullptr);
+  // An index that cannot store everything is caught up by the next mount.
+  if (ended && p_->logged->index().Sync()) p_->stored = p_->logged->version();
   return stopped ? ended : stopped;
 }
+
+wal::Version Store::StoredVersion() const { return p_->stored; }
 
 Namespace& Store::names() { return *p_->names; }
 FileIo& Store::files() { return *p_->files; }
@@ -396,6 +401,7 @@ SpaceStatistics Store::Space() const {
   statistics.inodes = p_->names->inode_count();
   const auto catalog = CatalogFreeSpace();
   statistics.free_inodes = catalog ? *catalog / kBytesOfInode : statistics.available.value;
+  if (p_->log && !p_->log->has_space()) statistics.free_inodes = 0;
   return statistics;
 }
 

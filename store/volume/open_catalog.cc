@@ -59,6 +59,7 @@ class Opening {
   Result<void> LookAtIndex();
   Result<void> CheckId();
   Result<void> FindLog();
+  bool IsComplete() const;
   Result<void> UseLog();
   Result<void> UseReplica();
   Result<void> AcceptDamage(const std::string& damage);
@@ -156,8 +157,25 @@ Result<void> Opening::FindLog() {
   return loaded || loaded.error().code == ErrorCode::kCorrupt ? Result<void>() : loaded;
 }
 
+// True if the superblocks say that this is the index of the last unmount, so that it has everything.
+bool Opening::IsComplete() const {
+  return index_ != nullptr && std::ranges::all_of(parts_.superblocks, [&](const Superblock& superblock) {
+           return superblock.clean && wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version_;
+         });
+}
+
 // Of a store with a log. Drops an index that the log does not continue, and a log that lacks what the index has.
 Result<void> Opening::UseLog() {
+  if (IsComplete()) {
+    if (log_.root) {
+      ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, version_));
+      const wal::Tail& tail = log_.tail;
+      if (tail.continues && tail.version == version_ && !tail.damaged && !tail.unreadable) return {};
+    }
+    spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", directory_);
+    DropLog();
+    return {};
+  }
   if (!log_.root) return AcceptDamage("the log of the catalog on the devices is damaged");
   bool continues = false;
   if (index_ != nullptr) {

@@ -318,6 +318,7 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
     RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
     const auto devices = Borrow(parts.devices);
     RETURN_IF_ERROR(ClaimReplica(devices, parts.superblocks));
+    for (Superblock& superblock : parts.superblocks) superblock.catalog_sequence = superblock.catalog_chain = 0;
     RETURN_IF_ERROR(WriteAll(devices, parts.superblocks, /*clean=*/false));
   }
   return parts;

@@ -47,6 +47,11 @@ Result<void> StoreSession::CloseStore() {
   const bool gave_up = store_->read_only();
   RETURN_IF_ERROR(store_->Close());
   if (read_only_ || gave_up) return {};
+  const wal::Version stored = store_->StoredVersion();
+  for (Superblock& superblock : superblocks_) {
+    superblock.catalog_sequence = stored.sequence;
+    superblock.catalog_chain = stored.chain;
+  }
   return MarkClean(devices_, superblocks_);
 }
 

@@ -102,6 +102,8 @@ class LogWriter {
   // Returns kNoSpace when the pool lacks the space that the log needs before a change of this kind: enough is held back
   // for deleting everything. Waits for a checkpoint that will make space.
   Result<void> CheckSpace(KvChange change) EXCLUDES(io_, mutex_);
+  // True while CheckSpace accepts kGrow without a wait.
+  bool has_space() const { return grows_; }
 
   // Writes a new checkpoint soon, because something on the devices is damaged.
   void Renew() EXCLUDES(mutex_);

@@ -26,6 +26,11 @@ void LoggedKvStore::Attach(LogWriter* log) {
   log_ = log;
 }
 
+Version LoggedKvStore::version() {
+  MutexLock lock(order_);
+  return version_;
+}
+
 bool LoggedKvStore::failed() const {
   const LogWriter* log = log_.load();
   return failed_.load() || (log != nullptr && log->failed()) || KvStoreWrapper::failed();

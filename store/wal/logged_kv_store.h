@@ -29,6 +29,7 @@ class LoggedKvStore final : public KvStoreWrapper {
   // From now on changes go to `log`. Before, and after null, writes fail.
   void Attach(LogWriter* log) EXCLUDES(order_);
   KvStore& index() { return wrapped(); }
+  Version version() EXCLUDES(order_);
 
   bool failed() const override;
   Result<void> Write(KvBatch batch) override EXCLUDES(order_);

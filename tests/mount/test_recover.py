@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A catalog that is lost, damaged or older than the devices: it is noticed, and its replica on the devices gives it
-back."""
+"""An index of the catalog that is lost, damaged, older than the devices or another store's: the next mount rebuilds it
+from the log on the devices. recover rebuilds store.json and superblocks."""
 
 import json
 import os
@@ -10,7 +10,6 @@ import shutil
 import pytest
 
 import store_files
-from harness import needs, process
 from harness.filesystems import wait_until, weightfs
 from harness.process import Failure
 from harness.tree import snapshot
@@ -19,6 +18,7 @@ from store_files import SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, data_of
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
 ROOT_OFFSETS = (64 << 10, 576 << 10, 1088 << 10, 1600 << 10)
+FRAME_MAGIC = b"WFSFRAM2"
 
 
 def fill(directory):
@@ -43,6 +43,13 @@ def filled(factory):
     return mount, content
 
 
+def frames_of(pool):
+    """The offsets of the frames of the log and of its checkpoints, also of old ones."""
+    with open(pool, "rb") as stream:
+        return [offset for offset in range(2 << 20, os.path.getsize(pool), 4096)
+                if stream.seek(offset) == offset and stream.read(8) == FRAME_MAGIC]
+
+
 def lose_catalog(mount):
     shutil.rmtree(mount.store.directory / "meta")
 
@@ -58,13 +65,83 @@ def check_content(mount, content, codes=(0,)):
     mount.fsck()
 
 
-def test_a_lost_catalog_is_rebuilt(filled):
+def test_a_lost_catalog_is_rebuilt_by_the_next_mount(filled):
     mount, content = filled
     lose_catalog(mount)
-    with pytest.raises(Failure, match="recover|--repair"):
+    assert "rebuilding the index" in weightfs("mount", mount.store.directory, mount.path).err
+    assert snapshot(mount.path, times=True) == content
+    weightfs("umount", mount.path)
+    check_content(mount, content)
+
+
+def test_a_lost_catalog_is_rebuilt_by_recover(filled):
+    mount, content = filled
+    lose_catalog(mount)
+    assert "the index of the catalog is rebuilt" in weightfs("recover", mount.store.directory).out
+    check_content(mount, content)
+
+
+def test_a_store_without_its_catalog_is_read_without_a_change(filled):
+    mount, content = filled
+    lose_catalog(mount)
+    before = sorted(path.name for path in mount.store.directory.iterdir())
+    mount.mount("ro")
+    assert snapshot(mount.path, times=True) == content
+    mount.umount()
+    assert sorted(path.name for path in mount.store.directory.iterdir() if path.name != "weightfs.log") == \
+        [name for name in before if name != "weightfs.log"]
+    mount.options = ""
+    check_content(mount, content)
+
+
+def test_what_an_interrupted_rebuild_has_left_is_replaced(filled):
+    mount, content = filled
+    os.rename(mount.store.directory / "meta", mount.store.directory / "meta.recovering")
+    check_content(mount, content)
+    assert not (mount.store.directory / "meta.recovering").exists()
+
+
+def test_the_index_of_another_store_is_replaced_and_kept(filled, factory):
+    mount, content = filled
+    other = factory.mount(factory.store("64M"))
+    (other.path / "other").write_bytes(b"other")
+    other.umount()
+    lose_catalog(mount)
+    shutil.copytree(other.store.directory / "meta", mount.store.directory / "meta")
+    check_content(mount, content)
+    kept = list(mount.store.directory.glob("meta.damaged-*"))
+    assert len(kept) == 1 and (kept[0] / "CURRENT").exists()
+
+
+def test_a_damaged_log_without_an_index_is_restored_as_far_as_possible(filled):
+    """It is a loss, so it is never taken for the whole store."""
+    mount, content = filled
+    lose_catalog(mount)
+    pool = mount.store.directory / "pool"
+    damaged = [offset for offset in frames_of(pool) if offset > 2 << 20]
+    store_files.patch(pool, damaged[len(damaged) // 2], bytes(4096))
+    with pytest.raises(Failure, match="--repair"):
         mount.mount()
-    output = weightfs("recover", mount.store.directory).out
-    assert "restored from its replica" in output and "weightfs verify" in output
+    mount.mount("ro")
+    mount.umount()
+    mount.options = ""
+    report = weightfs("verify", "--catalog", mount.store.directory, "--repair", codes=None)
+    assert report.code in (1, 5) and "damaged" in report.out
+    mount.mount()
+    kept = snapshot(mount.path)
+    assert kept and len(kept) <= len(content) + 1
+    (mount.path / "new").write_bytes(b"new")
+    mount.remount()
+    assert (mount.path / "new").read_bytes() == b"new"
+
+
+def test_a_damaged_log_of_a_complete_index_is_written_anew(filled):
+    mount, content = filled
+    pool = mount.store.directory / "pool"
+    for offset in frames_of(pool)[2:]:
+        store_files.patch(pool, offset, bytes(4096))
+    check_content(mount, content)
+    lose_catalog(mount)
     check_content(mount, content)
 
 
@@ -120,7 +197,7 @@ def test_several_devices_in_any_order(factory, tmp_path):
 
 def test_a_catalog_that_works_is_left_alone(filled):
     mount, content = filled
-    with pytest.raises(Failure, match="lacks nothing"):
+    with pytest.raises(Failure, match="nothing is lost"):
         weightfs("recover", mount.store.directory)
     mount.mount()
     with pytest.raises(Failure, match="mount"):
@@ -128,13 +205,36 @@ def test_a_catalog_that_works_is_left_alone(filled):
     assert snapshot(mount.path, times=True) == content
 
 
-def test_a_store_without_a_replica_is_told_so(filled):
-    mount, _ = filled
+def lose_roots(mount):
     for offset in ROOT_OFFSETS:
         store_files.patch(mount.store.directory / "pool", offset, bytes(4096))
+
+
+def test_a_complete_index_gets_a_new_log(filled):
+    mount, content = filled
+    lose_roots(mount)
+    check_content(mount, content)
     lose_catalog(mount)
-    with pytest.raises(Failure, match="no replica of the catalog"):
+    check_content(mount, content)
+
+
+def test_an_index_without_a_log_that_may_lack_changes_is_told_so(filled):
+    mount, content = filled
+    mount.mount()
+    mount.kill9()
+    lose_roots(mount)
+    with pytest.raises(Failure, match="the log of the catalog on the devices is damaged"):
+        mount.mount()
+    mount.mount("ro")
+    assert snapshot(mount.path, times=True) == content
+    mount.umount()
+    mount.options = ""
+    os.rename(mount.store.directory / "meta", mount.store.directory / "kept")
+    with pytest.raises(Failure, match="no log of a catalog"):
         weightfs("recover", mount.store.directory)
+    os.rename(mount.store.directory / "kept", mount.store.directory / "meta")
+    assert weightfs("verify", "--catalog", mount.store.directory, "--repair", codes=None).code in (1, 5)
+    check_content(mount, content)
 
 
 def test_the_devices_of_another_store_are_refused(filled, factory):
@@ -162,19 +262,6 @@ def test_a_link_in_the_directory_is_refused(filled, tmp_path):
         weightfs("recover", mount.store.directory)
 
 
-def test_a_replica_that_an_older_program_did_not_keep_is_not_used(filled):
-    mount, _ = filled
-    pool = mount.store.directory / "pool"
-    for offset in SUPERBLOCK_OFFSETS:
-        block = bytearray(store_files.read_at(pool, offset, SUPERBLOCK_SIZE))
-        block[16:24] = bytes(8)
-        block[-4:] = store_files.crc32c(bytes(block[:-4])).to_bytes(4, "little")
-        store_files.patch(pool, offset, bytes(block))
-    lose_catalog(mount)
-    with pytest.raises(Failure, match="older weightfs has written"):
-        weightfs("recover", mount.store.directory)
-
-
 @pytest.mark.limit(300)
 def test_the_replica_of_a_running_mount_follows(factory, tmp_path):
     """The next mount would complete it, so a copy of the device is recovered while the mount runs."""
@@ -199,39 +286,8 @@ def test_the_replica_of_a_running_mount_follows(factory, tmp_path):
     assert wait_until(has_followed, 200)
 
 
-@needs.root
-def test_info_shows_that_the_replica_is_behind(factory):
-    """The device has holes on a full filesystem, so the replica cannot be written until there is space."""
-    small = factory.directory("small")
-    process.run(["mount", "-t", "tmpfs", "-o", "size=80m,huge=never", "none", small])
-    try:
-        with open(small / "pool", "wb") as stream:
-            stream.truncate(64 << 20)
-        store = factory.store(devices=[small / "pool"], sparse=False)
-        process.run(["fallocate", "--dig-holes", small / "pool"])
-        mount = factory.mount(store)
-
-        def shown():
-            return "not current" in weightfs("info", mount.path).out
-
-        assert wait_until(lambda: not shown())   # the mount writes it in the background
-        process.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k", "status=none"], codes=(1,))
-        assert not shown()
-        for number in range(1000):
-            (mount.path / str(number)).mkdir()
-        synced = os.open(mount.path, os.O_RDONLY)
-        os.fsync(synced)   # the replica has durable changes only
-        os.close(synced)
-        assert wait_until(shown)
-        (small / "filler").unlink()
-        assert wait_until(lambda: not shown())
-        mount.fsck()
-    finally:
-        process.run(["umount", "-l", small])
-
-
-def test_an_older_catalog_is_noticed_and_catches_up(filled, tmp_path):
-    mount, content = filled
+def test_an_older_catalog_catches_up(filled, tmp_path):
+    mount, _ = filled
     directory = mount.store.directory
     shutil.copytree(directory / "meta", tmp_path / "older")
     mount.mount()
@@ -241,17 +297,24 @@ def test_an_older_catalog_is_noticed_and_catches_up(filled, tmp_path):
     mount.umount()
     shutil.rmtree(directory / "meta")
     shutil.copytree(tmp_path / "older", directory / "meta")
-
-    with pytest.raises(Failure, match="lacks the last .* changes"):
-        mount.mount()
-    assert "lacks the last" in mount.store.fsck(codes=(4,)).out
-    assert json.loads(weightfs("info", directory, "--json").out)["catalog_is_behind"]
+    mount.store.fsck()
     mount.mount("ro")
-    assert set(snapshot(mount.path, times=True)) == set(content)
+    assert snapshot(mount.path, times=True) == newest
     mount.umount()
-    assert "restored from its replica" in weightfs("verify", "--catalog", directory, "--repair", codes=(1,)).out
     mount.options = ""
     check_content(mount, newest)
+
+
+def test_an_older_pool_has_what_it_had(filled, tmp_path):
+    """The devices are the store: its index follows a copy that was put back."""
+    mount, content = filled
+    directory = mount.store.directory
+    shutil.copyfile(directory / "pool", tmp_path / "older")
+    mount.mount()
+    (mount.path / "later").write_bytes(data_of(7, 70000))
+    mount.umount()
+    shutil.copyfile(tmp_path / "older", directory / "pool")
+    check_content(mount, content)
 
 
 def test_a_shortened_manifest_is_noticed(filled):
@@ -265,15 +328,12 @@ def test_a_shortened_manifest_is_noticed(filled):
     manifest = max((directory / "meta").glob("MANIFEST-*"))
     with open(manifest, "r+b") as stream:
         stream.truncate(os.path.getsize(manifest) * 2 // 3)
-    with pytest.raises(Failure):
-        mount.mount()
-    weightfs("verify", "--catalog", directory, "--repair", codes=(1,))
     check_content(mount, content)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_flipped_bits_lose_nothing(filled, request, tmp_path, seed):
-    """One bit in a file of the catalog, in store.json or in a superblock: after fsck --repair, or recover, all is there."""
+    """One bit in a file of the index: the next mount has everything. In store.json or a superblock: after a repair."""
     mount, content = filled
     directory = mount.store.directory
     shutil.copytree(directory, tmp_path / "good")
@@ -288,9 +348,8 @@ def test_flipped_bits_lose_nothing(filled, request, tmp_path, seed):
         bit = random_source.randrange(8)
         store_files.flip(directory / name, offset, 1 << bit)
         note = f"bit {bit} of byte {offset} of {name}"
-        code = weightfs("verify", "--catalog", directory, "--repair", codes=(0, 1, 4, 8)).code
-        if code not in (0, 1):
-            weightfs("recover", directory)
+        if not str(name).startswith("meta/"):
+            weightfs("verify", "--catalog", directory, "--repair", codes=(0, 1))
         mount.mount()
         assert snapshot(mount.path, times=True) == content, note
         mount.umount()

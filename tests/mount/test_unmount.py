@@ -205,7 +205,7 @@ def test_store_whose_disk_vanishes_gives_errors_and_does_not_hang(factory, local
 @needs.root
 @pytest.mark.parametrize("reported", [False, True], ids=["nobody", "the writer"])
 def test_the_end_of_the_mount_fails_with_an_error_that_no_program_has_received(factory, reported):
-    """The pool has holes on a full filesystem, so the device cannot be written."""
+    """The pool has holes at its end, on a full filesystem, so data cannot be written there."""
     small = factory.directory("small")
     process.run(["mount", "-t", "tmpfs", "-o", "size=80m,huge=never", "none", small])
     try:
@@ -213,10 +213,10 @@ def test_the_end_of_the_mount_fails_with_an_error_that_no_program_has_received(f
             stream.truncate(64 * MIB)
         store = factory.store(devices=[small / "pool"], sparse=False)
         mount = store.mount_at(factory.directory("mount"), factory.watchdog)
-        process.run(["fallocate", "--dig-holes", small / "pool"])
         with contextlib.closing(mount), process.Processes() as started:
             daemon = started.start([*mount.command(""), "-f"])
             assert wait_until(lambda: is_mounted(mount.path))
+            process.run(["fallocate", "--punch-hole", "--offset", str(60 * MIB), "--length", str(4 * MIB), small / "pool"])
             process.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k", "status=none"], codes=(1,))
             path = mount.path / "file"
             path.write_bytes(b"x")   # the close returns before the device is written

@@ -216,7 +216,9 @@ def test_the_end_of_the_mount_fails_with_an_error_that_no_program_has_received(f
         with contextlib.closing(mount), process.Processes() as started:
             daemon = started.start([*mount.command(""), "-f"])
             assert wait_until(lambda: is_mounted(mount.path))
-            process.run(["fallocate", "--punch-hole", "--offset", str(60 * MIB), "--length", str(4 * MIB), small / "pool"])
+            # The last free blocks. The log is before them.
+            process.run(["fallocate", "--punch-hole", "--offset", str(64 * MIB - 36 * 1024), "--length", "36864",
+                         small / "pool"])
             process.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k", "status=none"], codes=(1,))
             path = mount.path / "file"
             path.write_bytes(b"x")   # the close returns before the device is written

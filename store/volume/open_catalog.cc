@@ -70,6 +70,7 @@ class Opening {
   Result<void> OpenForWriting();
   Result<void> Rebuild();
   Result<void> ReplayAll(const std::function<Result<void>(KvBatch)>& apply);
+  Result<void> CheckReplayed(const wal::ReplayReport& replayed) const;
   Result<void> ReplayRest(const std::function<Result<void>(KvBatch)>& apply);
 
   const std::string directory_, path_;
@@ -157,10 +158,11 @@ Result<void> Opening::FindLog() {
   return loaded || loaded.error().code == ErrorCode::kCorrupt ? Result<void>() : loaded;
 }
 
-// True if the superblocks say that this is the index of the last unmount, so that it has everything.
+// True if the superblocks say that this is the index of the last clean unmount, and that no change has followed.
 bool Opening::IsComplete() const {
   return index_ != nullptr && std::ranges::all_of(parts_.superblocks, [&](const Superblock& superblock) {
-           return superblock.clean && wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version_;
+           return superblock.catalog_sequence != 0 &&
+                  wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version_;
          });
 }
 
@@ -231,6 +233,7 @@ Result<void> Opening::UseReplica() {
   if (index_ == nullptr) return {};
   ASSIGN_OR_RETURN(const wal::Tail rest, wal::FindDurableTail(devices_, *log_.root, version_));
   if (!rest.continues) index_.reset();
+  damage_.what = damage;
   return {};
 }
 
@@ -283,10 +286,19 @@ Result<void> Opening::OpenForWriting() {
 // What the log has after the index.
 Result<void> Opening::ReplayRest(const std::function<Result<void>(KvBatch)>& apply) {
   if (!log_.root) return {};
-  RETURN_IF_ERROR(wal::ReplayLog(devices_, *log_.root, version_, log_.tail.version.sequence, [&](const auto& entry) {
-    return apply(wal::WithVersion(entry.batch, entry.version));
-  }));
-  return {};
+  ASSIGN_OR_RETURN(const auto replayed,
+                   wal::ReplayLog(devices_, *log_.root, version_, log_.tail.version.sequence, [&](const auto& entry) {
+                     return apply(wal::WithVersion(entry.batch, entry.version));
+                   }));
+  return CheckReplayed(replayed);
+}
+
+// The device may fail to read now what it has read before.
+Result<void> Opening::CheckReplayed(const wal::ReplayReport& replayed) const {
+  if (replayed.version == log_.tail.version) return {};
+  return Error{ErrorCode::kIo, fmt::format("{}: the log of the catalog can be read only up to {}, and before up to {}; "
+                                           "check the device (dmesg), and mount again",
+                                           directory_, FormatUtc(replayed.time_ns), FormatUtc(log_.tail.time_ns))};
 }
 
 // The checkpoint, and the log up to its tail.
@@ -303,8 +315,10 @@ Result<void> Opening::ReplayAll(const std::function<Result<void>(KvBatch)>& appl
                                              "lost",
                                              checkpoint.damaged_frames)));
   }
-  RETURN_IF_ERROR(wal::ReplayLog(devices_, root, root.checkpoint, log_.tail.version.sequence,
-                                 [&](const wal::Entry& entry) { return apply(entry.batch); }));
+  ASSIGN_OR_RETURN(const auto replayed,
+                   wal::ReplayLog(devices_, root, root.checkpoint, log_.tail.version.sequence,
+                                  [&](const wal::Entry& entry) { return apply(entry.batch); }));
+  RETURN_IF_ERROR(CheckReplayed(replayed));
   return apply(wal::WithVersion({}, log_.tail.version));
 }
 
@@ -317,21 +331,28 @@ Result<void> Opening::Rebuild() {
     return built->Sync();
   };
   auto built = build();
-  const bool keep = foreign_ || parts_.lost;
+  // An index that is ahead has what the devices have lost, or it is newer than a copy of them that was put back.
+  const bool ahead = version_.sequence > log_.tail.version.sequence;
   // After a failed flush, an index refuses writes.
   const bool full = !built && (built.error().code == ErrorCode::kNoSpace || built.error().code == ErrorCode::kReadOnly);
-  if (full && !keep) {
+  if (full && !foreign_ && !ahead && !parts_.lost) {
     // Both do not fit. The log is read to its end, and then the old one goes first.
     RETURN_IF_ERROR(ReplayAll([](const KvBatch&) { return Result<void>(); }));
+    if (parts_.lost) return built;
     std::error_code error;
     std::filesystem::remove_all(path_, error);
     built = build();
   }
   RETURN_IF_ERROR(built);
+  if (parts_.guard != nullptr) RETURN_IF_ERROR(parts_.guard->Verify());
   ASSIGN_OR_RETURN(const std::string old, SwapCatalogs(directory_));
   std::error_code error;
-  if (!old.empty() && !keep) std::filesystem::remove_all(old, error);
-  if (!old.empty() && keep) Note(fmt::format("the old index is in {}", old));
+  if (!old.empty() && (foreign_ || ahead || parts_.lost)) {
+    Note(fmt::format("the old index is in {}", old));
+    spdlog::warn("{}", parts_.note);
+  } else if (!old.empty()) {
+    std::filesystem::remove_all(old, error);
+  }
   if (error) spdlog::warn("{}: cannot be removed: {}", old, error.message());
   return OpenForWriting();
 }
@@ -372,6 +393,7 @@ Result<void> LeaveLog(const std::string& directory, StoreParts* parts) {
   }
   for (size_t index = 0; index < parts->superblocks.size(); ++index) {
     parts->superblocks[index].logged = false;
+    parts->superblocks[index].catalog_sequence = parts->superblocks[index].catalog_chain = 0;
     RETURN_IF_ERROR(WriteSuperblock(*parts->devices[index], parts->superblocks[index]));
   }
   parts->log.root.reset();

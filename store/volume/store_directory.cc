@@ -318,15 +318,16 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
     RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
     const auto devices = Borrow(parts.devices);
     RETURN_IF_ERROR(ClaimReplica(devices, parts.superblocks));
-    for (Superblock& superblock : parts.superblocks) superblock.catalog_sequence = superblock.catalog_chain = 0;
     RETURN_IF_ERROR(WriteAll(devices, parts.superblocks, /*clean=*/false));
   }
   return parts;
 }
 
 Result<void> MarkLogged(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks) {
-  if (std::ranges::all_of(superblocks, &Superblock::logged)) return {};
-  for (Superblock& superblock : superblocks) superblock.logged = true;
+  for (Superblock& superblock : superblocks) {
+    superblock.logged = true;
+    superblock.catalog_sequence = superblock.catalog_chain = 0;
+  }
   return WriteAll(devices, superblocks, /*clean=*/false);
 }
 

@@ -208,7 +208,7 @@ Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOption
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);
 
-// Marks the superblocks: the log on the devices has every change. Does nothing if they are.
+// Marks the superblocks: from now on the log on the devices has every change, and the index may lack some.
 Result<void> MarkLogged(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks);
 
 // Marks the superblocks clean again after OpenStoreParts marked them in use but a clean store could not be opened. Its

@@ -120,7 +120,7 @@ Result<void> LogWriter::Append(std::string entry, uint64_t sequence) {
   bool full = false;
   {
     MutexLock lock(mutex_);
-    while (tight_ && checkpointing_ && !failure_) checkpointed_.wait(lock.native());
+    while (tight_ && checkpointing_ && !failure_ && !stopping_) checkpointed_.wait(lock.native());
     const auto now = Clock::now();
     if (appended_ == durable_) {
       commit_due_ = now + options_.commit_interval;
@@ -143,10 +143,17 @@ Result<void> LogWriter::Append(std::string entry, uint64_t sequence) {
 // Reserves what an entry needs, even if all free space is in single blocks, beside what the next checkpoint needs.
 Result<void> LogWriter::ReserveFor(ByteCount entry) {
   MutexLock io(io_);
-  Refill();
-  const BlockCount needed = Needed() + BlockCount{entry.value / (kBlockSize - kFrameHeaderSize) + 1};
-  const BlockCount held = reservation_.held();
-  return held < needed ? space_.Reserve(&reservation_, needed - held, /*privileged=*/true) : Result<void>();
+  const auto reserve = [&]() REQUIRES(io_) {
+    Refill();
+    const BlockCount needed = Needed() + BlockCount{entry.value / (kBlockSize - kFrameHeaderSize) + 1};
+    const BlockCount held = reservation_.held();
+    return held < needed ? space_.Reserve(&reservation_, needed - held, /*privileged=*/true) : Result<void>();
+  };
+  if (reserve()) return {};
+  // What earlier entries have freed is perhaps enough.
+  RETURN_IF_ERROR(CommitPending());
+  RETURN_IF_ERROR(Claim());
+  return reserve();
 }
 
 void FlushGate::Open(LogWriter* log) {
@@ -309,15 +316,15 @@ void LogWriter::ReleaseDeferred() {
 }
 
 Result<void> LogWriter::CheckSpace(KvChange change) {
-  const auto fits = [&] { return change == KvChange::kRemove || grows_ || (updates_ && change == KvChange::kUpdate); };
-  while (true) {
-    if (failed()) return ErrorCode::kReadOnly;
-    if (fits()) return {};
-    {
-      MutexLock io(io_);
-      Refill();
-    }
-    if (fits()) return {};
+  const auto fits = [&]() EXCLUDES(io_) {
+    if (change == KvChange::kRemove || grows_ || (updates_ && change == KvChange::kUpdate)) return true;
+    MutexLock io(io_);
+    Refill();
+    return grows_ || (updates_ && change == KvChange::kUpdate);
+  };
+  if (failed()) return ErrorCode::kReadOnly;
+  if (fits()) return {};
+  {
     MutexLock lock(mutex_);
     if (stopping_ || (!checkpointing_ && (!checkpoint_due_ || given_up_))) return ErrorCode::kNoSpace;
     const uint64_t before = statistics_.checkpoints;
@@ -325,11 +332,12 @@ Result<void> LogWriter::CheckSpace(KvChange change) {
       checkpointed_.wait(lock.native());
     }
   }
+  return fits() ? Result<void>() : ErrorCode::kNoSpace;
 }
 
 void LogWriter::Renew() {
   MutexLock lock(mutex_);
-  renew_ = true;
+  ++renewals_;
   checkpoint_wake_.notify_one();
 }
 
@@ -364,7 +372,7 @@ void LogWriter::UpdateStatistics() {
   const bool due = NeedsCheckpoint();
   MutexLock lock(mutex_);
   statistics_.bytes = ToBytes(blocks_).value;
-  statistics_.intact = !failure_ && !renew_;
+  statistics_.intact = !failure_ && renewals_ == renewed_;
   if (due && !std::exchange(checkpoint_due_, due)) checkpoint_wake_.notify_one();
 }
 
@@ -410,9 +418,10 @@ bool LogWriter::WaitForTime() {
 bool LogWriter::WaitForCheckpoint() {
   MutexLock lock(mutex_);
   while (true) {
-    const bool wanted = !failure_ && (checkpointing_ || renew_ || checkpoint_due_);
+    const bool renews = renewals_ != renewed_;
+    const bool wanted = !failure_ && (checkpointing_ || renews || checkpoint_due_);
     const bool ready = wanted && (checkpointing_ || Clock::now() >= retry_at_);
-    if (stopping_) return ready && renew_;
+    if (stopping_) return ready && renews;
     if (ready) return true;
     if (wanted) {
       checkpoint_wake_.wait_until(lock.native(), retry_at_);
@@ -426,9 +435,11 @@ bool LogWriter::WaitForCheckpoint() {
 Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t begun) {
   Refill();
   const BlockCount held = reservation_.held();
-  if (held < count && !space_.Reserve(&reservation_, count - held, true)) {
-    count = std::max(held, BlockCount{1});
-    if (held.value == 0) RETURN_IF_ERROR(space_.Reserve(&reservation_, count, true));
+  if (held < count) {
+    auto reserved = space_.Reserve(&reservation_, count - held, true);
+    const bool log = log_ && &stream == &*log_;
+    if (!reserved && (!log || held.value == 0)) return reserved;
+    if (!reserved) count = held;  // the log goes on in less
   }
   const SpaceManager::Request request{
       .ino = InodeId{}, .first = FileBlock{allocations_++ * kStripe}, .count = count};
@@ -442,13 +453,13 @@ Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t 
   return WriteRoot(std::move(root));
 }
 
-// The log is longer than the checkpoint, so that reading both takes at most twice the time; or it has taken too much of
-// the space for the next checkpoint.
+// The log has become as long as the checkpoint, so that reading both takes about twice the time; or it has taken too
+// much of the space for the next checkpoint. What a checkpoint cannot free does not count.
 bool LogWriter::NeedsCheckpoint() const {
   if (!root_) return false;
-  const BlockCount log = BlocksOf(log_->stream().segments);
-  return log > std::max(BlocksOf(root_->checkpoint_stream.segments), least_log_) ||
-         (log > BlockCount{least_log_.value / 4} && !updates_);
+  const BlockCount log = BlocksOf(log_->stream().segments), grown = log - std::min(log, kept_);
+  return grown > std::max(BlocksOf(root_->checkpoint_stream.segments), least_log_) ||
+         (grown > BlockCount{least_log_.value / 4} && !updates_);
 }
 
 StreamWriter LogWriter::NewStream() {
@@ -469,10 +480,14 @@ void LogWriter::ContinueCheckpoint() {
 }
 
 Result<void> LogWriter::BeginCheckpoint() {
+  uint64_t renewing = 0;
+  bool renews = false;
   {
     MutexLock lock(mutex_);
     checkpoint_due_ = given_up_ = false;
     checkpointing_ = true;
+    renewing = renewals_;
+    renews = renewals_ != renewed_;
   }
   // The snapshot has its version, so no lock keeps both together.
   auto records = index_.NewIterator({});
@@ -488,7 +503,9 @@ Result<void> LogWriter::BeginCheckpoint() {
   records->Seek({});
   MutexLock io(io_);
   RETURN_IF_ERROR(SettleRoots());
-  checkpoint_.emplace(Checkpoint{std::move(records), version, NewStream()});
+  // What is damaged may be in the last segment, too, of which the log keeps all.
+  if (renews) RETURN_IF_ERROR(Restart());
+  checkpoint_.emplace(Checkpoint{std::move(records), version, NewStream(), renewing});
   return {};
 }
 
@@ -536,13 +553,16 @@ Result<void> LogWriter::FinishCheckpoint() {
   root.log = log.stream();
   RETURN_IF_ERROR(WriteRoot(std::move(root)));
   log_.emplace(std::move(log));
+  kept_ = BlocksOf(log_->stream().segments);
+  const uint64_t renewed = checkpoint_->renewing;
   checkpoint_.reset();
   Release(old);
   retry_ = options_.first_retry;
   if (std::exchange(reported_, false)) spdlog::info("the checkpoint of the catalog is complete now");
   {
     MutexLock lock(mutex_);
-    renew_ = checkpointing_ = false;
+    renewed_ = renewed;
+    checkpointing_ = checkpoint_due_ = false;
     ++statistics_.checkpoints;
     checkpointed_.notify_all();
   }
@@ -667,7 +687,12 @@ void LogWriter::ReleaseLists(const Root& root) {
 // the log takes meanwhile.
 BlockCount LogWriter::Needed() const {
   const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
-  const BlockCount next = checkpoint + BlocksOf(log_->stream().segments), begun = blocks_ - std::min(blocks_, next);
+  const BlockCount next = checkpoint + BlocksOf(log_->stream().segments);
+  BlockCount others = next + BlocksOf(held_);
+  if (root_) {
+    for (const Stream& list : root_->lists) others += BlocksOf(list.segments);
+  }
+  const BlockCount begun = blocks_ - std::min(blocks_, others);  // of the next one
   return next - std::min(next, begun) + least_log_ + BlockCount{4 * segment_size_.value};
 }
 

@@ -130,6 +130,7 @@ class LogWriter {
     std::unique_ptr<KvIterator> records;
     Version version;
     StreamWriter stream;
+    uint64_t renewing;  // of renewals_, those that it makes
   };
   struct Deferred {
     uint64_t sequence;  // of the last entry that may have freed them
@@ -189,6 +190,7 @@ class LogWriter {
   uint64_t root_sequence_ GUARDED_BY(io_), next_stream_ GUARDED_BY(io_);
   uint64_t allocations_ GUARDED_BY(io_) = 0;
   BlockCount blocks_ GUARDED_BY(io_);              // of all segments
+  BlockCount kept_ GUARDED_BY(io_);                // of the log after the last checkpoint
   SpaceReservation reservation_ GUARDED_BY(io_);   // for segments to come
   bool roots_differ_ GUARDED_BY(io_) = false;      // after a failed write of a root
   std::vector<Segment> held_ GUARDED_BY(io_);      // released meanwhile; a root on some device may refer to them
@@ -209,7 +211,7 @@ class LogWriter {
   Clock::time_point write_due_ GUARDED_BY(mutex_), commit_due_ GUARDED_BY(mutex_), claim_due_ GUARDED_BY(mutex_);
   Clock::time_point durable_until_ GUARDED_BY(mutex_);  // when everything was durable for the last time
   std::optional<Error> failure_ GUARDED_BY(mutex_);
-  bool renew_ GUARDED_BY(mutex_) = false;
+  uint64_t renewals_ GUARDED_BY(mutex_) = 0, renewed_ GUARDED_BY(mutex_) = 0;  // wanted, and made
   bool checkpoint_due_ GUARDED_BY(mutex_) = false;
   bool checkpointing_ GUARDED_BY(mutex_) = false;  // from BeginCheckpoint until it is complete or given up
   bool given_up_ GUARDED_BY(mutex_) = false;       // the last checkpoint was

@@ -254,15 +254,28 @@ class Continuation {
   Result<std::optional<Entry>> Next() {
     while (true) {
       ASSIGN_OR_RETURN(auto entry, entries_.Next());
+      if (!entry && !has_begun_) {
+        // Entries that the version has may be damaged.
+        if (!end_) end_ = entries_.position();
+        ASSIGN_OR_RETURN(const bool more, entries_.SkipDamage());
+        if (!more) return entry;
+        is_rejected_ = true;  // unless an entry follows that continues it
+        continue;
+      }
       if (!entry) return entry;
       if (entry->version.sequence > entries_.limit()) continue;
       if (entry->version == version_) is_known_ = true;
-      if (entry->version.sequence < version_.sequence || entry->version == version_) continue;
+      if (entry->version.sequence < version_.sequence || entry->version == version_) {
+        if (is_known_) Accept();
+        continue;
+      }
       // The chain shows that the entry continues this catalog, and not another one with as many batches.
       Version next = version_;
       EncodeNext(entry->batch, &next);
-      is_rejected_ = !is_known_ || next != entry->version;
+      is_rejected_ = next != entry->version || !(is_known_ || end_);
       if (is_rejected_) return std::optional<Entry>();
+      Accept();
+      is_known_ = has_begun_ = true;
       version_ = next;
       return entry;
     }
@@ -272,8 +285,15 @@ class Continuation {
   bool is_known() const { return is_known_; }        // the log has the first version
   bool is_rejected() const { return is_rejected_; }  // an entry follows that does not continue the last one
   EntryReader& entries() { return entries_; }
+  FrameReader::Position position() const { return end_ ? *end_ : entries_.position(); }  // where the next frame belongs
 
  private:
+  // Damage before this entry is behind the log.
+  void Accept() {
+    end_.reset();
+    is_rejected_ = false;
+  }
+
   Continuation(EntryReader entries, Version from, bool is_known)
       : entries_(std::move(entries)), version_(from), is_known_(is_known) {}
 
@@ -281,6 +301,8 @@ class Continuation {
   Version version_;
   bool is_known_;
   bool is_rejected_ = false;
+  bool has_begun_ = false;                      // an entry after the first version was found
+  std::optional<FrameReader::Position> end_;  // before damage that is perhaps the end
 };
 
 }  // namespace
@@ -296,7 +318,7 @@ Result<Tail> FindTail(Devices devices, const Root& root, Version from) {
   EntryReader& entries = log.entries();
   tail.version = log.version();
   tail.continues = log.is_known();
-  tail.position = entries.position();
+  tail.position = log.position();
   tail.durable = std::max({entries.durable(), root.durable, root.checkpoint.sequence});
   tail.clean = entries.is_between() && !log.is_rejected();
   tail.unreadable = entries.unreadable();

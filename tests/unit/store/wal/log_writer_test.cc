@@ -475,6 +475,85 @@ TEST_F(LogWriterTest, AMarkBehindDamageShowsWhatIsMissing) {
   Stop();
 }
 
+// Of the last segment the log keeps all, so damage may lie before what it still needs.
+TEST_F(LogWriterTest, DamageBeforeWhatAVersionNeedsIsSkipped) {
+  Start();
+  Put(0, 1);
+  const Root first = ReadRoot();
+  const Tail tail = FindTail(given_, first, first.checkpoint).value();
+  const ByteOffset next = ToBytes(first.log.segments[tail.position.segment].run.run.start + tail.position.block);
+  for (uint64_t i = 1; i < 6; ++i) Put(i, 1);
+  const Version middle = ReadVersion(*catalog_).value();
+  for (uint64_t i = 6; i < 10; ++i) Put(i, 1);
+  base_.Corrupt(next);
+  const Tail found = FindTail(given_, ReadRoot(), middle).value();
+  EXPECT_TRUE(found.continues && found.clean);
+  EXPECT_FALSE(found.damaged);
+  EXPECT_EQ(found.version, ReadVersion(*catalog_).value());
+  // Behind the version of the checkpoint it is damage, and the log ends before it.
+  const Tail damaged = FindTail(given_, ReadRoot(), first.checkpoint).value();
+  EXPECT_TRUE(damaged.damaged);
+  EXPECT_EQ(damaged.version, tail.version);
+  // A renewal leaves it behind.
+  const uint64_t before = writer_->statistics().checkpoints;
+  writer_->Renew();
+  while (writer_->statistics().checkpoints == before) std::this_thread::yield();
+  Put(10, 10);
+  const Root renewed = ReadRoot();
+  EXPECT_FALSE(FindTail(given_, renewed, renewed.checkpoint).value().damaged);
+  Stop();
+  ExpectRestored();
+}
+
+TEST_F(LogWriterTest, EachRenewalTakesOneCheckpoint) {
+  Start();
+  Put(0, 100);
+  const uint64_t before = writer_->statistics().checkpoints;
+  std::promise<void> during;
+  kv_->DuringSync([&] {
+    writer_->Renew();  // arrives during another
+    during.set_value();
+  });
+  writer_->Renew();
+  during.get_future().wait();
+  while (writer_->statistics().checkpoints < before + 2) std::this_thread::yield();
+  Put(100, 10);
+  EXPECT_TRUE(writer_->statistics().intact);
+  EXPECT_EQ(writer_->statistics().checkpoints, before + 2);
+  Stop();
+}
+
+// A pool in which no checkpoint makes space: changes are refused soon, and checkpoints end.
+TEST_F(LogWriterTest, AFullPoolRefusesWithoutWaitingForEver) {
+  Start();
+  Put(0, kRecords);
+  SpaceReservation rest;
+  const auto fill = [&] {
+    for (uint64_t count = kCount.value; count > 0; count /= 2) {
+      while (space_->Reserve(&rest, BlockCount{count})) {
+      }
+    }
+  };
+  for (uint64_t i = 0; i < 20000 && writer_->CheckSpace(KvChange::kGrow); ++i) {
+    fill();
+    Put(kRecords + 10 * i, 10);
+  }
+  EXPECT_EQ(writer_->CheckSpace(KvChange::kGrow).error().code, ErrorCode::kNoSpace);
+  EXPECT_TRUE(writer_->CheckSpace(KvChange::kRemove));
+  const uint64_t before = writer_->statistics().checkpoints;
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(writer_->CheckSpace(KvChange::kGrow).has_value());
+  EXPECT_LE(writer_->statistics().checkpoints, before + 1);
+  for (uint64_t i = 0; i < kRecords; ++i) {
+    KvBatch batch;
+    batch.Delete("record" + std::to_string(i));
+    ASSERT_OK(catalog_->Write(std::move(batch)));
+  }
+  ASSERT_OK(catalog_->Sync());
+  EXPECT_FALSE(catalog_->failed());
+  Stop();
+  ExpectRestored();
+}
+
 TEST_F(LogWriterTest, AnUnreadableBlockBehindTheLogIsNoEnd) {
   Start();
   Put(0, 10);

@@ -49,7 +49,10 @@ class StandingWrite {
                        .value()) {
     stands_.wait();
   }
-  ~StandingWrite() { LetGo(); }
+  ~StandingWrite() {
+    LetGo();
+    operation_->Wait();  // its callback uses this object
+  }
   void LetGo() {
     if (!gone_.exchange(true)) go_.count_down();
   }

@@ -76,7 +76,7 @@ class Store {
   // Makes everything durable that SyncAll does, and stops. Returns the first error, also of an earlier write that no
   // call has returned. Later calls return kShutdown.
   Result<void> Close();
-  // After Close: the version that the index has stored, which is the last one; that of an empty catalog if it could not.
+  // After Close: the version that the index has stored, which is the last one; 0 if it could not.
   wal::Version StoredVersion() const;
 
   // Names and attributes, and the data of files.

@@ -408,7 +408,7 @@ MUTANTS = [
            ("unit_store_wal:LogWriterTest.Changes*",)),
     Mutant("log-renewal", "The renewal of a damaged checkpoint is finished before the unmount.",
            "store/wal/log_writer.cc",
-           "    if (stopping_) return ready && renew_;\n", "    if (stopping_) return false;\n",
+           "    if (stopping_) return ready && renews;\n", "    if (stopping_) return false;\n",
            ("unit_store_wal:LogWriterTest.ARenewal*",)),
     Mutant("log-root-order", "The frames of a checkpoint are on the devices before a root refers to them.",
            "store/wal/log_writer.cc",

@@ -54,7 +54,7 @@ std::string FindingLines(const ScrubFindings& found, std::string_view when) {
   if (found.clean()) return {};
   std::string text;
   if (found.catalog) {
-    text += fmt::format("         {}: the catalog is damaged: unmount, and run weightfs verify --repair\n", when);
+    text += fmt::format("         {}: the index of the catalog is damaged: unmount and mount again\n", when);
   }
   if (found.replica) text += fmt::format("         {}: the log on the devices was damaged\n", when);
   if (found.blocks > 0) {

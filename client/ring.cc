@@ -118,7 +118,8 @@ void Ring::WakeForTaskLocked() {
   if (!WaitsLocked()) return;
   if (WakeOneLocked()) return;
   if (ring_of_thread == this) {
-    [[maybe_unused]] const auto started = StartThreadLocked();
+    // After Stop nobody would join it; this thread takes what is left.
+    if (!stopping_) static_cast<void>(StartThreadLocked().has_value());
   } else if (std::exchange(sleeps_, false)) {
     pipeline_->Wake();  // the driver, to start a thread
   }
@@ -136,11 +137,15 @@ bool Ring::TakeTask(MutexLock& lock) {
   if (!WaitsLocked()) return false;
   // When the ring stops, nothing is left to drive.
   if (free_ == 1 && !stopping_ && !StartThreadLocked().has_value()) return false;
-  const bool is_call = tasks_.empty();
+  const bool is_call = CallWaitsLocked();
   Tasks& queue = is_call ? calls_ : tasks_;
   auto task = std::move(queue.front());
   queue.pop_front();
-  if (is_call) calling_ = true;
+  if (is_call) {
+    calling_ = true;
+  } else {
+    ++working_;
+  }
   --free_;
   WakeForTaskLocked();
   lock.Unlock();
@@ -148,7 +153,11 @@ bool Ring::TakeTask(MutexLock& lock) {
   task = nullptr;  // destroys its captures without the lock
   lock.Lock();
   ++free_;
-  if (is_call) calling_ = false;
+  if (is_call) {
+    calling_ = false;
+  } else {
+    --working_;
+  }
   return true;
 }
 

@@ -8,10 +8,11 @@
 // The driver makes no request that may take long (no open, fallocate, fsync, rename or request for a lease) and runs
 // no callback. Those are *tasks* (the open at the turn of an operation, an end of an operation that is more than a
 // close) and *calls* (callbacks), in queues of their own. The ring's threads that do not drive carry them out in
-// order, the calls one at a time. The last thread without a task never takes one: it drives when there is something to
-// drive. So no task or call delays a transfer, and no call delays a task but the end of the operation whose progress
-// it reports. A driver with nothing left to do takes tasks itself, without a context switch. One exception: where the
-// kernel refuses a transfer by O_DIRECT, or cuts it short, the driver opens the file without.
+// order, a call first and the calls one at a time; one thread is left for them. The last thread without a task never
+// takes one: it drives when there is something to drive. So no task or call delays a transfer, and no call delays a
+// task but the end of the operation whose progress it reports. A driver with nothing left to do takes tasks itself,
+// without a context switch. One exception: where the kernel refuses a transfer by O_DIRECT, or cuts it short, the
+// driver opens the file without.
 //
 // Every thread of a ring is started by Create or by another thread of the ring. So all of them have the user, groups
 // and capabilities of the thread that created the handle, and none ever changes them.
@@ -89,7 +90,10 @@ class Ring : public std::enable_shared_from_this<Ring> {
   void Report(const std::shared_ptr<Operation>& operation) EXCLUDES(mutex_);
   void AddTask(Tasks& queue, std::function<void()> task) EXCLUDES(mutex_);
   // True if a task or a call could begin.
-  bool WaitsLocked() const REQUIRES(mutex_) { return !tasks_.empty() || (!calls_.empty() && !calling_); }
+  bool WaitsLocked() const REQUIRES(mutex_) {
+    return CallWaitsLocked() || (!tasks_.empty() && working_ < kMostThreads - 2);
+  }
+  bool CallWaitsLocked() const REQUIRES(mutex_) { return !calls_.empty() && !calling_; }
   // Returns false if no thread is idle.
   bool WakeOneLocked() REQUIRES(mutex_);
   // If a task or call could begin: wakes a thread for it, or starts one.
@@ -111,6 +115,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   Tasks tasks_ GUARDED_BY(mutex_);
   Tasks calls_ GUARDED_BY(mutex_);
   bool calling_ GUARDED_BY(mutex_) = false;     // a call runs
+  size_t working_ GUARDED_BY(mutex_) = 0;       // tasks that run
   std::vector<std::condition_variable*> idle_ GUARDED_BY(mutex_);   // of the threads that wait; the last one began last
   size_t free_ GUARDED_BY(mutex_) = 0;      // threads of the ring without a task or call
   size_t started_ GUARDED_BY(mutex_) = 0;   // threads of the ring

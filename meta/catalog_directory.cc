@@ -76,12 +76,9 @@ Result<GuardedDirectory> PrepareCatalogDirectory(const std::string& directory, b
   }
   if (content.database_files) {
     return Error{ErrorCode::kCorrupt,
-                 fmt::format("{}: the catalog is damaged: CURRENT is missing; restore it from a copy", directory)};
+                 fmt::format("{}: the catalog is damaged: CURRENT is missing", directory)};
   }
-  return Error{
-      ErrorCode::kNotFound,
-      fmt::format("{}: holds no catalog; check the path; if it was lost, weightfs recover rebuilds it from the devices",
-                  directory)};
+  return Error{ErrorCode::kNotFound, fmt::format("{}: holds no catalog", directory)};
 }
 
 void TakePermissionsOfOthers(const GuardedDirectory& directory) {

@@ -168,8 +168,7 @@ struct Database {
   Database& operator=(const Database&) = delete;
 
   Error ReadError(const rocksdb::Status& status) const {
-    const char* advice =
-        status.IsCorruption() ? "; 'weightfs verify --repair' restores it from its replica on the devices" : "";
+    const char* advice = status.IsCorruption() ? "; unmount the store and mount it again, which rebuilds the index" : "";
     return {CodeOf(status), fmt::format("{}: reading the catalog failed: {}{}", directory, status.ToString(), advice)};
   }
 
@@ -261,9 +260,7 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
   // CURRENT existed a moment ago, so a file that it refers to is missing.
   if (status.IsCorruption() || status.IsPathNotFound()) {
     return {ErrorCode::kCorrupt,
-            fmt::format("{}: the catalog is damaged: {}; 'weightfs verify --repair' restores it from its replica on "
-                        "the devices",
-                        directory, text)};
+            fmt::format("{}: the catalog is damaged: {}", directory, text)};
   }
   if (IsNoSpace(status)) {
     return {ErrorCode::kNoSpace,

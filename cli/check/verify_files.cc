@@ -254,8 +254,8 @@ int Show(bool as_json, const Report& report) {
   for (const CheckedCatalog& catalog : report.catalogs) {
     const std::string path = Printable(catalog.path);
     if (!catalog.damage.empty()) {
-      Print(stdout, Paint(Tone::kWarning, fmt::format("{}: the catalog is damaged: {}; unmount the store and run "
-                                                      "'weightfs verify --repair' on it",
+      Print(stdout, Paint(Tone::kWarning, fmt::format("{}: the index of the catalog is damaged: {}; unmount the "
+                                                      "store and mount it again",
                                                       path, Printable(catalog.damage))) +
                         "\n");
     } else if (!catalog.not_checked.empty()) {

@@ -293,8 +293,8 @@ void Scrubber::ReportCatalog(const std::string& what) {
     if (std::exchange(state_.found.catalog, true)) return;
   }
   spdlog::error(
-      "scrub: the catalog is damaged: {}; unmount the store and run 'weightfs verify --repair' on it, which "
-      "restores the catalog from its replica; the data of the files is not affected",
+      "scrub: the index of the catalog is damaged: {}; unmount the store and mount it again, which rebuilds the index; "
+      "the data of the files is not affected",
       what);
 }
 

@@ -133,7 +133,7 @@ def test_damage_of_the_catalog_is_found(mount):
     table = max((mount.store.directory / "meta").glob("*.sst"), key=lambda path: path.stat().st_size)
     store_files.flip(table, 300)
     assert wait_for_scrub(mount.path, now())["last"]["catalog_damaged"], "the cache of RocksDB does not hide it"
-    assert "the catalog is damaged: unmount, and run weightfs verify --repair" in weightfs("info", mount.path).out
+    assert "the index of the catalog is damaged: unmount and mount again" in weightfs("info", mount.path).out
 
 
 @pytest.mark.parametrize("value", ["", "never", "0", "-1", "4000", "1x", "nan"])

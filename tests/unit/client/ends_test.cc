@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <barrier>
+#include <chrono>
 #include <cstdarg>
 #include <functional>
+#include <future>
 #include <latch>
 #include <mutex>
 #include <set>
@@ -165,6 +167,33 @@ TEST_F(EndsTest, ARingTransfersWhileAllItsOtherThreadsAreBlocked) {
   EXPECT_EQ(target, bytes_);
   EXPECT_FALSE(blocked.front()->done());
   go.count_down();
+  for (const auto& operation : blocked) EXPECT_TRUE(operation->Wait());
+}
+
+TEST_F(EndsTest, ACallbackRunsWhileEndsBlockAndMoreWait) {
+  WriteFile(folder_ / "other", bytes_);
+  constexpr size_t kBlocked = Ring::kMostThreads - 2;
+  std::latch reached(kBlocked), go(1);
+  SetHook([&](const std::string& call) {
+    if (call != "fsync") return;
+    if (!reached.try_wait()) reached.count_down();
+    go.wait();
+  });
+  std::vector<std::shared_ptr<Operation>> blocked;
+  for (size_t i = 0; i < kBlocked + 3; ++i) {
+    blocked.push_back(handle_->StartWrite(folder_ / std::to_string(i), View(bytes_), {.durable = true}).value());
+  }
+  reached.wait();
+  WaitUntilIdle();
+  Bytes target(bytes_.size());
+  std::promise<void> all;
+  const Progress progress = [&](uint64_t done, uint64_t total) {
+    if (done == total) all.set_value();
+  };
+  const auto read = handle_->StartRead(folder_ / "other", View(target), {.progress = progress}).value();
+  EXPECT_EQ(all.get_future().wait_for(std::chrono::minutes(1)), std::future_status::ready);
+  go.count_down();
+  EXPECT_TRUE(read->Wait());
   for (const auto& operation : blocked) EXPECT_TRUE(operation->Wait());
 }
 

@@ -98,7 +98,7 @@ def test_a_damaged_table_of_a_mounted_catalog_is_found(tree):
         report = verify(target, codes=(4,))
         assert table.name in report["catalogs"][0]["damage"] and report["damaged"] == [], "the data is sound"
     out = weightfs("verify", tree.path, codes=(4,)).out
-    assert "the catalog is damaged: " in out and "'weightfs verify --repair'" in out and "no file is damaged" in out
+    assert "the index of the catalog is damaged: " in out and "mount it again" in out and "no file is damaged" in out
 
 
 def test_old_names_answer_and_say_the_new_ones(tree):

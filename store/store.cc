@@ -436,6 +436,7 @@ StoreStatistics Store::statistics() const {
   statistics.pinned_bytes = ToBytes(p_->space->pinned()).value;
   statistics.granted_bytes = ToBytes(p_->space->granted()).value;
   if (p_->log) statistics.log = p_->log->statistics();
+  statistics.flushes += statistics.log.flushes;
   statistics.read_only = read_only();
   return statistics;
 }

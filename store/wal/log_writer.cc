@@ -360,7 +360,9 @@ Result<void> LogWriter::Stop() {
 
 LogStatistics LogWriter::statistics() const {
   MutexLock lock(mutex_);
-  return statistics_;
+  LogStatistics statistics = statistics_;
+  statistics.flushes = flushes_;
+  return statistics;
 }
 
 std::chrono::nanoseconds LogWriter::age() const {
@@ -590,7 +592,8 @@ void LogWriter::GiveUpCheckpoint(const Error& error) {
 }
 
 Result<void> LogWriter::FlushDevices() {
-  RETURN_IF_ERROR(devices_.FlushWritten());
+  ASSIGN_OR_RETURN(const size_t flushed, devices_.FlushWritten());
+  flushes_ += flushed;
   return {};
 }
 

@@ -73,6 +73,7 @@ struct WriterOptions {
 struct LogStatistics {
   uint64_t bytes = 0;        // of all segments
   uint64_t checkpoints = 0;  // completed since the mount
+  uint64_t flushes = 0;      // of devices, since the mount
   bool intact = false;       // no part of it has to be written anew
 };
 
@@ -179,6 +180,7 @@ class LogWriter {
   const WriterOptions options_;
   const BlockCount segment_size_, least_log_;
   std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> flushes_{0};
 
   // Locked before mutex_ and before the locks of `space_`. Whoever holds it waits for devices only.
   mutable Mutex io_;

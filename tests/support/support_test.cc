@@ -38,6 +38,12 @@ std::optional<char> Fill(const BlockImage& image, uint64_t index) {
 
 class SupportTest : public testing::Test {
  protected:
+  Result<void> Submit(uint64_t block) {
+    AlignedMemory memory(kBlockSize, 'a');
+    RecordingRequest request(IoRequest::Operation::kWrite, Block(block), memory.bytes());
+    request.SubmitTo(device_);
+    return request.Wait();
+  }
   void Write(uint64_t block, char fill) {
     const AlignedMemory memory(kBlockSize, fill);
     ASSERT_TRUE(device_.Write(Block(block), memory.bytes()).has_value());
@@ -129,7 +135,7 @@ TEST_F(SupportTest, FailedFlushLeavesEarlierWritesInDoubtForEver) {
 
 TEST_F(SupportTest, ALaterFlushedWriteReplacesAFailedOne) {
   const AlignedMemory memory(kBlockSize, 'a');
-  device_.Fail(FaultDevice::Target::kWrite, {});
+  device_.Fail(FaultDevice::Target::kSynchronousWrite, {});
   EXPECT_FALSE(device_.Write(Block(0), memory.bytes()).has_value());
   std::set<std::optional<char>> seen;
   for (uint64_t seed = 0; seed < 100; ++seed) seen.insert(Fill(CrashNow({.seed = seed, .torn = false}).devices[0], 0));
@@ -208,10 +214,13 @@ TEST_F(SupportTest, RestartGivesTheImageAndAJournalOfItsOwn) {
 
 TEST_F(SupportTest, TheNthWriteFailsAndOnlyThatOne) {
   device_.Fail(FaultDevice::Target::kWrite, {.nth = 2});
+  device_.Fail(FaultDevice::Target::kSynchronousWrite, {.nth = 1});
+  EXPECT_TRUE(Submit(0));
+  EXPECT_EQ(Submit(1).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(Submit(2));
   const AlignedMemory memory(kBlockSize, 'a');
-  EXPECT_TRUE(device_.Write(Block(0), memory.bytes()).has_value());
-  EXPECT_EQ(device_.Write(Block(1), memory.bytes()).error().code, ErrorCode::kIo);
-  EXPECT_TRUE(device_.Write(Block(2), memory.bytes()).has_value());
+  EXPECT_EQ(device_.Write(Block(3), memory.bytes()).error().code, ErrorCode::kIo) << "which are counted apart";
+  EXPECT_TRUE(device_.Write(Block(3), memory.bytes()).has_value());
 }
 
 TEST_F(SupportTest, ReadsFailFromTheNthOn) {
@@ -226,10 +235,9 @@ TEST_F(SupportTest, ReadsFailFromTheNthOn) {
 
 TEST_F(SupportTest, WritesPastTheBudgetFail) {
   device_.SetWriteBudget({2 * kBlockSize});
-  const AlignedMemory memory(kBlockSize, 'a');
-  EXPECT_TRUE(device_.Write(Block(0), memory.bytes()).has_value());
-  EXPECT_TRUE(device_.Write(Block(1), memory.bytes()).has_value());
-  EXPECT_EQ(device_.Write(Block(2), memory.bytes()).error().code, ErrorCode::kNoSpace);
+  EXPECT_TRUE(Submit(0));
+  EXPECT_TRUE(Submit(1));
+  EXPECT_EQ(Submit(2).error().code, ErrorCode::kNoSpace);
 }
 
 TEST_F(SupportTest, CorruptionChangesOneByteAndSurvivesRestart) {

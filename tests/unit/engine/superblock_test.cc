@@ -81,7 +81,8 @@ TEST(SuperblockLayoutTest, FieldsLieWhereTheFormatSays) {
   EXPECT_EQ(offsetof(SuperblockRecord, device_size), 80U);
   EXPECT_EQ(offsetof(SuperblockRecord, copy_offset), 104U);
   EXPECT_EQ(offsetof(SuperblockRecord, owner), 120U);
-  EXPECT_EQ(offsetof(SuperblockRecord, reserved), 136U);
+  EXPECT_EQ(offsetof(SuperblockRecord, catalog_sequence), 136U);
+  EXPECT_EQ(offsetof(SuperblockRecord, reserved), 148U);
   EXPECT_EQ(offsetof(SuperblockRecord, crc), 4092U);
   const uint64_t magic = kSuperblockMagic;
   EXPECT_EQ(std::memcmp(&magic, "WEIGHTFS", 8), 0);

@@ -45,7 +45,9 @@ struct Replaced {
     in.fh = handle;
     kernel.Tell(FUSE_RELEASE, node, {reinterpret_cast<const char*>(&in), sizeof(in)});
   }
+  // After a fsync of the root directory, which commits no file.
   std::string AfterCrash(std::string_view path) {
+    static_cast<void>(kernel.store()->Sync(kernel.store()->inodes().Get(kRootInode).value()).has_value());
     const auto kill = CrashOptions::Kind::kProcessKill;
     const auto& journal = kernel.store().journal();
     TestStore crashed(journal.ImageAt(journal.size(), {.kind = kill}), {});

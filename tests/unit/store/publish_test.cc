@@ -110,7 +110,7 @@ class Publishing : public testing::Test {
     return parts;
   }
 
-  TestStore store_;
+  TestStore store_{{.device_size = ByteCount{256 * kMiB}}};
   Credentials who_ = kRoot;
   std::string failed_;
 };

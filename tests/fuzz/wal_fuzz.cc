@@ -77,7 +77,7 @@ void CheckRoot(std::string bytes, bool repaired) {
     bytes.replace(0, kRootSizeAt, EncodeRoot(model), 0, kRootSizeAt);
     Put(bytes, kRootSizeAt, static_cast<uint32_t>(bytes.size()));
     Put(bytes, kRootReservedAt, uint32_t{0});
-    Put(bytes, kBodyReservedAt, uint16_t{0});
+    Put(bytes, kBodyReservedAt, uint16_t{1});  // the log has every change
     Put(bytes, kRootChecksumAt, Crc32c(Bytes(bytes).subspan(kRootBodyAt)));
     bytes.resize(RoundUp(bytes.size(), kBlockSize));
   }

@@ -49,8 +49,9 @@ Result<int> Run(const Arguments& arguments) {
   ASSIGN_OR_RETURN(StoreParts parts, RecoverStore(arguments.store, options, &report));
   // A damaged log is written anew by the next mount.
   if (report.lost) RETURN_IF_ERROR(LeaveLog(arguments.store, &parts));
+  RETURN_IF_ERROR(parts.catalog->Sync());
+  if (parts.was_clean && !report.lost) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
   if (!report.restored()) {
-    if (parts.was_clean) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
     return MakeError(ErrorCode::kExists, "{}: nothing is lost ('weightfs verify {}' checks the store)",
                      arguments.store, ShellQuote(arguments.store));
   }

@@ -345,6 +345,11 @@ Result<void> Opening::Rebuild() {
   }
   RETURN_IF_ERROR(built);
   if (parts_.guard != nullptr) RETURN_IF_ERROR(parts_.guard->Verify());
+  // The new index lacks what is lost, although it has the last version.
+  for (size_t index = 0; parts_.lost && index < parts_.devices.size(); ++index) {
+    parts_.superblocks[index].catalog_sequence = 0;
+    RETURN_IF_ERROR(WriteSuperblock(*parts_.devices[index], parts_.superblocks[index]));
+  }
   ASSIGN_OR_RETURN(const std::string old, SwapCatalogs(directory_));
   std::error_code error;
   if (!old.empty() && (foreign_ || ahead || parts_.lost)) {

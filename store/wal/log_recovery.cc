@@ -91,16 +91,27 @@ Result<Tail> FindDurableTail(Devices devices, const Root& root, Version from) {
   // The index may have entries behind the mark, too.
   Version good = from.sequence <= tail.durable ? from : root.checkpoint;
   bool differs = false;
-  const auto checked = ReplayLog(devices, root, good, tail.version.sequence, [&](const Entry& entry) -> Result<void> {
-    if (entry.version.sequence > tail.durable && entry.batch.has_unflushed_data()) {
-      differs = !CommittedData(entry.batch).IsOn(devices, {memory.data(), memory.size()});
-      if (differs) return ErrorCode::kAgain;
-    }
-    good = entry.version;
-    return {};
-  });
+  const auto check = [&] {
+    return ReplayLog(devices, root, good, tail.version.sequence, [&](const Entry& entry) -> Result<void> {
+      if (entry.version.sequence > tail.durable && entry.batch.has_unflushed_data()) {
+        differs = !CommittedData(entry.batch).IsOn(devices, {memory.data(), memory.size()});
+        if (differs) return ErrorCode::kAgain;
+      }
+      good = entry.version;
+      return {};
+    });
+  };
+  auto checked = check();
+  if (checked && good.sequence < from.sequence) {  // damage before what the index has
+    good = from;
+    checked = check();
+  }
   if (!checked && !differs) return checked.error();
-  if (differs) tail.clean = false;
+  if (differs) {
+    tail.clean = false;
+  } else if (good != tail.version) {
+    return Error{ErrorCode::kIo, "the log of the catalog cannot be read twice alike; check the device (dmesg)"};
+  }
   tail.version = good;
   tail.continues = from.sequence <= good.sequence;
   return tail;

@@ -109,9 +109,16 @@ Result<void> LogWriter::Prepare() {
 
 // Ends the old log at its last entry, and goes on behind it.
 Result<void> LogWriter::Restart() {
+  StreamWriter old = *log_;
   const std::vector<Segment> rest = log_->Cut();
   auto extended = Extend(*log_, segment_size_, begun_);
-  if (extended) Release(rest);
+  if (extended) {
+    Release(rest);
+    return {};
+  }
+  // After a failed write of a root, some device may have one that ends the log here.
+  if (roots_differ_) return Fail(extended.error());
+  log_.emplace(std::move(old));
   return extended;
 }
 
@@ -483,13 +490,15 @@ void LogWriter::ContinueCheckpoint() {
 
 Result<void> LogWriter::BeginCheckpoint() {
   uint64_t renewing = 0;
-  bool renews = false;
   {
     MutexLock lock(mutex_);
     checkpoint_due_ = given_up_ = false;
     checkpointing_ = true;
     renewing = renewals_;
-    renews = renewals_ != renewed_;
+  }
+  {
+    MutexLock io(io_);
+    RETURN_IF_ERROR(SettleRoots());
   }
   // The snapshot has its version, so no lock keeps both together.
   auto records = index_.NewIterator({});
@@ -504,9 +513,6 @@ Result<void> LogWriter::BeginCheckpoint() {
   }
   records->Seek({});
   MutexLock io(io_);
-  RETURN_IF_ERROR(SettleRoots());
-  // What is damaged may be in the last segment, too, of which the log keeps all.
-  if (renews) RETURN_IF_ERROR(Restart());
   checkpoint_.emplace(Checkpoint{std::move(records), version, NewStream(), renewing});
   return {};
 }
@@ -555,7 +561,7 @@ Result<void> LogWriter::FinishCheckpoint() {
   root.log = log.stream();
   RETURN_IF_ERROR(WriteRoot(std::move(root)));
   log_.emplace(std::move(log));
-  kept_ = BlocksOf(log_->stream().segments);
+  kept_ = log_->stream().segments.empty() ? BlockCount{} : log_->stream().segments.back().run.run.count;
   const uint64_t renewed = checkpoint_->renewing;
   checkpoint_.reset();
   Release(old);

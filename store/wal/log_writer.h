@@ -192,7 +192,7 @@ class LogWriter {
   uint64_t root_sequence_ GUARDED_BY(io_), next_stream_ GUARDED_BY(io_);
   uint64_t allocations_ GUARDED_BY(io_) = 0;
   BlockCount blocks_ GUARDED_BY(io_);              // of all segments
-  BlockCount kept_ GUARDED_BY(io_);                // of the log after the last checkpoint
+  BlockCount kept_ GUARDED_BY(io_);                // of the last segment of the log after the last checkpoint
   SpaceReservation reservation_ GUARDED_BY(io_);   // for segments to come
   bool roots_differ_ GUARDED_BY(io_) = false;      // after a failed write of a root
   std::vector<Segment> held_ GUARDED_BY(io_);      // released meanwhile; a root on some device may refer to them

@@ -256,7 +256,11 @@ class Continuation {
       ASSIGN_OR_RETURN(auto entry, entries_.Next());
       if (!entry && !has_begun_) {
         // Entries that the version has may be damaged.
-        if (!end_) end_ = entries_.position();
+        if (!end_) {
+          end_ = entries_.position();
+          partial_ = !entries_.is_between();
+        }
+        unreadable_ = unreadable_ || entries_.unreadable();
         ASSIGN_OR_RETURN(const bool more, entries_.SkipDamage());
         if (!more) return entry;
         is_rejected_ = true;  // unless an entry follows that continues it
@@ -284,6 +288,9 @@ class Continuation {
   Version version() const { return version_; }
   bool is_known() const { return is_known_; }        // the log has the first version
   bool is_rejected() const { return is_rejected_; }  // an entry follows that does not continue the last one
+  // A part of an entry is at the end, or what the device cannot read.
+  bool is_partial() const { return partial_ || !entries_.is_between(); }
+  bool is_unreadable() const { return unreadable_ || entries_.unreadable(); }
   EntryReader& entries() { return entries_; }
   FrameReader::Position position() const { return end_ ? *end_ : entries_.position(); }  // where the next frame belongs
 
@@ -291,7 +298,7 @@ class Continuation {
   // Damage before this entry is behind the log.
   void Accept() {
     end_.reset();
-    is_rejected_ = false;
+    is_rejected_ = partial_ = unreadable_ = false;
   }
 
   Continuation(EntryReader entries, Version from, bool is_known)
@@ -301,7 +308,9 @@ class Continuation {
   Version version_;
   bool is_known_;
   bool is_rejected_ = false;
-  bool has_begun_ = false;                      // an entry after the first version was found
+  bool has_begun_ = false;    // an entry after the first version was found
+  bool partial_ = false;      // of end_
+  bool unreadable_ = false;   // behind end_
   std::optional<FrameReader::Position> end_;  // before damage that is perhaps the end
 };
 
@@ -320,8 +329,14 @@ Result<Tail> FindTail(Devices devices, const Root& root, Version from) {
   tail.continues = log.is_known();
   tail.position = log.position();
   tail.durable = std::max({entries.durable(), root.durable, root.checkpoint.sequence});
-  tail.clean = entries.is_between() && !log.is_rejected();
-  tail.unreadable = entries.unreadable();
+  // A later segment with a known frame number was taken when this one was full: frames before it are missing.
+  const auto& segments = root.log.segments;
+  const auto next = segments.begin() + static_cast<ptrdiff_t>(std::min(tail.position.segment + 1, segments.size()));
+  const bool complete = std::all_of(next, segments.end(), [](const Segment& segment) {
+    return segment.first_frame == kUnknownFrame;
+  });
+  tail.clean = complete && !log.is_partial() && !log.is_rejected();
+  tail.unreadable = log.is_unreadable();
   ASSIGN_OR_RETURN(bool more, entries.SkipDamage());
   while (more) {
     tail.clean = false;

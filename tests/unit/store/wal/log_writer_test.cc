@@ -505,6 +505,32 @@ TEST_F(LogWriterTest, DamageBeforeWhatAVersionNeedsIsSkipped) {
   ExpectRestored();
 }
 
+// A search from the version of the index and one from the checkpoint find the same end, at every cut of a large entry.
+TEST_F(LogWriterTest, APartOfAnEntryIsNoCleanEnd) {
+  Start();
+  Put(0, 10);
+  const Version before = ReadVersion(*catalog_).value();
+  const size_t begun = journal_->size();
+  KvBatch batch;
+  for (int i = 0; i < 60; ++i) batch.Put("large" + std::to_string(i), std::string(1000, 'x'));
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  ASSERT_OK(catalog_->Sync());
+  size_t parts = 0;
+  for (size_t cut = begun; cut <= journal_->size(); ++cut) {
+    Restarted after = Restart(journal_->ImageAt(cut, {.kind = CrashOptions::Kind::kProcessKill}));
+    const auto devices = after.borrowed();
+    const Root root = FindRoot(devices, std::nullopt).value().value();
+    const Tail near = FindTail(devices, root, before).value();
+    const Tail far = FindTail(devices, root, root.checkpoint).value();
+    EXPECT_EQ(near.version, far.version) << cut;
+    EXPECT_EQ(near.clean, far.clean) << cut;
+    EXPECT_TRUE(near.continues) << cut;
+    if (!near.clean) ++parts;
+  }
+  EXPECT_GT(parts, 0U);
+  Stop();
+}
+
 TEST_F(LogWriterTest, EachRenewalTakesOneCheckpoint) {
   Start();
   Put(0, 100);

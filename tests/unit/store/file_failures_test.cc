@@ -322,7 +322,7 @@ TEST(FileFailures, ARenameWhoseCommitFailsDoesNotHappen) {
     ASSERT_OK(store->names().Create(kRootInode, "from", {.mode = type | 0755, .symlink = "anywhere"}));
     const std::string path = type == S_IFDIR ? "from/a" : "a";
     ASSERT_OK(store.WriteAt(store.Create(path).value(), 0, "data"));
-    store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+    store.kv().FailWrite(1);
     EXPECT_FALSE(store->names().Rename(kRootInode, "from", kRootInode, "to", RenameMode::kReplace).has_value());
     EXPECT_FALSE(store.Resolve("to").has_value());
     EXPECT_TRUE(store.Resolve("from").has_value());

@@ -709,9 +709,9 @@ BlockCount LogWriter::Needed() const {
 // df does not change with each segment.
 BlockCount LogWriter::Wanted() const {
   const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
-  const BlockCount due = std::max(checkpoint, least_log_);  // the length of the log when a checkpoint is due
+  const BlockCount due = kept_ + std::max(checkpoint, least_log_);  // the length of the log when a checkpoint is due
   const BlockCount log = std::min(BlocksOf(log_->stream().segments), due);
-  return BlockCount{checkpoint.value + 3 * due.value + 4 * segment_size_.value - log.value};
+  return BlockCount{checkpoint.value + 2 * due.value + least_log_.value + 4 * segment_size_.value - log.value};
 }
 
 // Reserves the space that will be needed. In a full pool there may be less.

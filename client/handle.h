@@ -63,8 +63,8 @@ struct FileName {
 
 // Called with the number of bytes done and the total, about a hundred times and, after success, once when all bytes are
 // transferred, before the file is finished (fsync, rename). A callback delays no transfer and no operation
-// but its own. The other callbacks of its ring (HandleOptions::intra_op_parallelism) wait until it returns. If it
-// destroys the handle, they run later, and must not use the handle.
+// but its own, as far as threads can be started. The other callbacks of its ring (HandleOptions::intra_op_parallelism)
+// wait until it returns. If it destroys the handle, they run later, and must not use the handle.
 using Progress = std::function<void(uint64_t done, uint64_t total)>;
 
 // Called every 100 ms by a waiting thread. Return true to end the wait.

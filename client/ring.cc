@@ -29,12 +29,10 @@ Result<std::shared_ptr<Ring>> Ring::Create(const PipelineOptions& options) {
 }
 
 Result<void> Ring::StartThreadLocked() {
-  if (started_ == kMostThreads) return Error{ErrorCode::kAgain, "the ring has its threads"};
+  if (threads_.size() == kMostThreads) return Error{ErrorCode::kAgain, "the ring has its threads"};
   // The thread keeps the ring alive, because Stop may be called on this thread.
   ASSIGN_OR_RETURN(auto thread, StartThread("weightfs-io", [self = shared_from_this()] { self->Work(); }));
   threads_.push_back(std::move(thread));
-  ++started_;
-  ++free_;
   return {};
 }
 
@@ -46,14 +44,13 @@ void Ring::BeginStop() {
 
 void Ring::Stop() {
   BeginStop();
-  MutexLock lock(mutex_);
-  while (!threads_.empty()) {
-    auto threads = std::exchange(threads_, {});
-    lock.Unlock();
-    for (std::thread& thread : threads) {
-      thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
-    }
-    lock.Lock();
+  std::vector<std::thread> threads;
+  {
+    MutexLock lock(mutex_);
+    threads = std::exchange(threads_, {});
+  }
+  for (std::thread& thread : threads) {
+    thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
   }
 }
 
@@ -118,7 +115,7 @@ void Ring::WakeForTaskLocked() {
   if (!WaitsLocked()) return;
   if (WakeOneLocked()) return;
   if (ring_of_thread == this) {
-    // After Stop nobody would join it; this thread takes what is left.
+    // After BeginStop nobody would join it; this thread takes what is left.
     if (!stopping_) static_cast<void>(StartThreadLocked().has_value());
   } else if (std::exchange(sleeps_, false)) {
     pipeline_->Wake();  // the driver, to start a thread
@@ -136,7 +133,8 @@ bool Ring::WakeOneLocked() {
 bool Ring::TakeTask(MutexLock& lock) {
   if (!WaitsLocked()) return false;
   // When the ring stops, nothing is left to drive.
-  if (free_ == 1 && !stopping_ && !StartThreadLocked().has_value()) return false;
+  const size_t free = threads_.size() - working_ - (calling_ ? 1 : 0);
+  if (!stopping_ && free == 1 && !StartThreadLocked().has_value()) return false;
   const bool is_call = CallWaitsLocked();
   Tasks& queue = is_call ? calls_ : tasks_;
   auto task = std::move(queue.front());
@@ -146,13 +144,11 @@ bool Ring::TakeTask(MutexLock& lock) {
   } else {
     ++working_;
   }
-  --free_;
   WakeForTaskLocked();
   lock.Unlock();
   task();
   task = nullptr;  // destroys its captures without the lock
   lock.Lock();
-  ++free_;
   if (is_call) {
     calling_ = false;
   } else {

@@ -8,11 +8,11 @@
 // The driver makes no request that may take long (no open, fallocate, fsync, rename or request for a lease) and runs
 // no callback. Those are *tasks* (the open at the turn of an operation, an end of an operation that is more than a
 // close) and *calls* (callbacks), in queues of their own. The ring's threads that do not drive carry them out in
-// order, a call first and the calls one at a time; one thread is left for them. The last thread without a task never
-// takes one: it drives when there is something to drive. So no task or call delays a transfer, and no call delays a
-// task but the end of the operation whose progress it reports. A driver with nothing left to do takes tasks itself,
-// without a context switch. One exception: where the kernel refuses a transfer by O_DIRECT, or cuts it short, the
-// driver opens the file without.
+// order, a call first and the calls one at a time; one thread is left for them, if it can be started. The last thread
+// without a task never takes one: it drives when there is something to drive. So no task or call delays a transfer, and
+// no call delays a task but the end of the operation whose progress it reports. A driver with nothing left to do takes
+// tasks itself, without a context switch. One exception: where the kernel refuses a transfer by O_DIRECT, or cuts it
+// short, the driver opens the file without.
 //
 // Every thread of a ring is started by Create or by another thread of the ring. So all of them have the user, groups
 // and capabilities of the thread that created the handle, and none ever changes them.
@@ -39,6 +39,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
  public:
   // Threads of a ring: one drives, one runs callbacks, the others have tasks that block.
   static constexpr size_t kMostThreads = 6;
+  static constexpr size_t kMostTasks = kMostThreads - 2;  // at the same time; further ones wait
 
   static Result<std::shared_ptr<Ring>> Create(const PipelineOptions& options);
   Ring(const Ring&) = delete;
@@ -61,7 +62,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   [[nodiscard]] bool Help(const Operation& operation, std::chrono::nanoseconds limit) EXCLUDES(mutex_);
   // Ends an operation whose slices are done, on this thread. Blocks.
   void End(const std::shared_ptr<Operation>& operation) EXCLUDES(mutex_);
-  // Runs a task, which may block. Not after BeginStop.
+  // Runs a task, which may block. From other threads not after BeginStop.
   void Run(std::function<void()> task) EXCLUDES(mutex_) { Post(tasks_, std::move(task)); }
 
  private:
@@ -91,7 +92,7 @@ class Ring : public std::enable_shared_from_this<Ring> {
   void AddTask(Tasks& queue, std::function<void()> task) EXCLUDES(mutex_);
   // True if a task or a call could begin.
   bool WaitsLocked() const REQUIRES(mutex_) {
-    return CallWaitsLocked() || (!tasks_.empty() && working_ < kMostThreads - 2);
+    return CallWaitsLocked() || (!tasks_.empty() && working_ < kMostTasks);
   }
   bool CallWaitsLocked() const REQUIRES(mutex_) { return !calls_.empty() && !calling_; }
   // Returns false if no thread is idle.
@@ -117,8 +118,6 @@ class Ring : public std::enable_shared_from_this<Ring> {
   bool calling_ GUARDED_BY(mutex_) = false;     // a call runs
   size_t working_ GUARDED_BY(mutex_) = 0;       // tasks that run
   std::vector<std::condition_variable*> idle_ GUARDED_BY(mutex_);   // of the threads that wait; the last one began last
-  size_t free_ GUARDED_BY(mutex_) = 0;      // threads of the ring without a task or call
-  size_t started_ GUARDED_BY(mutex_) = 0;   // threads of the ring
   std::vector<std::thread> threads_ GUARDED_BY(mutex_);  // those that Stop has not taken
 };
 

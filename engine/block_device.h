@@ -36,6 +36,17 @@ class IoRequest {
   ~IoRequest() = default;
 };
 
+// A synchronous write as a request, for the checks of a device. Never submitted.
+struct SynchronousWrite final : IoRequest {
+  SynchronousWrite(ByteOffset where, std::span<const std::byte> in) {
+    operation = Operation::kWrite;
+    offset = where;
+    data = const_cast<std::byte*>(in.data());  // only read
+    size = ByteCount{in.size()};
+  }
+  void OnComplete(Result<void>) override {}
+};
+
 // Thread-safe.
 class BlockDevice {
  public:

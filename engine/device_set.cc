@@ -11,7 +11,7 @@ namespace weightfs {
 DeviceSet::DeviceSet(std::vector<BlockDevice*> devices)
     : devices_(std::move(devices)), written_(std::make_unique<std::atomic<bool>[]>(devices_.size())) {}
 
-Result<size_t> DeviceSet::FlushWritten() {
+Result<void> DeviceSet::FlushWritten() {
   MutexLock lock(flushing_);
   if (failure_) return *failure_;
   std::vector<BlockDevice*> written;
@@ -30,9 +30,9 @@ Result<size_t> DeviceSet::FlushWritten() {
   for (auto& other : others) {
     if (Result<void> flushed = other.get(); !flushed && result) result = std::move(flushed);
   }
-  if (result) return written.size();
-  failure_ = result.error();
-  return std::move(result).error();
+  flushes_ += written.size();
+  if (!result) failure_ = result.error();
+  return result;
 }
 
 size_t DeviceSet::outstanding() const {

@@ -23,14 +23,16 @@ class DeviceSet {
   size_t size() const { return devices_.size(); }
   size_t outstanding() const;  // requests submitted to all devices and not complete
   void NoteWrite(DeviceId id) { written_[id.value].store(true); }
-  // Flushes every device written since the last call. Returns their number. When it returns, everything written before
-  // the call is durable, also what a concurrent call flushes. After a failure every later call fails, because what was
-  // lost does not come back.
-  Result<size_t> FlushWritten() EXCLUDES(flushing_);
+  // Flushes every device written since the last call. When it returns, everything written before the call is durable,
+  // also what a concurrent call flushes. After a failure every later call fails, because what was lost does not come
+  // back.
+  Result<void> FlushWritten() EXCLUDES(flushing_);
+  uint64_t flushes() const { return flushes_; }  // of devices, since the start
 
  private:
   std::vector<BlockDevice*> devices_;
   std::unique_ptr<std::atomic<bool>[]> written_;
+  std::atomic<uint64_t> flushes_{0};
   Mutex flushing_;  // held during the flushes; no other lock is taken under it
   std::optional<Error> failure_ GUARDED_BY(flushing_);
 };

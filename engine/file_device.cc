@@ -85,13 +85,7 @@ void FileDevice::Submit(std::span<IoRequest* const> requests) {
 }
 
 Result<void> FileDevice::Write(ByteOffset offset, std::span<const std::byte> in) {
-  struct Checked final : IoRequest {
-    void OnComplete(Result<void>) override {}
-  } request;
-  request.operation = IoRequest::Operation::kWrite;
-  request.offset = offset;
-  request.data = const_cast<std::byte*>(in.data());  // only read
-  request.size = ByteCount{in.size()};
+  const SynchronousWrite request(offset, in);
   if (const auto refused = Check(request)) return *refused;
   while (!in.empty()) {
     const ssize_t written = pwrite(file_.get(), in.data(), in.size(), static_cast<off_t>(offset.value));

@@ -16,7 +16,7 @@
 namespace weightfs {
 namespace {
 
-// The feature bits that this program must know to write or to read: none yet.
+// The feature bits that this program knows, of those that it must know to write or to read.
 constexpr uint64_t kKnownReadOnlyCompatible = 0;
 constexpr uint64_t kKnownIncompatible = kSuperblockLog;
 

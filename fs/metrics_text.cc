@@ -117,7 +117,7 @@ void AddScrub(const ScrubReport& scrub, Text* text) {
       [](const ScrubFindings& found) { return found.blocks; });
   add("weightfs_scrub_damaged_files", "Files with damaged blocks.",
       [](const ScrubFindings& found) { return found.files; });
-  add("weightfs_scrub_catalog_damaged", "1: the catalog is damaged.",
+  add("weightfs_scrub_catalog_damaged", "1: the index of the catalog is damaged.",
       [](const ScrubFindings& found) { return found.catalog ? 1 : 0; });
   add("weightfs_scrub_log_damaged", "1: the log on the devices was damaged.",
       [](const ScrubFindings& found) { return found.replica ? 1 : 0; });

@@ -147,7 +147,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   commit.close_delay = options.close_delay;
   if (parts->log != nullptr) {
     wal::LogWriter* log = parts->log.get();
-    commit.retire = [log](const std::vector<DeviceRun>& runs) { log->Retire(runs); };
+    commit.retire = [log](std::vector<DeviceRun> runs) { log->Retire(std::move(runs)); };
     commit.release_freed = [log] { log->ReleaseRetired(); };
   }
   commit.freed = [memory = services.extent_memory](size_t extents) { memory->Freed(extents); };
@@ -422,7 +422,7 @@ StoreStatistics Store::statistics() const {
       p_->reader->counters().device_bytes + statistics.leased_read_bytes + p_->scrubber->device_bytes();
   statistics.device_written_bytes = p_->write_back->written_bytes() + statistics.leased_written_bytes;
   statistics.commits = p_->committer->commits();
-  statistics.flushes = p_->committer->flushes();
+  statistics.flushes = p_->device_set->flushes();
   statistics.checksum_errors = p_->reader->counters().checksum_errors;
   for (const BufferPool* pool :
        {p_->chunks.get(), p_->large_reads.get(), p_->small_reads.get(), p_->stripes.get(), p_->small_writes.get()}) {
@@ -436,7 +436,6 @@ StoreStatistics Store::statistics() const {
   statistics.pinned_bytes = ToBytes(p_->space->pinned()).value;
   statistics.granted_bytes = ToBytes(p_->space->granted()).value;
   if (p_->log) statistics.log = p_->log->statistics();
-  statistics.flushes += statistics.log.flushes;
   statistics.read_only = read_only();
   return statistics;
 }

@@ -241,7 +241,11 @@ size_t Committer::RunCycle(Cycle cycle) {
       if (sealed.content) freed.insert(freed.end(), sealed.content->freed.begin(), sealed.content->freed.end());
     }
     for (Deletion& deletion : cycle.deletions) freed.insert(freed.end(), deletion.runs.begin(), deletion.runs.end());
-    options_.retire ? options_.retire(freed) : space_.Retire(freed);
+    if (options_.retire) {
+      options_.retire(std::move(freed));
+    } else {
+      space_.Retire(freed);
+    }
     if (cycle.wrote) ++commits_;
   }
   Finish(&cycle, CommitLevel::kDurable);
@@ -306,10 +310,7 @@ Result<void> Committer::FlushFirst(const Cycle& cycle) {
       std::any_of(cycle.sealed.begin(), cycle.sealed.end(),
                   [](const Sealed& sealed) { return sealed.content && sealed.content->flush_first; }) ||
       std::any_of(cycle.requests.begin(), cycle.requests.end(), [](const Request& request) { return request.flush; });
-  if (!wanted) return {};
-  ASSIGN_OR_RETURN(const size_t flushed, devices_.FlushWritten());
-  flushes_ += flushed;
-  return {};
+  return wanted ? devices_.FlushWritten() : Result<void>();
 }
 
 void Committer::WriteCatalog(Cycle* cycle) {

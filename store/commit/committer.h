@@ -32,7 +32,7 @@ class Committer final : public CommitQueue {
     std::chrono::milliseconds close_delay{1000};
     std::chrono::milliseconds replace_delay{30000};  // same, for a file that writers are replacing
     // Frees blocks that batches in the catalog have freed, once that is safe; null: SpaceManager::Retire.
-    std::function<void(const std::vector<DeviceRun>& runs)> retire = nullptr;
+    std::function<void(std::vector<DeviceRun> runs)> retire = nullptr;
     std::function<void()> release_freed = nullptr;  // CommitQueue::ReleaseFreed; null: nothing to do
     // Runs on the committer's thread after it has freed the changes and the runs of so many extents.
     std::function<void(size_t extents)> freed = nullptr;
@@ -69,7 +69,6 @@ class Committer final : public CommitQueue {
   Result<void> Stop();
 
   uint64_t commits() const { return commits_.load(); }
-  uint64_t flushes() const { return flushes_.load(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -117,7 +116,7 @@ class Committer final : public CommitQueue {
   WriteBack& write_back_;
   const Options options_;
   std::atomic<bool> failed_{false};
-  std::atomic<uint64_t> commits_{0}, flushes_{0};
+  std::atomic<uint64_t> commits_{0};
   Mutex mutex_;
   std::condition_variable wake_;
   std::set<std::pair<Clock::time_point, InodePtr>> changed_ GUARDED_BY(mutex_);  // by due time

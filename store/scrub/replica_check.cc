@@ -19,7 +19,7 @@ std::string Where(const Stream& stream, const FrameReader::Position& position, D
                      ToBytes(run.run.start + position.block).value);
 }
 
-// One pass over the replica of one root.
+// One pass over the checkpoint and the log of one root.
 class Pass {
  public:
   Pass(Devices devices, const Root& root, const std::function<bool(ByteCount)>& next)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the whole replica of the catalog from the devices and checks every frame, while a LogWriter may continue
+// Reads the whole log and its checkpoint from the devices and checks every frame, while a LogWriter may continue
 // it.
 #pragma once
 
@@ -18,7 +18,7 @@ struct CheckResult {
 };
 
 // Calls `next` with the bytes of each frame that was read; stops when it returns false. `expected`: without a valid
-// root, the replica is damaged. A difference counts only if it is found again while the root stays the same, because
+// root, the log is damaged. A difference counts only if it is found again while the root stays the same, because
 // the writer extends the log, and frees segments that a new root does not list. Returns errors of memory.
 Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& store_id,
                                  const std::function<bool()>& expected, const std::function<bool(ByteCount)>& next);

@@ -36,7 +36,7 @@ struct ScrubFindings {
   uint64_t blocks = 0;  // damaged blocks of files
   uint64_t files = 0;   // with damaged blocks
   bool catalog = false;
-  bool replica = false;             // of the catalog, on the devices
+  bool replica = false;             // the log of the catalog, on the devices
   std::vector<DamagedFile> listed;  // the first kListed files
 
   bool clean() const { return blocks == 0 && !catalog && !replica; }

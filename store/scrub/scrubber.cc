@@ -214,13 +214,12 @@ bool Scrubber::CheckReplica() {
                                                  return Pace(size);
                                                });
     if (stopping()) return false;
-    if (!checked) spdlog::warn("scrub: the replica of the catalog cannot be checked: {}", ToString(checked.error()));
+    if (!checked) spdlog::warn("scrub: the log of the catalog cannot be checked: {}", ToString(checked.error()));
     if (checked && checked->damage) {
       spdlog::error(
-          "scrub: the replica of the catalog on the devices is damaged: {}; the catalog and all files are not "
-          "affected; {}",
+          "scrub: the log of the catalog on the devices is damaged: {}; the index and all files are not affected; {}",
           *checked->damage,
-          services_.renew_replica ? "a new replica is being written" : "mount the store for writing, with scrub=");
+          services_.renew_replica ? "a new checkpoint is being written" : "mount the store for writing, with scrub=");
       if (services_.renew_replica) services_.renew_replica();
       MutexLock lock(mutex_);
       state_.found.replica = true;
@@ -281,8 +280,8 @@ void Scrubber::Finish() {
   const double seconds = static_cast<double>(done.last_completed_ns - done.last_started_ns) / 1e9;
   spdlog::info("scrub: complete after {:.0f} s: {} MiB were checked, {} blocks of {} files are damaged{}{}", seconds,
                done.checked_bytes / kMiB, done.last_found.blocks, done.last_found.files,
-               done.last_found.catalog ? ", the catalog is damaged" : "",
-               done.last_found.replica ? ", the replica of the catalog was damaged" : "");
+               done.last_found.catalog ? ", the index of the catalog is damaged" : "",
+               done.last_found.replica ? ", the log of the catalog was damaged" : "");
   Save();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads everything that a store keeps once a period, beside its other work: the tables of the catalog, the replica of
+// Reads everything that a store keeps once a period, beside its other work: the tables of the index, the log of
 // the catalog, and the data of all files.
 #pragma once
 
@@ -32,9 +32,9 @@ class Scrubber {
     KvStore& catalog;
     DeviceSet& devices;
     SpaceManager& space;
-    std::vector<BlockDevice*> device_list;       // in index order, for the replica
+    std::vector<BlockDevice*> device_list;       // in index order, for the log
     std::function<uint64_t()> foreground_bytes;  // transferred by all others so far
-    std::optional<Uuid> replica_of;              // the store whose devices have a replica; nullopt: they have none
+    std::optional<Uuid> replica_of;              // the store whose devices have a log; nullopt: they have none
     std::function<bool()> replica_expected;      // whether it should be there now
     std::function<void()> renew_replica;         // writes a new one; empty: nobody can
     bool read_only = false;                      // keep the state in memory

@@ -16,7 +16,7 @@ Result<std::unique_ptr<FileDevice>> OpenToExamine(const std::string& path);
 
 struct DeviceContents {
   std::string words;      // "a signature of ext4 (filesystem)", "a device of a weightfs store"
-  bool of_store = false;  // by a superblock, or by a root of the replica
+  bool of_store = false;  // by a superblock, or by a root of the log
   bool damaged = false;   // of a store, but without a valid superblock: RecoverStore may rebuild it
   int partitions = 0;     // of its partition table
   bool unused = false;    // it has one partition, which is of kPartitionType and empty: MakePartition was interrupted

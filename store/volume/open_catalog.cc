@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -70,8 +70,9 @@ class Opening {
   Result<void> OpenForWriting();
   Result<void> Rebuild();
   Result<void> ReplayAll(const std::function<Result<void>(KvBatch)>& apply);
-  Result<void> CheckReplayed(const wal::ReplayReport& replayed) const;
-  Result<void> ReplayRest(const std::function<Result<void>(KvBatch)>& apply);
+  Result<void> CatchUp(wal::Version from, const std::function<Result<void>(KvBatch)>& apply) const {
+    return log_.root ? wal::CatchUp(devices_, *log_.root, from, log_.tail, apply) : Result<void>();
+  }
 
   const std::string directory_, path_;
   const OpenOptions& options_;
@@ -107,7 +108,7 @@ Result<void> Opening::Run() {
     RETURN_IF_ERROR(Rebuild());
   } else {
     RETURN_IF_ERROR(OpenForWriting());
-    RETURN_IF_ERROR(ReplayRest([&](KvBatch batch) { return index_->Write(std::move(batch)); }));
+    RETURN_IF_ERROR(CatchUp(version_, [&](KvBatch batch) { return index_->Write(std::move(batch)); }));
   }
   if (!logged && !options_.repair) {
     spdlog::info("{}: from now on its devices have the log of all changes; older versions of weightfs cannot open it",
@@ -267,7 +268,7 @@ Result<void> Opening::OpenInMemory() {
     overlay->Apply(batch);
     return {};
   };
-  RETURN_IF_ERROR(rebuild ? ReplayAll(apply) : ReplayRest(apply));
+  RETURN_IF_ERROR(rebuild ? ReplayAll(apply) : CatchUp(version_, apply));
   parts_.catalog = std::move(overlay);
   return {};
 }
@@ -281,24 +282,6 @@ Result<void> Opening::OpenForWriting() {
   if (parts_.guard != nullptr) index.may_write = [guard = parts_.guard.get()] { return guard->MayWrite(); };
   ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, index));
   return {};
-}
-
-// What the log has after the index.
-Result<void> Opening::ReplayRest(const std::function<Result<void>(KvBatch)>& apply) {
-  if (!log_.root) return {};
-  ASSIGN_OR_RETURN(const auto replayed,
-                   wal::ReplayLog(devices_, *log_.root, version_, log_.tail.version.sequence, [&](const auto& entry) {
-                     return apply(wal::WithVersion(entry.batch, entry.version));
-                   }));
-  return CheckReplayed(replayed);
-}
-
-// The device may fail to read now what it has read before.
-Result<void> Opening::CheckReplayed(const wal::ReplayReport& replayed) const {
-  if (replayed.version == log_.tail.version) return {};
-  return Error{ErrorCode::kIo, fmt::format("{}: the log of the catalog can be read only up to {}, and before up to {}; "
-                                           "check the device (dmesg), and mount again",
-                                           directory_, FormatUtc(replayed.time_ns), FormatUtc(log_.tail.time_ns))};
 }
 
 // The checkpoint, and the log up to its tail.
@@ -315,11 +298,8 @@ Result<void> Opening::ReplayAll(const std::function<Result<void>(KvBatch)>& appl
                                              "lost",
                                              checkpoint.damaged_frames)));
   }
-  ASSIGN_OR_RETURN(const auto replayed,
-                   wal::ReplayLog(devices_, root, root.checkpoint, log_.tail.version.sequence,
-                                  [&](const wal::Entry& entry) { return apply(entry.batch); }));
-  RETURN_IF_ERROR(CheckReplayed(replayed));
-  return apply(wal::WithVersion({}, log_.tail.version));
+  RETURN_IF_ERROR(apply(wal::WithVersion({}, root.checkpoint)));
+  return CatchUp(root.checkpoint, apply);
 }
 
 // Beside the old one, which goes only when the log is known to replace it.

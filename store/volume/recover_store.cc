@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/recover_store.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/stat.h>
@@ -14,8 +13,6 @@
 #include <utility>
 
 #include "common/guarded_directory.h"
-#include "common/log.h"
-#include "common/shell_quote.h"
 #include "engine/file_device.h"
 #include "meta/facts.h"
 #include "meta/keys.h"
@@ -130,7 +127,7 @@ Result<void> Recovery::OpenDevice(const std::string& path, bool own) {
   }
   const FileDevice::Options options{.follow_links = !own, .lock_wait = DeviceLockWait(lock_)};
   ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, options));
-  // A root of the replica in a partition that begins at 1 MiB looks like one of the disk.
+  // A root of the log in a partition that begins at 1 MiB looks like one of the disk.
   const auto superblock = ReadSuperblock(*device);
   const auto partitions = PartitionsOf(path);
   if (!superblock && !partitions.empty()) {

@@ -10,6 +10,7 @@
 #include "io/huge_pages.h"
 #include "meta/keys.h"
 #include "meta/records.h"
+#include "store/wal/logged_kv_store.h"
 
 namespace weightfs::wal {
 namespace {
@@ -115,6 +116,15 @@ Result<Tail> FindDurableTail(Devices devices, const Root& root, Version from) {
   tail.version = good;
   tail.continues = from.sequence <= good.sequence;
   return tail;
+}
+
+Result<void> CatchUp(Devices devices, const Root& root, Version from, const Tail& tail,
+                     const std::function<Result<void>(KvBatch)>& apply) {
+  ASSIGN_OR_RETURN(const auto replayed, ReplayLog(devices, root, from, tail.version.sequence, [&](const Entry& entry) {
+                     return apply(WithVersion(entry.batch, entry.version));
+                   }));
+  if (replayed.version == tail.version) return {};
+  return Error{ErrorCode::kIo, "the log of the catalog cannot be read twice alike; check the device (dmesg)"};
 }
 
 }  // namespace weightfs::wal

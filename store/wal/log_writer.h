@@ -23,6 +23,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -73,7 +74,6 @@ struct WriterOptions {
 struct LogStatistics {
   uint64_t bytes = 0;        // of all segments
   uint64_t checkpoints = 0;  // completed since the mount
-  uint64_t flushes = 0;      // of devices, since the mount
   bool intact = false;       // no part of it has to be written anew
 };
 
@@ -90,14 +90,14 @@ class LogWriter {
 
   // Takes the entry that follows the last one. kNoSpace if a large entry does not fit; then nothing was changed. Waits
   // only if the devices lag far behind, or for a checkpoint without which the pool has no space for the log.
-  Result<void> Append(std::string entry, uint64_t sequence) EXCLUDES(io_, mutex_);
+  Result<void> Append(std::string_view entry, uint64_t sequence) EXCLUDES(io_, mutex_);
   // Makes everything durable that was appended, or written to a device, before the call. Calls that wait for another
   // share the next flush.
   Result<void> Commit() EXCLUDES(io_, mutex_);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
   // Retires blocks that entries before the call have freed, as soon as that is safe. ReleaseRetired makes it safe now.
-  void Retire(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
+  void Retire(std::vector<DeviceRun> runs) EXCLUDES(mutex_);
   void ReleaseRetired() EXCLUDES(io_, mutex_);
 
   // Returns kNoSpace when the pool lacks the space that the log needs before a change of this kind: enough is held back
@@ -165,7 +165,6 @@ class LogWriter {
   Result<void> WriteLists(Root* root) REQUIRES(io_);
   Result<void> WriteOnDevices(Root& root) REQUIRES(io_);
   Result<void> SettleRoots() REQUIRES(io_);
-  Result<void> FlushDevices();
   void Release(const std::vector<Segment>& segments) REQUIRES(io_);
   void ReleaseLists(const Root& root) REQUIRES(io_);
   BlockCount Needed() const REQUIRES(io_);
@@ -180,7 +179,6 @@ class LogWriter {
   const WriterOptions options_;
   const BlockCount segment_size_, least_log_;
   std::atomic<bool> failed_{false};
-  std::atomic<uint64_t> flushes_{0};
 
   // Locked before mutex_ and before the locks of `space_`. Whoever holds it waits for devices only.
   mutable Mutex io_;

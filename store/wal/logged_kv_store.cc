@@ -42,8 +42,7 @@ Result<void> LoggedKvStore::Write(KvBatch batch) {
   LogWriter* log = log_.load();
   if (log == nullptr || failed()) return ErrorCode::kReadOnly;
   Version next = version_;
-  std::string entry = EncodeNext(batch, &next);
-  RETURN_IF_ERROR(log->Append(std::move(entry), next.sequence));
+  RETURN_IF_ERROR(log->Append(EncodeNext(batch, &next), next.sequence));
   version_ = next;
   auto applied = KvStoreWrapper::Write(WithVersion(std::move(batch), next));
   if (!applied) failed_ = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The replica of the catalog on the devices: its roots, frames and entries. On-disk layout: docs/FORMAT.md section 10;
+// The log of the catalog on the devices: its roots, frames and entries. On-disk layout: docs/FORMAT.md section 10;
 // this header and that section change together. Pure functions on bytes.
 #pragma once
 

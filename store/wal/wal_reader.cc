@@ -357,7 +357,6 @@ Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,
     ASSIGN_OR_RETURN(const auto entry, entries.Next());
     if (entry) {
       RETURN_IF_ERROR(apply(*entry));
-      ++report.entries;
       continue;
     }
     const uint64_t expected = entries.position().frame;
@@ -378,7 +377,6 @@ Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from, 
     RETURN_IF_ERROR(apply(*entry));
     report.version = log.version();
     report.time_ns = log.entries().time_ns();
-    ++report.entries;
   }
   return report;
 }

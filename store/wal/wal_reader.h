@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the replica of the catalog from the devices of a store.
+// Reads the log and its checkpoint from the devices of a store.
 #pragma once
 
 #include <algorithm>
@@ -46,8 +46,8 @@ class FrameReader {
   // block of the segments once, and not many more bytes of what only looks like frames.
   Result<bool> SkipDamage();
   const Position& position() const { return position_; }
-  // Of a log: entries with greater sequences that lie before the next frame do not count (Segment).
   bool unreadable() const { return unreadable_; }  // the device could not read the next frame
+  // Of a log: entries with greater sequences that lie before the next frame do not count (Segment).
   uint64_t limit() const { return limits_.empty() ? UINT64_MAX : limits_[std::min(entered_, limits_.size() - 1)]; }
 
  private:
@@ -134,7 +134,6 @@ struct ReplayReport {
   Version version;              // after the last entry
   int64_t time_ns = 0;          // of its frame
   uint64_t damaged_frames = 0;  // of the checkpoint
-  uint64_t entries = 0;
 };
 // Calls `apply` for the batches of the checkpoint. Damaged frames are skipped and counted.
 Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,

@@ -214,25 +214,9 @@ PUBLISHED = {"model.pt": 3_000_000, "config.json": 700, "rank/optimizer.pt": 400
 
 @pytest.mark.parametrize("publish", [publish_by_directory, publish_by_exchange, publish_by_symbolic_link,
                                      publish_by_hard_links])
-def test_data_published_by_a_new_name_survives_a_kill(factory, weightfs_only, publish):
-    """Nothing is synced: a new name is ordered after the data that it refers to. Names are written within 50 ms."""
-    mount = factory.mount(factory.store("64M"), "commit=3600")
-    data = {path: os.urandom(size) for path, size in PUBLISHED.items()}
-    (mount.path / "step.tmp" / "rank").mkdir(parents=True)
-    for path, content_of_path in data.items():
-        (mount.path / "step.tmp" / path).write_bytes(content_of_path)
-    publish(mount.path)
-    time.sleep(1)
-    mount.kill9()
-    mount.mount()
-    assert {path: (mount.path / "step" / path).read_bytes() for path in data} == data
-    mount.fsck()
-
-
-@pytest.mark.parametrize("publish", [publish_by_directory, publish_by_exchange, publish_by_symbolic_link,
-                                     publish_by_hard_links])
-@pytest.mark.parametrize("delay", [0, 0.02, 0.05])
+@pytest.mark.parametrize("delay", [0, 0.02, 0.05, 1])
 def test_a_new_name_that_survives_a_kill_has_its_data(factory, weightfs_only, publish, delay):
+    """Nothing is synced: a new name is ordered after the data that it refers to. Names are written within 50 ms."""
     mount = factory.mount(factory.store("64M"), "commit=3600")
     data = {path: os.urandom(size) for path, size in PUBLISHED.items()}
     (mount.path / "step.tmp" / "rank").mkdir(parents=True)
@@ -243,7 +227,7 @@ def test_a_new_name_that_survives_a_kill_has_its_data(factory, weightfs_only, pu
     mount.kill9()
     mount.mount()
     for path, content_of_path in data.items():
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError) if delay < 1 else contextlib.nullcontext():
             assert (mount.path / "step" / path).read_bytes() == content_of_path
     mount.fsck()
 

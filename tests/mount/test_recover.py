@@ -317,7 +317,7 @@ def test_an_older_catalog_catches_up(filled, tmp_path):
 
 
 def test_an_older_pool_has_what_it_had(filled, tmp_path):
-    """The devices are the store: its index follows a copy that was put back."""
+    """The devices are the store: its index follows a copy that was put back, and the newer one is kept."""
     mount, content = filled
     directory = mount.store.directory
     shutil.copyfile(directory / "pool", tmp_path / "older")
@@ -326,6 +326,7 @@ def test_an_older_pool_has_what_it_had(filled, tmp_path):
     mount.umount()
     shutil.copyfile(tmp_path / "older", directory / "pool")
     check_content(mount, content)
+    assert len(list(directory.glob("meta.damaged-*"))) == 1
 
 
 def test_a_shortened_manifest_is_noticed(filled):

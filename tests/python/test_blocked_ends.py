@@ -19,13 +19,13 @@ MIB = 1 << 20
 def expect_others_end(handle, folder, callbacks=True):
     """Operations on files elsewhere end."""
     tensor = random_tensor(MIB + 100)
-    reports, called = [], threading.Event()
     for path in (folder / "small", folder / "large"):
+        reports, called = [], threading.Event()
         part = tensor[:1000] if path.name == "small" else tensor
-        progress = (lambda *done: reports.append(done)) if callbacks else None
+        progress = (lambda *done, reports=reports: reports.append(done)) if callbacks else None
         future = handle.write_async(part, path, durable=True, atomic=True, progress=progress)
         if callbacks:
-            future.add_done_callback(lambda _: called.set())
+            future.add_done_callback(lambda _, called=called: called.set())
         future.result(60)
         target = torch.empty_like(part)
         handle.read_async(target, path).result(60)

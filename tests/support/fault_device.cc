@@ -77,16 +77,8 @@ void FaultDevice::Submit(std::span<IoRequest* const> requests) {
 }
 
 Result<void> FaultDevice::Write(ByteOffset offset, std::span<const std::byte> in) {
-  struct Request final : IoRequest {
-    void OnComplete(Result<void>) override {}
-  } request;
-  request.operation = IoRequest::Operation::kWrite;
-  request.offset = offset;
-  request.data = const_cast<std::byte*>(in.data());  // only read
-  request.size = ByteCount{in.size()};
-  CheckRequest(request);
+  CheckRequest(SynchronousWrite(offset, in));
   MutexLock lock(mutex_);
-  ++counts_.synchronous_writes;
   const auto failure = NextFailureLocked(Target::kSynchronousWrite);
   const size_t event = journal_->Append({.kind = Journal::Event::Kind::kWrite,
                                          .device = index_,

@@ -69,7 +69,7 @@ class FaultDevice final : public BlockDevice {
 
   // Numbers of operations submitted so far.
   struct Counts {
-    uint64_t reads = 0, writes = 0, flushes = 0, synchronous_writes = 0;
+    uint64_t reads = 0, writes = 0, flushes = 0;
     ByteCount read, written;
   };
   Counts counts() const EXCLUDES(mutex_);

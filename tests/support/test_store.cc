@@ -87,9 +87,8 @@ Result<wal::WriterOptions> TestStore::CatchUp(std::unique_ptr<MemoryKvStore>* kv
     RETURN_IF_ERROR((*kv)->Write(wal::WithVersion({}, from)));
   }
   if (log.tail.damaged) return Error{ErrorCode::kCorrupt, "the log is damaged"};
-  RETURN_IF_ERROR(wal::ReplayLog(devices, *log.root, from, log.tail.version.sequence, [&](const wal::Entry& entry) {
-    return (*kv)->Write(wal::WithVersion(entry.batch, entry.version));
-  }));
+  RETURN_IF_ERROR(wal::CatchUp(devices, *log.root, from, log.tail,
+                               [&](KvBatch batch) { return (*kv)->Write(std::move(batch)); }));
   return log;
 }
 

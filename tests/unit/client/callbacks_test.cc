@@ -38,28 +38,29 @@ void ExpectOthersEnd(Handle& handle, const Folder& folder) {
   EXPECT_FALSE(second->error());
 }
 
-TEST(CallbacksTest, AReportOfProgressThatBlocksDelaysNoOtherOperation) {
+struct Standing {
   const Folder folder;
-  const auto handle = Make();
   Bytes bytes = RandomBytes(50'000, 2);
-  StandingWrite standing(*handle, folder / "standing", bytes);
-  ExpectOthersEnd(*handle, folder);
-  EXPECT_FALSE(standing->done());
+  const std::unique_ptr<Handle> handle = Make();
+  StandingWrite write{*handle, folder / "standing", bytes};
+};
+
+TEST(CallbacksTest, AReportOfProgressThatBlocksDelaysNoOtherOperation) {
+  Standing standing;
+  ExpectOthersEnd(*standing.handle, standing.folder);
+  EXPECT_FALSE(standing.write->done());
 }
 
 TEST(CallbacksTest, ACallbackOfAnEndThatBlocksDelaysNoOtherOperation) {
-  const Folder folder;
-  const auto handle = Make();
-  Bytes bytes = RandomBytes(50'000, 2);
-  StandingWrite write(*handle, folder / "standing", bytes);
   std::latch go(1), stands(1);
-  write->OnDone([&] {
+  Standing standing;
+  standing.write->OnDone([&] {
     stands.count_down();
     go.wait();
   });
-  write.LetGo();
+  standing.write.LetGo();
   stands.wait();
-  ExpectOthersEnd(*handle, folder);
+  ExpectOthersEnd(*standing.handle, standing.folder);
   go.count_down();
 }
 
@@ -93,10 +94,10 @@ TEST(CallbacksTest, CallbacksOfARingRunOneAtATimeAndInOrder) {
 TEST(CallbacksTest, AnOperationIsFinishedAfterItsLastReport) {
   const Folder folder;
   for (const unsigned rings : {1U, 3U}) {
-    const auto handle = Make(rings);
     Bytes bytes = RandomBytes(300'000);
     std::latch reached(1), go(1);
     std::atomic<uint64_t> reported = 0;
+    const auto handle = Make(rings);
     const auto operation = handle
                                ->StartWrite(folder / std::to_string(rings), View(bytes),
                                             {.atomic = true,

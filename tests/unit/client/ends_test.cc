@@ -9,6 +9,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstdarg>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <latch>
@@ -102,6 +103,21 @@ class EndsTest : public testing::Test {
     if (shrinks) WriteFile(folder_ / "slow", Bytes(100'000));
     return handle_->StartWrite(folder_ / "slow", View(bytes_), {.durable = true, .atomic = !shrinks}).value();
   }
+  // Writes whose ends block in fsync until `go` on as many threads as may have tasks, and three that wait for these.
+  std::vector<std::shared_ptr<Operation>> BlockEnds(std::latch& reached, std::latch& go) {
+    SetHook([&](const std::string& call) {
+      if (call != "fsync") return;
+      if (!reached.try_wait()) reached.count_down();
+      go.wait();
+    });
+    std::vector<std::shared_ptr<Operation>> blocked;
+    for (size_t i = 0; i < Ring::kMostTasks + 3; ++i) {
+      blocked.push_back(handle_->StartWrite(folder_ / std::to_string(i), View(bytes_), {.durable = true}).value());
+    }
+    reached.wait();
+    WaitUntilIdle();
+    return blocked;
+  }
   const Folder folder_;
   Bytes bytes_ = RandomBytes(50'000, 1);
   const std::unique_ptr<Handle> handle_ = Handle::Create({.block_size = 4096, .queue_depth = 4}).value();
@@ -147,19 +163,8 @@ TEST_F(EndsTest, AnOpenAtATurnThatBlocksDelaysNoOtherOperation) {
 TEST_F(EndsTest, ARingTransfersWhileAllItsOtherThreadsAreBlocked) {
   WriteFile(folder_ / "other", bytes_);
   StandingWrite standing(*handle_, folder_ / "standing", bytes_);
-  constexpr size_t kBlocked = Ring::kMostThreads - 2;
-  std::latch reached(kBlocked), go(1);
-  SetHook([&](const std::string& call) {
-    if (call != "fsync") return;
-    if (!reached.try_wait()) reached.count_down();
-    go.wait();
-  });
-  std::vector<std::shared_ptr<Operation>> blocked;
-  for (size_t i = 0; i < kBlocked + 3; ++i) {
-    blocked.push_back(handle_->StartWrite(folder_ / std::to_string(i), View(bytes_), {.durable = true}).value());
-  }
-  reached.wait();
-  WaitUntilIdle();
+  std::latch reached(Ring::kMostTasks), go(1);
+  const auto blocked = BlockEnds(reached, go);
   EXPECT_EQ(ThreadsNamed("weightfs-io").size(), Ring::kMostThreads);
   for (const auto& operation : blocked) EXPECT_EQ(operation->transferred(), operation->size());
   Bytes target(bytes_.size());
@@ -172,19 +177,8 @@ TEST_F(EndsTest, ARingTransfersWhileAllItsOtherThreadsAreBlocked) {
 
 TEST_F(EndsTest, ACallbackRunsWhileEndsBlockAndMoreWait) {
   WriteFile(folder_ / "other", bytes_);
-  constexpr size_t kBlocked = Ring::kMostThreads - 2;
-  std::latch reached(kBlocked), go(1);
-  SetHook([&](const std::string& call) {
-    if (call != "fsync") return;
-    if (!reached.try_wait()) reached.count_down();
-    go.wait();
-  });
-  std::vector<std::shared_ptr<Operation>> blocked;
-  for (size_t i = 0; i < kBlocked + 3; ++i) {
-    blocked.push_back(handle_->StartWrite(folder_ / std::to_string(i), View(bytes_), {.durable = true}).value());
-  }
-  reached.wait();
-  WaitUntilIdle();
+  std::latch reached(Ring::kMostTasks), go(1);
+  const auto blocked = BlockEnds(reached, go);
   Bytes target(bytes_.size());
   std::promise<void> all;
   const Progress progress = [&](uint64_t done, uint64_t total) {
@@ -280,6 +274,8 @@ TEST_F(EndsTest, AllThreadsOfAHandleActAsTheOneThatCreatedIt) {
   const size_t at_first = ThreadsNamed("weightfs-io").size();
   for (int i = 0; i < 3; ++i) {
     const std::string path = folder_ / std::to_string(i);
+    WriteFile(path, {});  // a new name would be synced with its directory, which these threads may not open
+    std::filesystem::permissions(path, std::filesystem::perms::all);
     operations.push_back(handle->StartWrite(path, View(bytes_), {.durable = true}).value());
   }
   reached.wait();
@@ -290,7 +286,10 @@ TEST_F(EndsTest, AllThreadsOfAHandleActAsTheOneThatCreatedIt) {
   EXPECT_NE(after.begin()->find("1234"), std::string::npos) << *after.begin();
   EXPECT_NE(after.begin()->find("65534"), std::string::npos) << *after.begin();
   go.count_down();
-  for (const auto& operation : operations) EXPECT_TRUE(operation->Wait());
+  for (const auto& operation : operations) {
+    EXPECT_TRUE(operation->Wait());
+    EXPECT_FALSE(operation->error()) << operation->error()->what;
+  }
 }
 
 // Of bytes that never go through a bounce buffer.

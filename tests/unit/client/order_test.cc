@@ -23,8 +23,7 @@ namespace weightfs::client {
 namespace {
 
 // Operations inside one block are distributed over the rings in turn; larger ones have a slice on each of several
-// rings. A test of an operation that must not begin needs a ring for every slice, because the StandingWrite blocks its
-// own ring and everything queued behind it.
+// rings.
 std::unique_ptr<Handle> Make(unsigned threads = 2) {
   return std::move(
       Handle::Create({.block_size = 4096, .queue_depth = 4, .overlap_events = true, .intra_op_parallelism = threads})
@@ -50,6 +49,20 @@ TEST(OrderTest, AnOverlappingWriteWaitsForTheEarlierOneAndOthersDoNot) {
   Bytes expected = AfterWrite(AfterWrite(AfterWrite(Bytes(16'384), 0, first), 2048, second), 8192, second);
   EXPECT_EQ(ReadFile(folder / "file"), expected);
   EXPECT_EQ(handle->Wait().count, 4U);
+}
+
+// The number of its temporary file may become that of another file.
+TEST(OrderTest, APendingAtomicWriteIsListedByItsPathAlone) {
+  const Folder folder;
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(300'000, 1);
+  StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, /*atomic=*/true);
+  const auto temporary = std::filesystem::directory_iterator(folder / "")->path();  // the only file
+  std::filesystem::create_hard_link(temporary, folder / "other");
+  const auto other = handle->StartWrite(folder / "other", View(bytes), {.offset = 0}).value();
+  EXPECT_TRUE(other->Wait(std::chrono::minutes(1)));
+  EXPECT_FALSE(other->error());
+  EXPECT_FALSE(standing->done());
 }
 
 TEST(OrderTest, AReadWaitsForAWriteOfItsRangeAndReadsDoNotWaitForEachOther) {

@@ -97,7 +97,7 @@ TEST_F(CommitterTest, AnOrderedCommitLeavesTheSyncToTheLog) {
       Committer::Options{.interval = std::chrono::hours(1),
                          .close_delay = std::chrono::hours(1),
                          .replace_delay = std::chrono::hours(1),
-                         .retire = [&](const std::vector<DeviceRun>& runs) { retired += runs.size(); }});
+                         .retire = [&](std::vector<DeviceRun> runs) { retired += runs.size(); }});
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   ASSERT_TRUE(Commit(file));
   rig_.kv().FailSync(1);

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// The space of the log: its segments, the roots that list them, and the reservation for those to come.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/utc_time.h"
+#include "store/wal/log_writer.h"
+
+namespace weightfs::wal {
+namespace {
+
+constexpr uint64_t kStripe = 1024;  // blocks: successive segments go to successive devices
+
+Error TooManySegments() {
+  return {ErrorCode::kNoSpace, "the free space of the pool is in too many small pieces"};
+}
+
+}  // namespace
+
+// Ends the old log at its last entry, and goes on behind it.
+Result<void> LogWriter::Restart() {
+  StreamWriter old = *log_;
+  const std::vector<Segment> rest = log_->Cut();
+  auto extended = Extend(*log_, segment_size_, begun_);
+  if (extended) {
+    Release(rest);
+    return {};
+  }
+  // After a failed write of a root, some device may have one that ends the log here.
+  if (roots_differ_) return Fail(extended.error());
+  log_.emplace(std::move(old));
+  return extended;
+}
+
+// Reserves what an entry needs, even if all free space is in single blocks, beside what the next checkpoint needs.
+Result<void> LogWriter::ReserveFor(ByteCount entry) {
+  MutexLock io(io_);
+  const auto reserve = [&]() REQUIRES(io_) {
+    Refill();
+    const BlockCount needed = Needed() + BlockCount{entry.value / (kBlockSize - kFrameHeaderSize) + 1};
+    const BlockCount held = reservation_.held();
+    return held < needed ? space_.Reserve(&reservation_, needed - held, /*privileged=*/true) : Result<void>();
+  };
+  if (reserve()) return {};
+  // What earlier entries have freed is perhaps enough.
+  RETURN_IF_ERROR(CommitPending());
+  RETURN_IF_ERROR(Claim());
+  return reserve();
+}
+
+Result<void> LogWriter::CheckSpace(KvChange change) {
+  const auto fits = [&]() EXCLUDES(io_) {
+    if (change == KvChange::kRemove || grows_ || (updates_ && change == KvChange::kUpdate)) return true;
+    MutexLock io(io_);
+    Refill();
+    return grows_ || (updates_ && change == KvChange::kUpdate);
+  };
+  if (failed()) return ErrorCode::kReadOnly;
+  if (fits()) return {};
+  {
+    MutexLock lock(mutex_);
+    if (stopping_ || (!checkpointing_ && (!checkpoint_due_ || given_up_))) return ErrorCode::kNoSpace;
+    const uint64_t before = statistics_.checkpoints;
+    while (statistics_.checkpoints == before && !given_up_ && !stopping_ && !failure_) {
+      checkpointed_.wait(lock.native());
+    }
+  }
+  return fits() ? Result<void>() : ErrorCode::kNoSpace;
+}
+
+// Gives the stream more segments. Those of the log also enter the root.
+Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t begun) {
+  Refill();
+  const BlockCount held = reservation_.held();
+  if (held < count) {
+    auto reserved = space_.Reserve(&reservation_, count - held, true);
+    const bool log = log_ && &stream == &*log_;
+    if (!reserved && (!log || held.value == 0)) return reserved;
+    if (!reserved) count = held;  // the log goes on in less
+  }
+  const SpaceManager::Request request{
+      .ino = InodeId{}, .first = FileBlock{allocations_++ * kStripe}, .count = count};
+  ASSIGN_OR_RETURN(const auto runs, space_.Allocate(request, &reservation_));
+  space_.AddUsed(static_cast<int64_t>(count.value));
+  blocks_ += count;
+  stream.Extend(runs, begun);
+  if (!root_ || !log_ || &stream != &*log_) return {};
+  Root root = *root_;
+  root.log = stream.stream();
+  return WriteRoot(std::move(root));
+}
+
+// Writes the next root to all devices and flushes them.
+Result<void> LogWriter::WriteRoot(Root root) {
+  root.store_id = options_.store_id;
+  root.logged = true;
+  root.description = options_.description;
+  root.time_ns = UtcNowNs();
+  root.durable = mark_;
+  root.lists.clear();
+  const size_t size = EncodeRoot(root).size();
+  auto written = size == 0 || size > options_.largest_root ? WriteLists(&root) : Result<void>();
+  if (written) written = WriteOnDevices(root);
+  // A program that does not know lists must find no older root.
+  if (written && !root.lists.empty() && (!root_ || root_->lists.empty())) written = WriteOnDevices(root);
+  if (!written) {
+    ReleaseLists(root);
+    return written;
+  }
+  const std::optional<Root> old = std::exchange(root_, std::move(root));
+  if (old) ReleaseLists(*old);
+  Release(std::exchange(held_, {}));
+  return {};
+}
+
+// Writes the lists of the segments, and makes them durable, because a root may refer only to such.
+Result<void> LogWriter::WriteLists(Root* root) {
+  const std::string bytes = EncodeList(*root);
+  root->list_size = bytes.size();
+  if (bytes.size() > kLargestList) return TooManySegments();
+  while (root->lists.size() < kListCopies) {
+    StreamWriter list = NewStream();
+    const auto written = [&]() REQUIRES(io_) -> Result<void> {
+      for (std::string_view rest = bytes; !rest.empty();) {
+        if (list.full()) RETURN_IF_ERROR(Extend(list, segment_size_, 0));
+        RETURN_IF_ERROR(list.WriteFrame(&rest, kNoEntry));
+      }
+      return {};
+    }();
+    root->lists.push_back(list.stream());
+    RETURN_IF_ERROR(written);
+  }
+  return devices_.FlushWritten();
+}
+
+Result<void> LogWriter::WriteOnDevices(Root& root) {
+  if (EncodeRoot(root).empty()) return TooManySegments();
+  root.sequence = ++root_sequence_;
+  roots_differ_ = true;  // until all devices have it
+  for (uint16_t index = 0; index < devices_.size(); ++index) {
+    root.device = DeviceId{index};
+    const std::string bytes = EncodeRoot(root);
+    std::memcpy(memory_.data(), bytes.data(), bytes.size());
+    for (size_t copy = root.sequence % 2; copy < kRootOffsets.size(); copy += 2) {
+      const std::span<const std::byte> memory(memory_.data(), bytes.size());
+      RETURN_IF_ERROR(devices_[root.device].Write(ByteOffset{kRootOffsets[copy]}, memory));
+    }
+    devices_.NoteWrite(root.device);
+  }
+  RETURN_IF_ERROR(devices_.FlushWritten());
+  roots_differ_ = false;
+  return {};
+}
+
+// After a failed write of a root, some devices may have it and others not. Before more space is taken, all get the root
+// before it again, so that the space of the failed one is free.
+Result<void> LogWriter::SettleRoots() {
+  if (!roots_differ_ || !root_) return {};
+  RETURN_IF_ERROR(WriteOnDevices(*root_));
+  Release(std::exchange(held_, {}));
+  return {};
+}
+
+void LogWriter::Release(const std::vector<Segment>& segments) {
+  if (roots_differ_) {
+    held_.insert(held_.end(), segments.begin(), segments.end());
+    return;
+  }
+  std::vector<DeviceRun> runs;
+  for (const Segment& segment : segments) runs.push_back(segment.run);
+  const BlockCount blocks = BlocksOf(segments);
+  blocks_ -= blocks;
+  space_.AddUsed(-static_cast<int64_t>(blocks.value));
+  space_.Retire(runs);
+  Refill();
+}
+
+void LogWriter::ReleaseLists(const Root& root) {
+  for (const Stream& list : root.lists) Release(list.segments);
+}
+
+// The space that completes the next checkpoint, which is at most as long as the old one and the log together, and that
+// the log takes meanwhile.
+BlockCount LogWriter::Needed() const {
+  const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
+  const BlockCount next = checkpoint + BlocksOf(log_->stream().segments);
+  BlockCount others = next + BlocksOf(held_);
+  if (root_) {
+    for (const Stream& list : root_->lists) others += BlocksOf(list.segments);
+  }
+  const BlockCount begun = blocks_ - std::min(blocks_, others);  // of the next one
+  return next - std::min(next, begun) + least_log_ + BlockCount{4 * segment_size_.value};
+}
+
+// The same, and the space for a log that is as long as it may get. What it takes of that is not reserved anew, so that
+// df does not change with each segment.
+BlockCount LogWriter::Wanted() const {
+  const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
+  const BlockCount due = kept_ + std::max(checkpoint, least_log_);  // the length of the log when a checkpoint is due
+  const BlockCount log = std::min(BlocksOf(log_->stream().segments), due);
+  return BlockCount{checkpoint.value + 2 * due.value + least_log_.value + 4 * segment_size_.value - log.value};
+}
+
+// Reserves the space that will be needed. In a full pool there may be less.
+void LogWriter::Refill() {
+  const BlockCount needed = Needed();
+  const BlockCount wanted = std::max(Wanted(), needed);
+  for (BlockCount more = wanted - std::min(wanted, reservation_.held()); more.value > 0; more.value /= 2) {
+    if (space_.Reserve(&reservation_, more, /*privileged=*/true)) break;
+  }
+  const uint64_t held = reservation_.held().value, spare = least_log_.value / 4;
+  grows_ = held >= needed.value;
+  updates_ = held + spare >= needed.value;
+  tight_ = held + 3 * spare < needed.value;
+}
+
+}  // namespace weightfs::wal

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// The space of the log: in small pieces, after failed writes of its roots, in a full pool, and what a mark allows.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/unit/store/wal/log_writer_rig.h"
+
+namespace weightfs::wal {
+namespace {
+
+TEST_F(LogWriterTest, FreeSpaceInSmallPiecesHoldsAReplicaOfAnySize) {
+  options_.largest_root = 2 * kKiB;
+  FragmentFreeSpace();
+  const uint64_t free = space_->Statistics().free.value;
+  Start();
+  for (uint64_t round = 0; round < 4; ++round) {
+    Put(round * kRecords / 4, kRecords);
+    Stop();
+    const Root root = ReadRoot();
+    EXPECT_EQ(root.lists.size(), kListCopies);
+    EXPECT_GT(root.checkpoint_stream.segments.size() + root.log.segments.size(), 100U);
+    ExpectRestored();
+    Reopen();
+  }
+  const uint64_t bytes = writer_->statistics().bytes;
+  EXPECT_LT(bytes, 8 * kMiB) << "replaced checkpoints and lists are freed";
+  EXPECT_GE(space_->Statistics().free.value + bytes / kBlockSize, free - 4 * kMiB / kBlockSize) << "reserved";
+  Stop();
+}
+
+TEST_F(LogWriterTest, ADamagedListIsReadFromItsCopy) {
+  options_.largest_root = 2 * kKiB;
+  FragmentFreeSpace();
+  Start();
+  Put(0, kRecords);
+  Stop();
+  const auto corrupt = [&](size_t copy) {
+    const Root root = FindRoot(given_, std::nullopt).value().value();
+    base_.Corrupt(ToBytes(root.lists[copy].segments.front().run.run.start) + ByteCount{100});
+  };
+  corrupt(0);
+  ExpectRestored();
+  corrupt(1);
+  Root root = FindRoot(given_, std::nullopt).value().value();
+  EXPECT_EQ(LoadSegments(given_, &root).error().code, ErrorCode::kCorrupt);
+}
+
+TEST_F(LogWriterTest, TheFirstRootWithListsLeavesNoOlderOne) {
+  Start();
+  Put(0, 100);
+  Stop();
+  ASSERT_TRUE(ReadRoot().lists.empty());
+  options_.largest_root = 1;
+  Reopen(/*fragmented=*/false);
+  writer_->Renew();
+  device_.WaitForRoots(3 * kRootOffsets.size() / 2);
+  Stop();
+  EXPECT_EQ(Roots().size(), kRootOffsets.size());
+  for (const Root& root : Roots()) EXPECT_FALSE(root.lists.empty()) << root.sequence;
+  ExpectRestored();
+}
+
+TEST_F(LogWriterTest, RootsWithListsCountOnlyIfAllWritersKnewThem) {
+  options_.largest_root = 1;
+  Start();
+  Put(0, 100);
+  Stop();
+  Superblock superblock;
+  superblock.device_size = kDevice;
+  ASSERT_OK(WriteSuperblock(device_, superblock));
+  EXPECT_TRUE(FindRoot(given_, std::nullopt).value().has_value());
+  superblock.keeps_lists = false;
+  ASSERT_OK(WriteSuperblock(device_, superblock));
+  EXPECT_FALSE(FindRoot(given_, std::nullopt).value().has_value());
+}
+
+TEST_F(LogWriterTest, AFailedRootLeavesTheListsOfTheOneBefore) {
+  options_.largest_root = 1;
+  FragmentFreeSpace();
+  Start();
+  Put(0, kRecords);
+  Stop();
+  Reopen();
+  const uint64_t free = space_->Statistics().free.value;
+  device_.Fail(true);
+  writer_->Renew();
+  const uint64_t written = device_.roots();
+  device_.WaitForRoots(written + 5);
+  // The failed checkpoint, log and lists are held until the roots are equal again, and no retry adds to them.
+  EXPECT_LT(free - space_->Statistics().free.value, 2 * kMiB / kBlockSize);
+  device_.Fail(false);
+  device_.WaitForRoots(written + 9);  // two of each, when they succeed: the root before, and the next
+  Put(kRecords, 10);
+  Stop();
+  ExpectRestored();
+}
+
+TEST_F(LogWriterTest, FailedRootsKeepTheSpaceOfOneCheckpoint) {
+  Start();
+  Put(0, kRecords);
+  device_.Fail(true);
+  writer_->Renew();
+  const uint64_t written = device_.roots();
+  device_.WaitForRoots(written + 3);
+  const uint64_t once = space_->Statistics().free.value;
+  device_.WaitForRoots(written + 8);
+  EXPECT_EQ(space_->Statistics().free.value, once);
+  device_.Fail(false);
+  Stop();
+  ExpectRestored();
+  EXPECT_LT(space_->total().value - space_->Statistics().free.value, 6 * kMiB / kBlockSize);
+}
+
+TEST_F(LogWriterTest, FreedBlocksAreUsedAgainOnlyBehindADurableMark) {
+  options_.claim_delay = std::chrono::hours(1);
+  Start();
+  Put(0, 1);
+  BlockCount free = space_->Statistics().free;
+  while (!space_->WouldFit(free, {}, false)) --free.value;
+  SpaceReservation reservation;
+  ASSERT_OK(space_->Reserve(&reservation, BlockCount{8}));
+  const auto runs = space_->Allocate({.ino = InodeId{1}, .first = {}, .count = BlockCount{8}}, &reservation).value();
+  Put(1, 1);
+  writer_->Retire(runs);
+  EXPECT_FALSE(space_->WouldFit(free, {}, false));
+  Put(2, 1);  // a frame with a mark of the entry that freed the blocks, and its flush
+  EXPECT_TRUE(space_->WouldFit(free, {}, false));
+  Stop();
+}
+
+// A large entry is refused before anything has changed, and others go on.
+TEST_F(LogWriterTest, AnEntryThatDoesNotFitIsRefused) {
+  Start();
+  Put(0, 100);
+  SpaceReservation rest;
+  TakeSpace(&rest);
+  KvBatch batch;
+  for (int i = 0; i < 40; ++i) batch.Put("large" + std::to_string(i), std::string(kMiB, 'x'));
+  EXPECT_EQ(catalog_->Write(std::move(batch)).error().code, ErrorCode::kNoSpace);
+  EXPECT_FALSE(catalog_->failed());
+  EXPECT_FALSE(kv_->content().contains("large0"));
+  Put(100, 100);
+  Stop();
+  ExpectRestored();
+}
+
+// What the entries behind the last mark have freed may be used after the next mount, so a root with a mark comes first.
+TEST_F(LogWriterTest, AMountMakesAMarkBeforeItTakesSpace) {
+  options_.claim_delay = std::chrono::hours(1);
+  Start();
+  Put(0, 10);
+  const uint64_t last = ReadVersion(*catalog_).value().sequence;
+  EXPECT_LT(FindTail(given_, ReadRoot(), ReadRoot().checkpoint).value().durable, last);
+  catalog_->Attach(nullptr);
+  const CrashImage image = journal_->ImageAt(journal_->size(), {.kind = CrashOptions::Kind::kProcessKill});
+  writer_.reset();
+  Restarted restarted = Restart(image);
+  const auto devices = restarted.borrowed();
+  Root root = FindRoot(devices, std::nullopt).value().value();
+  WriterOptions again;
+  again.root = root;
+  again.root_sequence = root.sequence;
+  again.tail = FindDurableTail(devices, root, root.checkpoint).value();
+  EXPECT_EQ(again.tail.version.sequence, last);
+  again.tail.clean = false;  // so that the log goes on in a new segment
+  DeviceSet set(devices);
+  auto space = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  for (const Stream* stream : StreamsOf(root)) {
+    for (const Segment& segment : stream->segments) ASSERT_OK(space->MarkUsed(segment.run));
+  }
+  MemoryKvStore index(restarted.journal);
+  const auto writer = LogWriter::Start(index, set, *space, again);
+  ASSERT_TRUE(writer.has_value());
+  for (size_t cut = 0; cut <= restarted.journal->size(); ++cut) {
+    Restarted after = Restart(restarted.journal->ImageAt(cut, {.kind = CrashOptions::Kind::kProcessKill}));
+    const Root found = FindRoot(after.borrowed(), std::nullopt).value().value();
+    if (found.log.segments.size() == root.log.segments.size()) continue;
+    EXPECT_GE(found.durable, last) << "a root with a new segment";
+  }
+  ASSERT_OK((*writer)->Stop());
+}
+
+// A crash before the new log is complete finds the old one as it was.
+TEST_F(LogWriterTest, AReplacedLogStaysWholeUntilAnotherIsDurable) {
+  Start();
+  Put(0, 500);
+  Stop();
+  const KvContent content = OnDevice();
+  const Root old = ReadRoot();
+  options_.replaced = old;
+  options_.root.reset();
+  options_.root_sequence = old.sequence;
+  options_.tail = {.version = ReadVersion(*catalog_).value()};
+  space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  for (const Stream* stream : StreamsOf(old)) {
+    for (const Segment& segment : stream->segments) ASSERT_OK(space_->MarkUsed(segment.run));
+  }
+  const size_t begun = journal_->size();
+  Start();
+  Put(500, 500);
+  Stop();
+  ExpectRestored();
+  size_t before = 0;
+  for (size_t cut = begun; cut <= journal_->size(); ++cut) {
+    Restarted after = Restart(journal_->ImageAt(cut, {.kind = CrashOptions::Kind::kProcessKill}));
+    const auto devices = after.borrowed();
+    const Root found = FindRoot(devices, std::nullopt).value().value();
+    if (found.sequence > old.sequence) break;
+    ++before;
+    MemoryKvStore restored(std::make_shared<Journal>());
+    const auto apply = [&](const Entry& entry) { return restored.Write(entry.batch); };
+    ASSERT_OK(ReplayCheckpoint(devices, found, apply));
+    ASSERT_OK(ReplayLog(devices, found, found.checkpoint, UINT64_MAX, apply));
+    ASSERT_TRUE(restored.content() == content) << cut;
+  }
+  EXPECT_GT(before, 5U);
+  EXPECT_EQ(space_->total().value - space_->Statistics().free.value,
+            BlocksOf(ReadRoot().log.segments).value + BlocksOf(ReadRoot().checkpoint_stream.segments).value)
+      << "the old blocks are free";
+}
+
+// A pool in which no checkpoint makes space: changes are refused soon, and checkpoints end.
+TEST_F(LogWriterTest, AFullPoolRefusesWithoutWaitingForEver) {
+  Start();
+  Put(0, kRecords);
+  SpaceReservation rest;
+  for (uint64_t i = 0; i < 20000 && writer_->CheckSpace(KvChange::kGrow); ++i) {
+    TakeSpace(&rest);
+    Put(kRecords + 10 * i, 10);
+  }
+  EXPECT_EQ(writer_->CheckSpace(KvChange::kGrow).error().code, ErrorCode::kNoSpace);
+  EXPECT_TRUE(writer_->CheckSpace(KvChange::kRemove));
+  const uint64_t before = writer_->statistics().checkpoints;
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(writer_->CheckSpace(KvChange::kGrow).has_value());
+  EXPECT_LE(writer_->statistics().checkpoints, before + 1);
+  for (uint64_t i = 0; i < kRecords; ++i) {
+    KvBatch batch;
+    batch.Delete("record" + std::to_string(i));
+    ASSERT_OK(catalog_->Write(std::move(batch)));
+  }
+  ASSERT_OK(catalog_->Sync());
+  EXPECT_FALSE(catalog_->failed());
+  Stop();
+  ExpectRestored();
+}
+
+}  // namespace
+}  // namespace weightfs::wal

@@ -168,7 +168,7 @@ struct Database {
   Database& operator=(const Database&) = delete;
 
   Error ReadError(const rocksdb::Status& status) const {
-    const char* advice = status.IsCorruption() ? "; unmount the store and mount it again, which rebuilds the index" : "";
+    const char* advice = status.IsCorruption() ? "; unmount and mount the store again, which rebuilds the index" : "";
     return {CodeOf(status), fmt::format("{}: reading the catalog failed: {}{}", directory, status.ToString(), advice)};
   }
 

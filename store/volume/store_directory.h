@@ -200,8 +200,8 @@ struct StoreParts {
 // corrects their paths in store.json, unless read_only), matches each device's superblock with store.json (a device of
 // another store, swapped devices, a truncated pool or a newer version fails with one full line and changes nothing),
 // and rejects links and files of other users in the directory (GuardedDirectory; kPermission). Unless read_only, marks
-// the superblocks as in use (MarkClean marks them clean again) and removes the permissions of other users from the lock,
-// the log file, the pool file and the catalog.
+// the superblocks as in use (MarkClean marks them clean again) and removes the permissions of other users from the
+// lock, the log file, the pool file and the catalog.
 Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
 
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.

@@ -18,8 +18,8 @@ namespace weightfs::wal {
 // behind it has been used again (log_writer.h).
 Result<Tail> FindDurableTail(Devices devices, const Root& root, Version from);
 
-// Calls `apply` with what an index of version `from` lacks, up to the tail, entry by entry, each with its version. kIo if
-// the devices cannot read now what they have read for the tail.
+// Calls `apply` with what an index of version `from` lacks, up to the tail, entry by entry, each with its version. kIo
+// if the devices cannot read now what they have read for the tail.
 Result<void> CatchUp(Devices devices, const Root& root, Version from, const Tail& tail,
                      const std::function<Result<void>(KvBatch)>& apply);
 

@@ -42,7 +42,8 @@ Result<void> LoggedKvStore::Write(KvBatch batch) {
   LogWriter* log = log_.load();
   if (log == nullptr || failed()) return ErrorCode::kReadOnly;
   Version next = version_;
-  RETURN_IF_ERROR(log->Append(EncodeNext(batch, &next), next.sequence));
+  const std::string entry = EncodeNext(batch, &next);  // sets `next`
+  RETURN_IF_ERROR(log->Append(entry, next.sequence));
   version_ = next;
   auto applied = KvStoreWrapper::Write(WithVersion(std::move(batch), next));
   if (!applied) failed_ = true;

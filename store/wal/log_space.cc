@@ -180,26 +180,33 @@ void LogWriter::ReleaseLists(const Root& root) {
   for (const Stream& list : root.lists) Release(list.segments);
 }
 
+// The space of the checkpoint in progress.
+BlockCount LogWriter::Begun() const {
+  BlockCount others = BlocksOf(log_->stream().segments) + BlocksOf(held_);
+  if (root_) {
+    others += BlocksOf(root_->checkpoint_stream.segments);
+    for (const Stream& list : root_->lists) others += BlocksOf(list.segments);
+  }
+  return blocks_ - std::min(blocks_, others);
+}
+
 // The space that completes the next checkpoint, which is at most as long as the old one and the log together, and that
 // the log takes meanwhile.
 BlockCount LogWriter::Needed() const {
   const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
   const BlockCount next = checkpoint + BlocksOf(log_->stream().segments);
-  BlockCount others = next + BlocksOf(held_);
-  if (root_) {
-    for (const Stream& list : root_->lists) others += BlocksOf(list.segments);
-  }
-  const BlockCount begun = blocks_ - std::min(blocks_, others);  // of the next one
-  return next - std::min(next, begun) + least_log_ + BlockCount{4 * segment_size_.value};
+  return next - std::min(next, Begun()) + least_log_ + BlockCount{4 * segment_size_.value};
 }
 
-// The same, and the space for a log that is as long as it may get. What it takes of that is not reserved anew, so that
-// df does not change with each segment.
+// The same, and the space for a log that is as long as it may get. Together with what the log has, it is constant while
+// the catalog is small, so that df does not change when segments are taken or freed.
 BlockCount LogWriter::Wanted() const {
-  const BlockCount checkpoint = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
-  const BlockCount due = kept_ + std::max(checkpoint, least_log_);  // the length of the log when a checkpoint is due
+  const BlockCount has = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
+  const BlockCount checkpoint = std::max(has, least_log_);
+  const BlockCount due = std::max(kept_, segment_size_) + checkpoint;  // the length of the log when a checkpoint is due
   const BlockCount log = std::min(BlocksOf(log_->stream().segments), due);
-  return BlockCount{checkpoint.value + 2 * due.value + least_log_.value + 4 * segment_size_.value - log.value};
+  const BlockCount all{2 * (checkpoint.value + due.value + 2 * segment_size_.value) + least_log_.value};
+  return all - has - log - std::min(Begun(), checkpoint);
 }
 
 // Reserves the space that will be needed. In a full pool there may be less.

@@ -167,6 +167,7 @@ class LogWriter {
   Result<void> SettleRoots() REQUIRES(io_);
   void Release(const std::vector<Segment>& segments) REQUIRES(io_);
   void ReleaseLists(const Root& root) REQUIRES(io_);
+  BlockCount Begun() const REQUIRES(io_);
   BlockCount Needed() const REQUIRES(io_);
   BlockCount Wanted() const REQUIRES(io_);
   void Refill() REQUIRES(io_);

@@ -132,6 +132,25 @@ TEST_F(LogWriterTest, FreedBlocksAreUsedAgainOnlyBehindADurableMark) {
   Stop();
 }
 
+// While the catalog is small, df does not change when the log gets longer, or a checkpoint replaces it.
+TEST_F(LogWriterTest, TheSpaceOfASmallCatalogIsConstant) {
+  Start();
+  Put(0, 100);
+  const auto available = [&] { return space_->Statistics().available.value; };
+  const uint64_t before = available();
+  uint64_t differences = 0;
+  for (int i = 0; i < 20000 && writer_->statistics().checkpoints < 4; ++i) {
+    Put(0, 1);
+    if (i % 16 == 0 && available() != before) ++differences;
+  }
+  EXPECT_GE(writer_->statistics().checkpoints, 4U);
+  EXPECT_LE(differences, 16U) << "a few while a checkpoint frees the log";
+  writer_->Renew();
+  while (!writer_->statistics().intact) std::this_thread::yield();
+  EXPECT_EQ(available(), before);
+  Stop();
+}
+
 // A large entry is refused before anything has changed, and others go on.
 TEST_F(LogWriterTest, AnEntryThatDoesNotFitIsRefused) {
   Start();

@@ -75,11 +75,17 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     case RENAME_EXCHANGE: mode = RenameMode::kExchange; break;
     default: return reply.Errno(EINVAL);  // WHITEOUT is for overlays, which a tensor store does not need
   }
-  // For files below a directory, or behind a symbolic link, a rename includes those whose close has returned.
+  const auto rename = [=, &filesystem, name = std::string(name), new_name = std::string(new_name)](Reply kept) {
+    kept.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
+  };
   const bool others = LeadsToOthers(filesystem, parent, name) ||
                       (mode == RenameMode::kExchange && LeadsToOthers(filesystem, new_parent, new_name));
-  if (others) filesystem.WaitForReleases();
-  reply.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
+  if (!others) return filesystem.RunOnReceiverOrPool(std::move(reply), rename);
+  // For files below a directory, or behind a symbolic link, a rename includes those whose close has returned.
+  filesystem.RunOnPool(std::move(reply), [&filesystem, rename](Reply kept) {
+    filesystem.WaitForReleases();
+    rename(std::move(kept));
+  });
 }
 
 }  // namespace
@@ -107,8 +113,7 @@ void AddNameOperations(fuse_lowlevel_ops& operations) {
     DispatchToReceiverOrPool(request, MakeSymlink, InodeId{parent}, std::string(name), std::string(target));
   };
   operations.link = [](fuse_req_t request, fuse_ino_t ino, fuse_ino_t parent, const char* name) {
-    // A link or a rename waits until the data that it publishes is in the catalog.
-    DispatchToPool(request, HardLink, InodeId{ino}, InodeId{parent}, std::string(name));
+    DispatchToReceiverOrPool(request, HardLink, InodeId{ino}, InodeId{parent}, std::string(name));
   };
   operations.unlink = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
     DispatchToReceiverOrPool(request, Unlink, InodeId{parent}, std::string(name));
@@ -118,8 +123,7 @@ void AddNameOperations(fuse_lowlevel_ops& operations) {
   };
   operations.rename = [](fuse_req_t request, fuse_ino_t parent, const char* name, fuse_ino_t new_parent,
                          const char* new_name, unsigned flags) {
-    DispatchToPool(request, Rename, InodeId{parent}, std::string(name), InodeId{new_parent}, std::string(new_name),
-                  flags);
+    Dispatch(request, Rename, InodeId{parent}, name, InodeId{new_parent}, new_name, flags);
   };
 }
 

@@ -62,6 +62,10 @@ void Committer::NoteChanged(const InodePtr& inode) {
 }
 
 void Committer::CommitSoon(const InodePtr& inode) {
+  if (expected_ > 0) {
+    --expected_;
+    StartWrites(inode, /*urgent=*/false, nullptr);
+  }
   MutexLock lock(mutex_);
   if (closed_.empty()) {
     closed_due_ = Clock::now() + options_.close_delay;
@@ -87,12 +91,30 @@ void Committer::Commit(const InodePtr& inode, CommitLevel level, Done done, Comm
   Add({.inode = inode, .level = level, .done = std::move(done), .options = options}, /*all=*/false);
 }
 
+Result<void> Committer::CommitHere(const InodePtr& inode, CommitOptions options) {
+  constexpr int kExpected = 8;  // each file of a program that writes and renames one after the other
+  expected_ = kExpected;
+  Result<void> result;
+  Cycle cycle;
+  const auto done = [&](Result<void> outcome) { result = std::move(outcome); };
+  cycle.requests.push_back({.inode = inode, .level = CommitLevel::kOrdered, .done = done, .options = options});
+  cycle.inodes.emplace_back(inode, !options.settled);
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return ErrorCode::kShutdown;
+    in_cycles_.insert(inode);
+  }
+  const size_t extents = RunCycle(std::move(cycle));
+  if (options_.freed) options_.freed(extents);
+  return result;
+}
+
 void Committer::CommitAll(CommitLevel level, Done done) { Add({nullptr, level, std::move(done)}, /*all=*/true); }
 
 std::vector<InodePtr> Committer::Uncommitted() {
   MutexLock lock(mutex_);
   std::unordered_set<InodePtr> files(closed_.begin(), closed_.end());
-  files.insert(in_cycle_.begin(), in_cycle_.end());
+  files.insert(in_cycles_.begin(), in_cycles_.end());
   for (const auto& [due, inode] : changed_) files.insert(inode);
   for (const Request& request : requests_) {
     if (request.inode) files.insert(request.inode);
@@ -206,13 +228,13 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
     changed_.erase(changed_.begin());
   }
   if (stopping_) cycle->failed = {failed_files_.begin(), failed_files_.end()};
-  for (const auto& [inode, urgent] : cycle->inodes) in_cycle_.push_back(inode);
+  for (const auto& [inode, urgent] : cycle->inodes) in_cycles_.insert(inode);
   return true;
 }
 
 size_t Committer::RunCycle(Cycle cycle) {
-  if (failed()) cycle.error = Error{ErrorCode::kIo};
-  if (!cycle.error) Seal(&cycle);
+  if (!failed()) Seal(&cycle);
+  if (failed()) cycle.error = Error{ErrorCode::kIo};  // also if another cycle has failed that this one waited for
   WaitForWrites(&cycle);
   if (!cycle.error) {
     if (auto flushed = FlushFirst(cycle); !flushed) {
@@ -221,9 +243,10 @@ size_t Committer::RunCycle(Cycle cycle) {
       WriteCatalog(&cycle);
     }
   }
+  if (cycle.error) WakeAll(cycle);
   {
     MutexLock lock(mutex_);
-    in_cycle_.clear();
+    for (const auto& [inode, urgent] : cycle.inodes) in_cycles_.erase(in_cycles_.find(inode));
   }
   Finish(&cycle, CommitLevel::kOrdered);
   const bool frees_now = options_.retire == nullptr && (cycle.wrote || !cycle.deletions.empty());
@@ -269,6 +292,8 @@ bool Committer::StartWrites(const InodePtr& inode, bool urgent, std::vector<Seal
     MutexLock lock(inode->mutex);
     if (inode->deleted || !inode->file) return false;
     File& file = *inode->file;
+    file.WaitForCommit(lock, [this] { return failed(); });  // of another cycle
+    if (inode->deleted || file.commit().committing()) return false;
     // A partial replacement is useless: wait for its last close, for an fsync, or for the delay. A failed file is
     // reverted either way.
     const CommitState& state = file.commit();
@@ -420,6 +445,14 @@ Error Committer::Fail(const Error& error, const char* what) {
                      ToString(error));
   }
   return Error{ErrorCode::kIo};
+}
+
+// Other cycles may wait for the files of one that has failed.
+void Committer::WakeAll(const Cycle& cycle) {
+  for (const Sealed& sealed : cycle.sealed) {
+    MutexLock lock(sealed.inode->mutex);
+    sealed.inode->file->WakeCommits();
+  }
 }
 
 // Completes the requests of one level and clears them.

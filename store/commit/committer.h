@@ -25,6 +25,7 @@
 namespace weightfs {
 
 // Thread-safe. One thread runs the commit cycles. All requests that wait when a cycle begins share its flush and sync.
+// CommitHere is a cycle of one file on the thread of its caller. A file is in one cycle at a time.
 class Committer final : public CommitQueue {
  public:
   struct Options {
@@ -34,7 +35,7 @@ class Committer final : public CommitQueue {
     // Frees blocks that batches in the catalog have freed, once that is safe; null: SpaceManager::Retire.
     std::function<void(std::vector<DeviceRun> runs)> retire = nullptr;
     std::function<void()> release_freed = nullptr;  // CommitQueue::ReleaseFreed; null: nothing to do
-    // Runs on the committer's thread after it has freed the changes and the runs of so many extents.
+    // Runs after a cycle, on its thread, which has freed the changes and the runs of so many extents.
     std::function<void(size_t extents)> freed = nullptr;
   };
 
@@ -44,6 +45,7 @@ class Committer final : public CommitQueue {
   void NoteChanged(const InodePtr& inode) override EXCLUDES(mutex_);
   void Commit(const InodePtr& inode, CommitLevel level, Done done, CommitOptions options = {}) override
       EXCLUDES(mutex_);
+  Result<void> CommitHere(const InodePtr& inode, CommitOptions options) override EXCLUDES(mutex_);
   void CommitAll(CommitLevel level, Done done) override EXCLUDES(mutex_);
   std::vector<InodePtr> Uncommitted() override EXCLUDES(mutex_);
   void ForgetError(const InodePtr& inode) override REQUIRES(inode->mutex) EXCLUDES(mutex_);
@@ -53,19 +55,21 @@ class Committer final : public CommitQueue {
   }
   bool failed() const override { return failed_.load() || catalog_.failed(); }
 
-  // Call this when the file was closed. It is committed within the close delay.
+  // Call this when the file was closed. It is committed within the close delay. Its writes begin at once if it probably
+  // gets a new name next (CommitHere), as other files did.
   void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
   // Flushes the devices. When `done` runs, everything that others wrote to them before the call (DeviceSet::NoteWrite)
   // is on stable storage.
   void FlushDevices(Done done) EXCLUDES(mutex_);
 
-  // `notify` runs on the committer's thread for each file that a failed write has reverted to its last commit, so that
+  // `notify` runs on the thread of a cycle for each file that a failed write has reverted to its last commit, so that
   // callers drop what they cached of its data and size. It runs with notify_mutex_ and no other lock held. It must not
   // wait for the store or call this function. Null disables it; when the call returns, no notification is running.
   void OnReverted(std::function<void(InodeId)> notify) EXCLUDES(notify_mutex_);
 
   // Commits everything except the files that are being replaced, which keep their old content, and stops the thread.
-  // Returns the first error, also of files whose failed writes were never reported. Later requests get kShutdown.
+  // Returns the first error, also of files whose failed writes were never reported. Later requests get kShutdown. Call
+  // it when no CommitHere is running.
   Result<void> Stop();
 
   uint64_t commits() const { return commits_.load(); }
@@ -109,6 +113,7 @@ class Committer final : public CommitQueue {
   // `lock` holds the file's mutex, and not afterwards.
   void Revert(Sealed* sealed, MutexLock& lock) EXCLUDES(notify_mutex_);
   Error Fail(const Error& error, const char* what);
+  static void WakeAll(const Cycle& cycle);
 
   KvStore& catalog_;
   DeviceSet& devices_;
@@ -117,11 +122,12 @@ class Committer final : public CommitQueue {
   const Options options_;
   std::atomic<bool> failed_{false};
   std::atomic<uint64_t> commits_{0};
+  std::atomic<int> expected_{0};  // closed files that CommitHere will probably get
   Mutex mutex_;
   std::condition_variable wake_;
   std::set<std::pair<Clock::time_point, InodePtr>> changed_ GUARDED_BY(mutex_);  // by due time
   std::vector<InodePtr> closed_ GUARDED_BY(mutex_);
-  std::vector<InodePtr> in_cycle_ GUARDED_BY(mutex_);  // not in the other lists, perhaps not in the catalog yet
+  std::unordered_multiset<InodePtr> in_cycles_ GUARDED_BY(mutex_);  // perhaps in no other list, nor in the catalog yet
   std::unordered_set<InodePtr> failed_files_ GUARDED_BY(mutex_);  // their errors have not been reported
   Clock::time_point closed_due_ GUARDED_BY(mutex_);
   std::vector<Request> requests_ GUARDED_BY(mutex_);

@@ -28,6 +28,9 @@ class CommitQueue {
   // Commits the file now, and with kDurable also everything written to the catalog before. `done` gets the file's
   // error, and the error then counts as reported unless it is kept. `done` may be null.
   virtual void Commit(const InodePtr& inode, CommitLevel level, Done done, CommitOptions options = {}) = 0;
+  // Same with kOrdered, on the calling thread, without waking another one, because somebody waits for it. Call it
+  // without locks.
+  virtual Result<void> CommitHere(const InodePtr& inode, CommitOptions options) = 0;
   // Commits every file that differs from the catalog, except files being replaced (O_TRUNC and not closed yet by their
   // writers), so that a crash leaves their old content or their new content.
   virtual void CommitAll(CommitLevel level, Done done) = 0;

@@ -144,9 +144,14 @@ void File::WaitForRange(MutexLock& lock, FileBlock first, BlockCount count) {
   --range_waiters_;
 }
 
+void File::WaitForCommit(MutexLock& lock, const std::function<bool()>& failed) {
+  drained_.wait(lock.native(), [&] { return !commit_.committing() || failed(); });
+}
+
 void File::FinishCommit() {
   checksums_.FinishCommit();
   commit_.Committed();
+  WakeCommits();
 }
 
 void File::ForgetContent() {
@@ -160,6 +165,7 @@ void File::ForgetContent() {
   shrunk_to_ = UINT64_MAX;
   flush_first_ = needed_commit_ = false;
   commit_.Revert();
+  WakeCommits();
 }
 
 void File::Revert(uint64_t committed_size, uint64_t committed_blocks) {

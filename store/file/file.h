@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -56,7 +57,7 @@ struct SealedFile {
 
 // The data of one file: mapping, dirty memory, checksums, reserved space, and commit state.
 //
-// Externally synchronized: every call is made under the inode's mutex. No call blocks except the three Wait… functions,
+// Externally synchronized: every call is made under the inode's mutex. No call blocks except the Wait… functions,
 // which release the mutex while they wait. No call reads the catalog or a device. The caller fetches everything that
 // may fail without the mutex (WritePlan, ChecksumSegments); a call that changes the file cannot fail.
 class File {
@@ -163,6 +164,9 @@ class File {
   void WaitForSealedWrites(MutexLock& lock);
   void WaitForAllWrites(MutexLock& lock);
   void WaitForRange(MutexLock& lock, FileBlock first, BlockCount count);
+  // Waits for the end of a commit in progress, or until commits have failed. Wake it after setting `failed`.
+  void WaitForCommit(MutexLock& lock, const std::function<bool()>& failed);
+  void WakeCommits() { drained_.notify_all(); }
   // See ChecksumTable::AppendSealed.
   Result<bool> AppendChecksums(uint64_t deleted, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
                                KvBatch* batch) {
@@ -223,7 +227,7 @@ class File {
   WriteErrorState write_error_;
 
   // Device writes in progress that started after the last seal, and before it. `drained_` is notified when either count
-  // reaches 0, and at the end of each write while somebody waits for a range.
+  // reaches 0, at the end of each write while somebody waits for a range, and at the end of a commit.
   uint64_t seals_ = 0, next_write_ = 1;
   uint64_t writes_since_seal_ = 0, writes_before_seal_ = 0;
   unsigned range_waiters_ = 0;

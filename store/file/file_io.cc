@@ -327,6 +327,11 @@ Result<void> FileIo::CommitFiles(std::span<const InodePtr> files, CommitLevel le
     InodePtr inode;
     std::promise<Result<void>> done = {};
   };
+  if (files.size() == 1 && level == CommitLevel::kOrdered) {
+    auto committed = IsUncommitted(files[0]) ? p_.commits.CommitHere(files[0], options) : Result<void>();
+    if (!committed && failed != nullptr) *failed = files[0];
+    return committed;
+  }
   std::deque<OneCommit> commits;  // start all before waiting for the first
   for (const InodePtr& inode : files) {
     if (!IsUncommitted(inode)) continue;

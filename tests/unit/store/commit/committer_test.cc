@@ -110,6 +110,55 @@ TEST_F(CommitterTest, AnOrderedCommitLeavesTheSyncToTheLog) {
   committer_.reset();
 }
 
+TEST_F(CommitterTest, ACallerCommitsAFileItself) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+  EXPECT_TRUE(committer_->CommitHere(file, {}));
+  EXPECT_TRUE(IsInCatalog(10));
+  EXPECT_FALSE(IsUncommitted(file));
+  rig_.device().Fail(FaultDevice::Target::kWrite, {});
+  Change(file, Pattern(2, kBlockSize));
+  EXPECT_EQ(committer_->CommitHere(file, {.kept = true}).error().code, ErrorCode::kIo);
+  EXPECT_EQ(committer_->CommitHere(file, {}).error().code, ErrorCode::kIo) << "the error was kept";
+  EXPECT_TRUE(committer_->CommitHere(file, {}));
+  MutexLock lock(file->mutex);
+  EXPECT_FALSE(file->file->loaded()) << "back at its last commit";
+}
+
+TEST_F(CommitterTest, AFileIsInOneCycleAtATime) {
+  for (const bool fails : {false, true}) {
+    const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
+    rig_.device().Hold();
+    auto here = std::async(std::launch::async, [&] { return committer_->CommitHere(file, {}); });
+    rig_.device().WaitForHeld(1);
+    EXPECT_THAT(committer_->Uncommitted(), ::testing::Contains(file));
+    auto again = std::async(std::launch::async, [&] { return committer_->CommitHere(file, {}); });
+    auto queued = std::async(std::launch::async, [&] { return Commit(file, CommitLevel::kOrdered); });
+    if (fails) rig_.kv().FailWrite(1);
+    rig_.device().Release();
+    for (auto* result : {&here, &again, &queued}) EXPECT_EQ(result->get().has_value(), !fails);
+    EXPECT_EQ(committer_->failed(), fails);
+  }
+}
+
+TEST_F(CommitterTest, ClosedFilesAreWrittenAtOnceWhileOthersGetNames) {
+  const auto dirty = [](const InodePtr& inode) {
+    MutexLock lock(inode->mutex);
+    return inode->file->dirty().dirty().value;
+  };
+  const InodePtr first = NewChangedFile(10, Pattern(1, kBlockSize)), second = NewChangedFile(11, Pattern(2, kBlockSize));
+  committer_->CommitSoon(first);
+  EXPECT_EQ(dirty(first), 1U);
+  ASSERT_TRUE(committer_->CommitHere(first, {}));
+  committer_->CommitSoon(second);
+  EXPECT_EQ(dirty(second), 0U);
+  EXPECT_FALSE(IsInCatalog(11));
+  for (uint64_t ino = 12; ino < 32; ++ino) {
+    const InodePtr other = NewChangedFile(ino, Pattern(1, kBlockSize));
+    committer_->CommitSoon(other);
+    EXPECT_EQ(dirty(other), ino < 19 ? 0U : 1U) << "names are not expected any more";
+  }
+}
+
 TEST_F(CommitterTest, AFileThatIsBeingReplacedIsCommittedOnlyByItself) {
   const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));
   {

@@ -202,8 +202,9 @@ BlockCount LogWriter::Needed() const {
 // the catalog is small, so that df does not change when segments are taken or freed.
 BlockCount LogWriter::Wanted() const {
   const BlockCount has = root_ ? BlocksOf(root_->checkpoint_stream.segments) : BlockCount{};
-  const BlockCount checkpoint = std::max(has, least_log_);
-  const BlockCount due = std::max(kept_, segment_size_) + checkpoint;  // the length of the log when a checkpoint is due
+  const BlockCount checkpoint = std::max(has, BlockCount{least_log_.value / 2});
+  // The length of the log when a checkpoint is due.
+  const BlockCount due = std::max(kept_, segment_size_) + std::max(has, least_log_);
   const BlockCount log = std::min(BlocksOf(log_->stream().segments), due);
   const BlockCount all{2 * (checkpoint.value + due.value + 2 * segment_size_.value) + least_log_.value};
   return all - has - log - std::min(Begun(), checkpoint);

@@ -329,8 +329,17 @@ void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure, bool wri
   if (commit) p_->committer->CommitSoon(inode);
 }
 
+// True if a sync of the file has nothing to do: the log has its content, and everything in the log is durable.
+bool Store::IsDurable(const InodePtr& inode) const {
+  {
+    MutexLock lock(inode->mutex);
+    if (inode->file && inode->file->Uncommitted()) return false;
+  }
+  return !p_->committer->failed() && p_->log != nullptr && p_->log->age().count() == 0;
+}
+
 void Store::Sync(const InodePtr& inode, Done done, bool kept) {
-  if (p_->read_only) return done({});
+  if (p_->read_only || IsDurable(inode)) return done({});
   p_->committer->Commit(inode, CommitLevel::kDurable, std::move(done), {.kept = kept});
 }
 

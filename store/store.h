@@ -150,6 +150,7 @@ class Store {
  private:
   struct Parts;
   explicit Store(std::unique_ptr<Parts> parts);
+  bool IsDurable(const InodePtr& inode) const;
   static Result<void> StartLog(Parts& parts);
   static Result<void> StartScrubs(Parts& parts);
   std::unique_ptr<Parts> p_;

@@ -317,7 +317,7 @@ void Committer::WaitForWrites(Cycle* cycle) {
     File& file = *inode.file;
     file.WaitForSealedWrites(lock);
     NoteError(cycle, sealed.inode);
-    if (file.write_error().failed() && !inode.deleted) Revert(&sealed, lock);  // a deleted file needs no revert
+    if (MayRevert(sealed)) Revert(&sealed, lock);
   }
   for (const InodePtr& inode : cycle->failed) {
     MutexLock lock(inode->mutex);
@@ -423,12 +423,19 @@ Result<bool> Committer::BuildBatch(const Sealed& sealed, ChecksumSegments& loade
   return inode.file->AppendChecksums(first, loaded, missing, batch);
 }
 
+// True if the file has failed, and no other cycle has it, which then reverts it. A deleted file needs no revert.
+bool Committer::MayRevert(const Sealed& sealed) {
+  const Inode& inode = *sealed.inode;
+  return !inode.deleted && inode.file->write_error().failed() &&
+         (sealed.content || !inode.file->commit().committing());
+}
+
 // Reverts the file to its last commit after a failed write.
 void Committer::Revert(Sealed* sealed, MutexLock& lock) {
   Inode& inode = *sealed->inode;
   // Wait for later writes too: after the revert, new writes may go to the same blocks.
   inode.file->WaitForAllWrites(lock);
-  if (inode.deleted) return;  // meanwhile
+  if (!MayRevert(*sealed)) return;  // meanwhile
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
   inode.file->Revert(inode.committed.size, inode.committed.blocks);
   ForgetError(sealed->inode);

@@ -110,6 +110,7 @@ class Committer final : public CommitQueue {
   Result<bool> BuildBatch(const Sealed& sealed, ChecksumSegments& loaded, std::vector<uint64_t>* missing,
                           KvBatch* batch) REQUIRES(sealed.inode->mutex);
   void Finish(Cycle* cycle, CommitLevel level);
+  static bool MayRevert(const Sealed& sealed) REQUIRES(sealed.inode->mutex);
   // `lock` holds the file's mutex, and not afterwards.
   void Revert(Sealed* sealed, MutexLock& lock) EXCLUDES(notify_mutex_);
   Error Fail(const Error& error, const char* what);

@@ -140,6 +140,39 @@ TEST_F(CommitterTest, AFileIsInOneCycleAtATime) {
   }
 }
 
+// A cycle that has nothing of a file to commit leaves its failed writes to the cycle that has.
+TEST_F(CommitterTest, OnlyTheCycleThatHasAFileRevertsIt) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize)), other = NewChangedFile(11, Pattern(2, kBlockSize));
+  ASSERT_TRUE(Commit(file));
+  for (uint64_t round = 0; round < 50; ++round) {
+    Change(other, Pattern(round, kBlockSize));
+    rig_.device().Hold();
+    std::promise<void> begun, go;
+    committer_->FlushDevices([&](const Result<void>&) {
+      begun.set_value();
+      go.get_future().wait();
+    });
+    begun.get_future().wait();
+    auto both = std::async(std::launch::async, [&] { return Commit(file, CommitLevel::kOrdered, /*kept=*/true); });
+    auto first = std::async(std::launch::async, [&] { return Commit(other, CommitLevel::kOrdered); });
+    while (committer_->Uncommitted().size() < 2) std::this_thread::yield();
+    go.set_value();
+    rig_.device().WaitForHeld(1);
+    Change(file, Pattern(round, kBlockSize));
+    rig_.device().Fail(FaultDevice::Target::kWrite, {});  // the next one
+    auto here = std::async(std::launch::async, [&] { return committer_->CommitHere(file, {}); });
+    rig_.device().WaitForHeld(2);
+    rig_.device().CompleteOne();
+    rig_.device().Release();
+    EXPECT_FALSE(here.get());
+    static_cast<void>(both.get().has_value());
+    EXPECT_TRUE(first.get());
+    static_cast<void>(Commit(file).has_value());  // an error that was kept
+    MutexLock lock(file->mutex);
+    file->file->Load(ExtentMap());
+  }
+}
+
 TEST_F(CommitterTest, ClosedFilesAreWrittenAtOnceWhileOthersGetNames) {
   const auto dirty = [](const InodePtr& inode) {
     MutexLock lock(inode->mutex);

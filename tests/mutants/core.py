@@ -347,7 +347,7 @@ MUTANTS = [
            "if (run.device.value >= allocators_.size()) return ErrorCode::kCorrupt;\n",
            "if (run.device.value >= allocators_.size()) return {};\n", ("unit_store_classes",)),
     Mutant("store-json", "A store.json that lists devices out of order is refused.",
-           "store/volume/store_directory.cc",
+           "store/volume/store_description.cc",
            "if (*number != index) return", "if (*number > kMaximumDevices) return",
            ("unit_store_directory", "fuzz_store_json")),
     Mutant("foreign-device", "A device of another store is refused.",

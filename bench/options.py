@@ -152,6 +152,9 @@ def parse(program, arguments):
     options.directory = os.path.realpath(options.directory)
     kind, source = mount_of(options.directory)
     options.store = source if kind == "fuse.weightfs" else ""
+    if options.store and not os.path.isdir(options.store) and not options.host:
+        parser.error(f"--host is missing: the store of {options.directory} has no directory; name one of the disk to "
+                     "compare with, e.g. --host /var/tmp")
     check_store(parser, options)
     check_selection(parser, options)
     if options.drop_caches and not os.access("/proc/sys/vm/drop_caches", os.W_OK):

@@ -51,7 +51,8 @@ class Run:
             self.store, self.weightfs = made.store, self.on(made)
         else:
             self.store, path = options.store, self.stack.enter_context(scratch_directory(options.directory))
-            self.weightfs = Directory(self.worker, path, daemon_of(self.store), self.drop_caches)
+            self.weightfs = Directory(self.worker, path, daemon_of(self.described().get("index", self.store)),
+                                      self.drop_caches)
         self.inspect_pool()
 
     # The additional space that a run needs, besides four times the large file (itself, what the libraries of a group
@@ -89,10 +90,12 @@ class Run:
     def on(self, store):
         return Directory(self.worker, store.mount, store.daemon, self.drop_caches)
 
+    def described(self):
+        return json.loads(command(self.options.program, "info", self.store, "--json"))
+
     def inspect_pool(self):
         """If the pool is a block device, the reference reads the same blocks of it as the large file occupies."""
-        described = json.loads(command(self.options.program, "info", self.store, "--json"))["devices"]
-        paths = [os.path.join(self.store, device["path"]) for device in described]
+        paths = [os.path.join(self.store, device["path"]) for device in self.described()["devices"]]
         self.pool_device = self.no_raw_reads = self.no_raw_writes = ""
         if not any(stat.S_ISBLK(os.stat(path).st_mode) for path in paths):
             return

@@ -47,29 +47,30 @@ constexpr auto kPoll = std::chrono::milliseconds(20);
 // processes.
 constexpr auto kSettled = std::chrono::seconds(1);
 
-Error InUse(const std::string& directory, const StoreHolder& holder, std::string_view advice) {
-  return MakeError(ErrorCode::kBusy, "{}: the store is in use by {}; {}", directory, DescribeProcess(holder.process),
+Error InUse(const StoreLocation& store, const StoreHolder& holder, std::string_view advice) {
+  return MakeError(ErrorCode::kBusy, "{}: the store is in use by {}; {}", store.name, DescribeProcess(holder.process),
                    advice);
 }
 
 // kBusy if waiting for the holder cannot help, as far as this process can see.
-Result<void> CheckHolder(const std::string& directory, const StoreHolder& holder, bool settled) {
+Result<void> CheckHolder(const StoreLocation& store, const StoreHolder& holder, bool settled) {
   const auto mount = FindServedMount(holder);
   // A process in another PID namespace may have been killed.
   if (mount.has_value() && (holder.process > 0 || settled)) {
-    return InUse(directory, holder, "unmount it first: weightfs umount " + ShellQuote(mount->directory));
+    return InUse(store, holder, "unmount it first: weightfs umount " + ShellQuote(mount->directory));
   }
   if (!settled) return {};
   if (holder.state == StoreHolder::State::kWorking) {
-    return InUse(directory, holder, "wait until that command has ended");
+    return InUse(store, holder, "wait until that command has ended");
   }
   // A holder on another machine cannot be seen from here.
-  if (holder.state == StoreHolder::State::kServing && holder.process == 0 && MayLoseLocks(directory)) {
-    return InUse(directory, holder, "unmount it on the machine that serves it; if that machine has failed, the "
-                                    "filesystem drops its locks after a while");
+  if (holder.state == StoreHolder::State::kServing && holder.process == 0 &&
+      MayLoseLocks(store.directory)) {
+    return InUse(store, holder, "unmount it on the machine that serves it; if that machine has failed, the filesystem "
+                                "drops its locks after a while");
   }
   const Keepers keepers = FindKeepers(holder.filesystem);
-  return keepers.empty() ? Result<void>() : StillServed(directory, holder, keepers);
+  return keepers.empty() ? Result<void>() : StillServed(store.name, holder, keepers);
 }
 
 }  // namespace
@@ -131,21 +132,21 @@ Error StillServed(const std::string& store, const StoreHolder& holder, const Kee
                    DescribeProcess(holder.process), DescribeKeepers(keepers), KeepersAdvice(keepers, holder.process));
 }
 
-Result<void> WaitUntilReleased(const std::string& directory) {
+Result<void> WaitUntilReleased(const StoreLocation& store) {
   const auto start = Clock::now();
   auto next_look = start + kSettled;
   StoreHolder before;
   for (auto now = start; now < start + kLimit; now = Clock::now()) {
-    const StoreHolder holder = ReadStoreHolder(directory);
+    const StoreHolder holder = ReadStoreHolder(store.directory);
     if (!holder.held) return {};
     if (holder.noted != before.noted || holder.state != before.state) next_look = now + kSettled;
     before = holder;
-    if (!holder.IsEnding()) RETURN_IF_ERROR(CheckHolder(directory, holder, now >= next_look));
+    if (!holder.IsEnding()) RETURN_IF_ERROR(CheckHolder(store, holder, now >= next_look));
     if (now >= next_look) next_look = now + kSettled;
     std::this_thread::sleep_for(kPoll);
   }
   if (before.state != StoreHolder::State::kServing || before.IsEnding()) return {};
-  return StillServed(directory, before, FindKeepers(before.filesystem));
+  return StillServed(store.name, before, FindKeepers(before.filesystem));
 }
 
 }  // namespace weightfs::cli

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sched.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +16,7 @@
 #include "common/processes.h"
 #include "common/shell_quote.h"
 #include "lease/on_mount.h"
+#include "store/volume/device_contents.h"
 
 namespace weightfs::cli {
 
@@ -37,7 +39,8 @@ Result<MountEntry> FindMount(const std::string& path) {
                      path, top->source, top->type, ShellQuote(path));
   }
   for (const MountEntry& mount : mounts) {
-    if (ResolvePath(mount.source) == resolved) {
+    const bool device = fmt::format(",{},", mount.source).find(fmt::format(",{},", resolved)) != std::string::npos;
+    if (device || ResolvePath(mount.source) == resolved) {
       return MakeError(ErrorCode::kNotFound, "{}: this is the store; it is mounted on {}: weightfs umount {}", path,
                        mount.directory, ShellQuote(mount.directory));
     }
@@ -56,14 +59,56 @@ std::optional<MountEntry> FindServedMount(const StoreHolder& holder) {
   return mounts.empty() ? std::nullopt : std::optional(std::move(mounts.back()));
 }
 
-std::optional<MountEntry> FindMountOfStore(const std::string& directory, const StoreHolder& holder) {
+bool IsMountOf(const MountEntry& mount, const StoreLocation& store) {
+  if (!store.described) return ResolvePath(mount.source) == ResolvePath(store.directory);
+  if (mount.source == store.name) return true;
+  const auto source = FindStore(mount.source);
+  return source && IsSameStore(*source, store);
+}
+
+bool NamesDevices(const std::string& argument) {
+  struct stat status = {};
+  if (stat(argument.c_str(), &status) != 0) return errno == ENOENT && argument.find(',') != std::string::npos;
+  if (S_ISBLK(status.st_mode)) return true;
+  if (!S_ISREG(status.st_mode) || FindMountAbove(argument)) return false;
+  const auto contents = DescribeContents(argument);
+  return contents && *contents && (*contents)->of_store;
+}
+
+Result<StoreLocation> FindNamedStore(const std::string& argument, const FindOptions& options) {
+  ASSIGN_OR_RETURN(StoreLocation named, FindStore(argument, options));
+  const auto mounts = WeightfsMounts();
+  if (!mounts) return named;
+  for (const MountEntry& mount : *mounts) {
+    auto served = FindStore(mount.source);
+    if (!served || (!served->described && !named.described)) continue;
+    if (IsSameStore(*served, named) && ReadStoreHolder(served->directory).held) return served;
+  }
+  return named;
+}
+
+Result<UniqueFd> OpenLockOf(const MountEntry& mount) {
+  constexpr std::string_view kIndexWord = ",index=";
+  auto lock = StoreLock::OpenToWatch(mount.source);
+  if (lock) return lock;
+  if (const size_t index = mount.source.rfind(kIndexWord); index != std::string::npos) {
+    return StoreLock::OpenToWatch(mount.source.substr(index + kIndexWord.size()));
+  }
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(kRootIndexes, error)) {
+    auto found = StoreLock::OpenToWatch(entry.path().string());
+    if (found && ReadStoreHolder(*found).filesystem.Has(mount)) return found;
+  }
+  return lock;
+}
+
+std::optional<MountEntry> FindMountOfStore(const StoreLocation& store, const StoreHolder& holder) {
   // By the note of the daemon first: it may know the store by another path, and dead mounts may have this path.
   if (auto served = FindServedMount(holder)) return served;
-  const std::string path = ResolvePath(directory);
   auto mounts = WeightfsMounts();
   if (!mounts.has_value()) return std::nullopt;
   const auto found = std::find_if(mounts->rbegin(), mounts->rend(),
-                                  [&](const MountEntry& mount) { return ResolvePath(mount.source) == path; });
+                                  [&](const MountEntry& mount) { return IsMountOf(mount, store); });
   return found == mounts->rend() ? std::nullopt : std::optional(std::move(*found));
 }
 

@@ -20,8 +20,22 @@ Result<MountEntry> FindMount(const std::string& path);
 // bind mount of it. None if there is no such mount.
 std::optional<MountEntry> FindServedMount(const StoreHolder& holder);
 
-// Like FindServedMount, but also finds the newest mount of the store in `directory` that has lost its daemon.
-std::optional<MountEntry> FindMountOfStore(const std::string& directory, const StoreHolder& holder);
+// Like FindServedMount, but also finds the newest mount of the store that has lost its daemon.
+std::optional<MountEntry> FindMountOfStore(const StoreLocation& store, const StoreHolder& holder);
+
+// True if the source of the mount is this store, by whatever path.
+bool IsMountOf(const MountEntry& mount, const StoreLocation& store);
+
+// True if a command should take the argument for devices of a store: a block device, a pool file that is in no mount of
+// weightfs, or several with commas between them.
+bool NamesDevices(const std::string& argument);
+
+// What FindStore finds. A store that a daemon serves by its devices, or that is named by them here, is where that daemon
+// has it.
+Result<StoreLocation> FindNamedStore(const std::string& argument, const FindOptions& options = {});
+
+// Opens the lock file of the store of a mount, to wait for its daemon. Reads nothing from its devices, which may hang.
+Result<UniqueFd> OpenLockOf(const MountEntry& mount);
 
 // The weightfs mount that contains `path`, if any.
 std::optional<MountEntry> FindMountAbove(const std::string& path);

@@ -18,8 +18,9 @@ namespace {
 // A shell completes files and directories for FILE and PATH.
 ValueKind KindOf(std::string_view value) {
   if (value.empty()) return ValueKind::kNone;
-  if (value == "STORE" || value == "DIR") return ValueKind::kDirectory;
-  if (value == "FILE" || value == "FILE.html" || value == "PATH") return ValueKind::kFile;
+  if (value == "DIR") return ValueKind::kDirectory;
+  // A store is a directory or a device.
+  if (value == "STORE" || value == "FILE" || value == "FILE.html" || value == "PATH") return ValueKind::kFile;
   return value == "OPTIONS" ? ValueKind::kMountOptions : ValueKind::kText;
 }
 

@@ -17,11 +17,11 @@ namespace weightfs::cli {
 namespace {
 
 // A store nobody serves: the same figures that a mount would give.
-Result<StoreLook> LookAtStore(const std::string& directory) {
+Result<StoreLook> LookAtStore(const StoreLocation& location) {
   OpenOptions look;
   look.lock = false;
   look.queue_depth = 32;
-  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, look));
+  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(location, look));
   const bool was_clean = parts.was_clean;
   StoreOptions options;
   options.read_only = true;
@@ -67,14 +67,14 @@ Result<Space> SpaceOfMount(const std::string& directory) {
                uint64_t{status.f_bavail} * status.f_frsize};
 }
 
-StoreView ViewStore(const std::string& directory) {
-  StoreView view{.holder = ReadStoreHolder(directory), .mount = {}, .stale = {}, .keepers = {}, .look = StoreLook{}};
+StoreView ViewStore(const StoreLocation& store) {
+  StoreView view{.holder = ReadStoreHolder(store.directory), .mount = {}, .stale = {}, .keepers = {}, .look = StoreLook{}};
   // A daemon that was killed may still be ending; the callers report every other holder of the store.
   if (view.holder.process > 0 && IsEnding(view.holder.process)) {
-    static_cast<void>(WaitUntilReleased(directory));
-    view.holder = ReadStoreHolder(directory);
+    static_cast<void>(WaitUntilReleased(store));
+    view.holder = ReadStoreHolder(store.directory);
   }
-  view.mount = FindMountOfStore(directory, view.holder);
+  view.mount = FindMountOfStore(store, view.holder);
   if (view.mount.has_value() && IsDead(*view.mount)) {
     view.stale = view.mount->directory;
     view.mount.reset();
@@ -82,7 +82,7 @@ StoreView ViewStore(const std::string& directory) {
   if (!view.mount.has_value() && view.served()) view.keepers = FindKeepers(view.holder.filesystem);
   view.look = view.mount.has_value() ? LookAtMount(view.mount->directory)
               : view.holder.held     ? LookAtHidden(view.keepers)
-                                     : LookAtStore(directory);
+                                     : LookAtStore(store);
   return view;
 }
 

@@ -31,6 +31,6 @@ struct StoreView {
 Result<Space> SpaceOfMount(const std::string& directory);
 
 // Waits for a daemon that is ending. Changes nothing.
-StoreView ViewStore(const std::string& directory);
+StoreView ViewStore(const StoreLocation& store);
 
 }  // namespace weightfs::cli

@@ -93,7 +93,7 @@ MetricsSource Mount::Measure() const {
   source.catalog_free = filesystem_->store().CatalogFreeSpace();
   source.log_age = filesystem_->store().LogAge();
   source.kernel_requests = KernelRequests(session_->identity().device);
-  source.store = options_.store_directory;
+  source.store = options_.source;
   static const double start = StartOfProcess();  // a clock that is set must not change it
   source.start_seconds = start;
   struct rusage usage {};

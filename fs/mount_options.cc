@@ -161,6 +161,11 @@ Result<void> SetMetrics(Target target, std::string_view name, std::string_view v
   return {};
 }
 
+Result<void> SetIndex(Target target, std::string_view, std::string_view value) {
+  target.mount.index = value;
+  return {};
+}
+
 Result<void> SetLog(Target target, std::string_view name, std::string_view value) {
   constexpr std::string_view kLevels[] = {"error", "warn", "info", "debug"};
   if (!OneOf(value, kLevels)) return Impossible(name, value, "must be error, warn, info or debug");
@@ -200,6 +205,7 @@ constexpr Option kOptions[] = {
     {"scrub_rate", "SIZE", "maximum rate of scrub=, per second (256M; at least 1M)", SetScrubRate},
     {"metrics", "ADDRESS", "serve metrics for Prometheus over HTTP at HOST:PORT, or at a Unix socket /PATH (off)",
      SetMetrics},
+    {"index", "DIR", "directory of the index of a store that is named by its devices (/var/cache/weightfs/ID)", SetIndex},
     {"log", "error|warn|info|debug", "the least important messages of the log (info)", SetLog},
     {"noverify", "", "do not verify checksums on reads; for measurements only",
      SetFlag<&StoreOptions::verify, false>},

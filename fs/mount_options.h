@@ -26,7 +26,8 @@ std::string_view DirectAccessName(DirectAccess direct);
 
 struct MountOptions {
   std::string mountpoint;
-  std::string store_directory;         // the source shown in /proc/mounts
+  std::string source;                  // the store, as shown in /proc/mounts
+  std::string index;                   // the directory of the index of a store that is named by its devices
   std::array<uint8_t, 16> store_id{};  // for WEIGHTFS_IOC_INFO
   uint32_t store_format = 0;           // for WEIGHTFS_IOC_INFO
 

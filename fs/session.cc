@@ -104,7 +104,7 @@ std::string Escaped(const std::string& value) {
 
 std::string LibfuseOptions(const MountOptions& options) {
   std::string text = "default_permissions,subtype=weightfs";
-  text += ",fsname=" + Escaped(options.store_directory.empty() ? "weightfs" : options.store_directory);
+  text += ",fsname=" + Escaped(options.source.empty() ? "weightfs" : options.source);
   if (options.allow_other) text += ",allow_other";
   if (options.read_only) text += ",ro";
   for (const std::string& option : options.kernel_options) {

@@ -91,10 +91,11 @@ Result<int> Run(const Arguments& arguments) {
   add(CheckGpus());
   if (!arguments.store.empty()) {
     RETURN_IF_ERROR(CheckIsNoMount(arguments.store, /*will_lock=*/false));
-    ASSIGN_OR_RETURN(const auto description, ReadStoreDescription(arguments.store));
-    checks.insert(checks.begin(), CheckStore(arguments.store));
+    ASSIGN_OR_RETURN(const StoreLocation store, FindNamedStore(arguments.store));
+    ASSIGN_OR_RETURN(const auto description, Describe(store));
+    checks.insert(checks.begin(), CheckStore(store));
     for (const auto& device : description.devices) {
-      add(CheckDevice(fmt::format("device {}", device.index.value), DevicePath(arguments.store, device)));
+      add(CheckDevice(fmt::format("device {}", device.index.value), DevicePath(store.directory, device)));
     }
   }
   arguments.json ? PrintJson(checks) : PrintTable(arguments, checks);
@@ -108,7 +109,7 @@ Result<int> Run(const Arguments& arguments) {
 Command DoctorCommand() {
   auto arguments = std::make_shared<Arguments>();
   Command command("doctor", "Check this machine: available features, features in use, recommended changes");
-  command.Add("[STORE]", &arguments->store, "Also check this store and its devices");
+  command.Add("[STORE]", &arguments->store, "Also check this store, a directory or devices, and its devices");
   command.Add("--all", &arguments->all, "One line for each feature of FUSE");
   command.Add("--json", &arguments->json, "Print JSON");
   command.footer =
@@ -116,7 +117,8 @@ Command DoctorCommand() {
       "missing that every mount needs.\n\n"
       "Examples:\n"
       "  weightfs doctor\n"
-      "  weightfs doctor /srv/tensors";
+      "  weightfs doctor /srv/tensors\n"
+      "  weightfs doctor /dev/disk/by-id/nvme-A";
   command.run = [arguments] { return Run(*arguments); };
   return command;
 }

@@ -238,11 +238,11 @@ std::vector<Check> CheckFuseFeatures(bool each) {
   return each ? checks : std::vector<Check>{FoldFeatures(checks)};
 }
 
-Check CheckStore(const std::string& directory) {
+Check CheckStore(const StoreLocation& store) {
   constexpr uint64_t kMuchUsed = 90;             // percent
   constexpr uint64_t kLittleSpace = 512 * kMiB;  // of the catalog's filesystem: twice its largest reserve
   constexpr int64_t kLong = 31 * 86400 * int64_t{1'000'000'000};  // between scrubs, in nanoseconds
-  const StoreView view = ViewStore(directory);
+  const StoreView view = ViewStore(store);
   if (!view.look.has_value()) {
     return {kStoreCheck, Line(view.look.error()), State::kMissing, ""};
   }
@@ -279,7 +279,7 @@ Check CheckStore(const std::string& directory) {
     if (!scrub.found.clean() || !scrub.last_found.clean()) find("damage was found", "weightfs info shows it");
   }
   struct statvfs catalog = {};
-  if (statvfs((directory + "/" + kCatalogName).c_str(), &catalog) == 0) {
+  if (statvfs((store.directory + "/" + kCatalogName).c_str(), &catalog) == 0) {
     const uint64_t free = uint64_t{catalog.f_bavail} * catalog.f_frsize;
     find(fmt::format("{} free for its catalog", FormatSize(ByteCount{free})),
          free < kLittleSpace ? "free space on the filesystem of the catalog" : "");

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "store/volume/store_location.h"
+
 namespace weightfs::cli {
 
 inline constexpr const char* kStoreCheck = "store";  // the name of CheckStore
@@ -33,7 +35,7 @@ std::vector<Check> CheckFuseFeatures(bool each);
 std::vector<Check> CheckGpus();
 
 // Fill, mount, scrubs, and the space of the catalog. kMissing: the store cannot be opened.
-Check CheckStore(const std::string& directory);
+Check CheckStore(const StoreLocation& store);
 
 // The device or filesystem of `path`: direct I/O, its alignment, the disk's queue.
 std::vector<Check> CheckDevice(const std::string& name, const std::string& path);

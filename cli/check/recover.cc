@@ -6,12 +6,14 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/help/usage.h"
 #include "cli/keepers.h"
 #include "cli/mount_table.h"
 #include "cli/progress.h"
 #include "common/shell_quote.h"
 #include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
+#include "store/volume/store_session.h"
 
 namespace weightfs::cli {
 namespace {
@@ -39,18 +41,28 @@ void PrintText(const Arguments& arguments, const RecoverReport& report) {
   Print(stdout, "Check it now with: weightfs verify {} --repair\n", ShellQuote(arguments.store));
 }
 
+Result<void> Recover(const StoreLocation& store, const RecoverOptions& options, RecoverReport* report) {
+  ASSIGN_OR_RETURN(StoreParts parts, RecoverStore(store, options, report));
+  if (report->lost) RETURN_IF_ERROR(LeaveLog(store.directory, &parts));
+  RETURN_IF_ERROR(parts.catalog->Sync());
+  if (parts.was_clean && !report->lost) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
+  return {};
+}
+
 Result<int> Run(const Arguments& arguments) {
   RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
-  RETURN_IF_ERROR(WaitUntilReleased(arguments.store));
+  ASSIGN_OR_RETURN(const StoreLocation store, FindNamedStore(arguments.store, {.damaged_too = true}));
+  if (store.described && !arguments.devices.empty()) {
+    return FailUsage("recover", "STORE names the devices already; omit --device");
+  }
+  RETURN_IF_ERROR(WaitUntilReleased(store));
   ProgressBar bar("recover");
   RecoverOptions options{.devices = arguments.devices,
                          .progress = [&bar](const Progress& progress) { bar.Update(progress); }};
   RecoverReport report;
-  ASSIGN_OR_RETURN(StoreParts parts, RecoverStore(arguments.store, options, &report));
+  RETURN_IF_ERROR(Recover(store, options, &report));
   // A damaged log is written anew by the next mount.
-  if (report.lost) RETURN_IF_ERROR(LeaveLog(arguments.store, &parts));
-  RETURN_IF_ERROR(parts.catalog->Sync());
-  if (parts.was_clean && !report.lost) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
+  if (store.described && report.lost) RETURN_IF_ERROR(WriteLog(store));
   if (!report.restored()) {
     return MakeError(ErrorCode::kExists, "{}: nothing is lost ('weightfs verify {}' checks the store)",
                      arguments.store, ShellQuote(arguments.store));
@@ -64,7 +76,9 @@ Result<int> Run(const Arguments& arguments) {
 Command RecoverCommand() {
   auto arguments = std::make_shared<Arguments>();
   Command command("recover", "Rebuild what a store has lost from the log on its devices");
-  command.Add("STORE", &arguments->store, "Directory of the store; with --device it is created if it is missing");
+  command.Add("STORE", &arguments->store,
+              "Directory of the store, which is created if it is missing and --device is given; or the devices of the "
+              "store, with commas between them");
   command.Add("--device PATH", &arguments->devices,
               "Block device or pool file of the store; needed if store.json is lost; repeat the option for several",
               "/dev/disk/by-id/nvme-A");
@@ -74,7 +88,8 @@ Command RecoverCommand() {
       "the index of the catalog (STORE/meta), which a mount rebuilds by itself, too.\n\n"
       "Examples:\n"
       "  weightfs recover /srv/tensors\n"
-      "  weightfs recover /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B";
+      "  weightfs recover /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B\n"
+      "  weightfs recover /dev/disk/by-id/nvme-A";
   command.run = [arguments] { return Run(*arguments); };
   return command;
 }

@@ -28,13 +28,14 @@ bool IsUrl(const std::string& target) { return target.starts_with("s3://"); }
 // store that nobody serves.
 Result<std::optional<std::string>> PathOnMount(const VerifyArguments& arguments, const std::string& target) {
   if (arguments.catalog || arguments.repair) return std::optional<std::string>();
-  const bool store = HoldsStore(target);
+  const bool store = HoldsStore(target) || NamesDevices(target);
   if (store) {
+    ASSIGN_OR_RETURN(const StoreLocation location, FindNamedStore(target));
     // A bind mount of a part does not stand for the store, nor does a mount whose process is gone.
-    const auto mount = FindMountOfStore(target, ReadStoreHolder(target));
+    const auto mount = FindMountOfStore(location, ReadStoreHolder(location.directory));
     struct statvfs space = {};
     if (mount && mount->root == "/" && statvfs(mount->directory.c_str(), &space) == 0) return mount->directory;
-    if (ReadStoreDescription(target).has_value()) return std::optional<std::string>();
+    if (Describe(location).has_value()) return std::optional<std::string>();
   }
   const auto opened = OpenOnMount(target);
   if (opened.has_value()) return std::optional(target);
@@ -125,7 +126,8 @@ Command VerifyCommand() {
   auto arguments = std::make_shared<VerifyArguments>();
   Command command("verify", "Compare a store, a mount, files or a version with its checksums; repair a store");
   command.Add("TARGET", &arguments->targets,
-              "Stores, mounted or not; files and directories of mounts; versions in buckets, s3://BUCKET/PREFIX/NAME/N")
+              "Stores, mounted or not, by their directories or devices; files and directories of mounts; versions in "
+              "buckets, s3://BUCKET/PREFIX/NAME/N")
       .kind = ValueKind::kFile;
   command.Add("--repair", &arguments->repair,
               "Repair what can be repaired of a store that is not mounted; without it nothing is changed");
@@ -150,6 +152,7 @@ Command VerifyCommand() {
       "Examples:\n"
       "  weightfs verify /srv/tensors\n"
       "  weightfs verify /srv/tensors --repair\n"
+      "  weightfs verify /dev/disk/by-id/nvme-A\n"
       "  weightfs verify /mnt/tensors --rate 1G --state /var/tmp/tensors.verify\n"
       "  weightfs verify /mnt/tensors/model.safetensors\n"
       "  weightfs verify s3://models/llama/1000";

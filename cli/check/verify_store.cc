@@ -14,6 +14,7 @@
 #include "store/check/fsck.h"
 #include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
+#include "store/volume/store_session.h"
 
 namespace weightfs::cli {
 namespace {
@@ -90,7 +91,7 @@ void PrintText(const VerifyArguments& arguments, const std::string& store, const
 }
 
 // Opens the store. With --repair, what it has lost is restored first.
-Result<StoreParts> OpenAndRestore(const std::string& store, bool repair, ProgressBar& bar, Checked* checked) {
+Result<StoreParts> OpenAndRestore(const StoreLocation& store, bool repair, ProgressBar& bar, Checked* checked) {
   const auto show = [&](const Progress& progress) { bar.Update(progress); };
   RecoverReport report;
   auto parts = repair ? RecoverStore(store, {.devices = {}, .progress = show}, &report)
@@ -109,13 +110,11 @@ Result<StoreParts> OpenAndRestore(const std::string& store, bool repair, Progres
 }
 
 // After an error, `checked` has what was restored before.
-Result<void> Check(const VerifyArguments& arguments, const std::string& store, Checked* checked) {
-  RETURN_IF_ERROR(CheckIsNoMount(store));
-  RETURN_IF_ERROR(WaitUntilReleased(store));
+Result<void> CheckParts(const VerifyArguments& arguments, const StoreLocation& store, Checked* checked) {
   ProgressBar bar("verify");
   ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, arguments.repair, bar, checked));
   checked->was_clean = parts.was_clean;
-  if (arguments.repair) RETURN_IF_ERROR(LeaveLog(store, &parts));
+  if (arguments.repair) RETURN_IF_ERROR(LeaveLog(store.directory, &parts));
   FsckOptions options;
   options.repair = arguments.repair;
   options.verify_data = !arguments.catalog;
@@ -131,6 +130,14 @@ Result<void> Check(const VerifyArguments& arguments, const std::string& store, C
   if (!report.has_value()) return report.error();
   checked->report = std::move(*report);
   return {};
+}
+
+Result<void> Check(const VerifyArguments& arguments, const std::string& target, Checked* checked) {
+  RETURN_IF_ERROR(CheckIsNoMount(target));
+  ASSIGN_OR_RETURN(const StoreLocation store, FindNamedStore(target, {.damaged_too = arguments.repair}));
+  RETURN_IF_ERROR(WaitUntilReleased(store));
+  RETURN_IF_ERROR(CheckParts(arguments, store, checked));
+  return store.described && arguments.repair ? WriteLog(store) : Result<void>();
 }
 
 }  // namespace

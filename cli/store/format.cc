@@ -26,7 +26,7 @@ using Json = nlohmann::ordered_json;
 constexpr uint64_t kExplainedFill = 1 << 30;  // bytes; less takes no time
 
 struct Arguments {
-  std::string store, size, fill;
+  std::string store, size, fill, index;
   std::vector<std::string> devices;
   bool force = false, discard_damaged = false, partition = false, sparse = false, json = false;
 };
@@ -84,17 +84,23 @@ void Report(const Arguments& arguments, const NewStore& made) {
   }
   ByteCount total;
   for (const auto& device : made.description.devices) total += device.size;
-  Print(stdout, "Created a store of {} in {}\n", Paint(Tone::kBold, FormatSize(total)), arguments.store);
+  const std::string& store = arguments.store.empty() ? made.location.name : arguments.store;
+  Print(stdout, "Created a store of {} {} {}\n", Paint(Tone::kBold, FormatSize(total)),
+        arguments.store.empty() ? "on" : "in", store);
   Table table({{"device", true}, {"size", true}, {"path"}});
   for (const auto& device : made.description.devices) {
-    table.Add({fmt::format("{}", device.index.value), FormatSize(device.size), DevicePath(arguments.store, device)});
+    table.Add({fmt::format("{}", device.index.value), FormatSize(device.size), DevicePath(store, device)});
   }
   Print(stdout, "{}{}\nMount it with: weightfs mount {} DIR\n", table.ToString(), FillText(made.fill),
-        ShellQuote(arguments.store));
+        ShellQuote(store));
 }
 
 Result<int> Run(const Arguments& arguments) {
   FormatOptions options;
+  if (arguments.store.empty() && arguments.devices.empty()) {
+    return FailUsage("format", "STORE is missing; write e.g. 'weightfs format /srv/tensors --size 200G', or --device "
+                               "alone for a store that needs no directory");
+  }
   if (!arguments.size.empty()) {
     const auto size = ParseSize(arguments.size);
     if (!size.has_value()) return FailUsage("format", Line(size.error()));
@@ -102,6 +108,10 @@ Result<int> Run(const Arguments& arguments) {
   } else if (arguments.devices.empty()) {
     return FailUsage("format", "--size or --device is missing; write e.g. --size 8G");
   }
+  if (!arguments.index.empty() && !arguments.store.empty()) {
+    return FailUsage("format", "--index is for a store without a directory; omit it or STORE");
+  }
+  options.index = arguments.index;
   options.devices = arguments.devices;
   options.partition = arguments.partition;
   if (arguments.partition && arguments.devices.empty()) {
@@ -117,7 +127,7 @@ Result<int> Run(const Arguments& arguments) {
   options.root_uid = geteuid();
   options.root_gid = getegid();
   options.cancel = &CatchInterrupts();
-  if (options.force) RETURN_IF_ERROR(WaitUntilReleased(arguments.store));
+  if (options.force && !arguments.store.empty()) RETURN_IF_ERROR(WaitUntilReleased(arguments.store));
   std::optional<ProgressBar> bar("format");
   options.progress = [&bar, explains = !arguments.json](const Progress& progress) mutable {
     if (std::exchange(explains, false) && progress.total >= kExplainedFill) {
@@ -139,14 +149,22 @@ Result<int> Run(const Arguments& arguments) {
 
 Command FormatCommand() {
   auto arguments = std::make_shared<Arguments>();
-  Command command("format", "Create a store: a directory with its catalog, and a pool for the data");
-  command.Add("STORE", &arguments->store, "Directory of the store: a new or an empty directory");
-  command.AddSize("--size SIZE", &arguments->size, "Size of the pool file STORE/pool: a number with K, M, G or T",
+  Command command("format", "Create a store on devices, or in a directory with a pool file");
+  command
+      .Add("[STORE]", &arguments->store,
+           "Directory of the store, new or empty; without it, the store is its devices, and needs no directory")
+      .kind = ValueKind::kDirectory;
+  command.AddSize("--size SIZE", &arguments->size,
+                  "Size of the pool file STORE/pool, or of each --device that format makes: a number with K, M, G or T",
                   "8G");
   command.Add("--device PATH", &arguments->devices,
-              "Block device or file that holds the data instead of a pool file; repeat the option for several: large "
+              "Block device or file that has the data and everything else; repeat the option for several: large "
               "tensors are striped over them",
               "/dev/disk/by-id/nvme-A");
+  command.Add("--index DIR", &arguments->index,
+              "Directory of the index of a store without STORE; default: /var/cache/weightfs/ID, or "
+              "~/.cache/weightfs/ID for users other than root",
+              "/srv/index");
   command.Add("--partition", &arguments->partition,
               "Make a partition over each --device, which must be a whole disk without partitions, and create the "
               "store in it: disk tools show the partition's type and its name, weightfs-ID-NUMBER");
@@ -168,6 +186,7 @@ Command FormatCommand() {
               "Print the new store's description as JSON, with what its devices were filled with");
   command.footer =
       "Examples:\n"
+      "  weightfs format --device /dev/disk/by-id/nvme-A\n"
       "  weightfs format /srv/tensors --size 200G\n"
       "  weightfs format /srv/tensors --partition --device /dev/disk/by-id/nvme-A\n"
       "  weightfs format /srv/tensors --device /dev/disk/by-id/nvme-A --device /dev/disk/by-id/nvme-B\n"

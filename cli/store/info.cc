@@ -74,8 +74,9 @@ std::string MountedOn(const std::optional<MountEntry>& mount, const StoreHolder&
 }
 
 Result<int> ShowStore(const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const auto description, ReadStoreDescription(arguments.path));
-  const StoreView view = ViewStore(arguments.path);
+  ASSIGN_OR_RETURN(const StoreLocation store, FindNamedStore(arguments.path));
+  ASSIGN_OR_RETURN(const auto description, Describe(store));
+  const StoreView view = ViewStore(store);
   const auto& [holder, mount, stale, keepers, look] = view;
   const std::string dead =
       stale.empty() ? ""
@@ -84,6 +85,7 @@ Result<int> ShowStore(const Arguments& arguments) {
   const bool counted = look.has_value() && look->space.has_value();
   if (arguments.json) {
     Json json = Json::parse(ToJson(description));
+    if (store.described) json["index"] = store.directory;
     json["mounted_on"] = mount.has_value() ? Json(mount->directory) : Json();
     if (!mount.has_value() && view.served()) {
       json["served_by"] = holder.process > 0 ? Json(holder.process) : Json();
@@ -93,15 +95,16 @@ Result<int> ShowStore(const Arguments& arguments) {
     if (look.has_value() && look->scrubs.has_value()) json["scrub"] = ScrubJson(*look->scrubs);
     ShowJson(json);
   } else {
-    Print(stdout, "store    {}\nid       {}\nformat   {}\ncreated  {}\nmounted  {}\n{}", Printable(arguments.path),
-          ToString(description.id), description.format, Printable(description.created),
+    const std::string index = store.described ? fmt::format("index    {}\n", Printable(store.directory)) : "";
+    Print(stdout, "store    {}\nid       {}\n{}format   {}\ncreated  {}\nmounted  {}\n{}", Printable(arguments.path),
+          ToString(description.id), index, description.format, Printable(description.created),
           Printable(MountedOn(mount, holder, keepers, look)), dead);
     if (counted) Print(stdout, "space    {}\n", SpaceLine(*look->space));
     if (look.has_value() && look->scrubs.has_value()) Print(stdout, ScrubLines(*look->scrubs));
     Table table({{"device", true}, {"size", true}, {"path"}, {"id"}});
     for (const auto& device : description.devices) {
       table.Add({fmt::format("{}", device.index.value), FormatSize(device.size),
-                 Printable(DevicePath(arguments.path, device)), ToString(device.id)});
+                 Printable(DevicePath(store.directory, device)), ToString(device.id)});
     }
     Print(stdout, table.ToString());
   }
@@ -280,6 +283,7 @@ Result<int> ShowUdevProperties(const Arguments& arguments) {
 
 Result<int> Run(const Arguments& arguments) {
   if (arguments.udev) return ShowUdevProperties(arguments);
+  if (NamesDevices(arguments.path)) return ShowStore(arguments);
   struct stat status = {};
   if (stat(arguments.path.c_str(), &status) != 0) return AccessError(arguments.path, "cannot be accessed");
   if (S_ISDIR(status.st_mode) && (HoldsStore(arguments.path) || FindDamage(arguments.path))) {
@@ -304,7 +308,7 @@ Result<int> Run(const Arguments& arguments) {
 Command InfoCommand() {
   auto arguments = std::make_shared<Arguments>();
   Command command("info", "Show the properties of a store, a mount or a file");
-  command.Add("PATH", &arguments->path, "A store's directory, a mounted directory, or a file in one");
+  command.Add("PATH", &arguments->path, "A store's directory or devices, a mounted directory, or a file in one");
   command.Add("--json", &arguments->json, "Print JSON: bytes, never rounded");
   command.Add("--udev", &arguments->udev,
               "PATH is a device of a store: print what it is for rules of udev, so that lsblk -f shows it");
@@ -313,6 +317,7 @@ Command InfoCommand() {
       "alignment.\n\n"
       "Examples:\n"
       "  weightfs info /srv/tensors\n"
+      "  weightfs info /dev/disk/by-id/nvme-A\n"
       "  weightfs info /mnt/tensors\n"
       "  weightfs info /mnt/tensors/model.pt";
   command.run = [arguments] { return Run(*arguments); };

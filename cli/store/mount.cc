@@ -20,6 +20,7 @@
 #include "cli/help/usage.h"
 #include "cli/keepers.h"
 #include "cli/mount_table.h"
+#include "cli/progress.h"
 #include "cli/signals.h"
 #include "cli/store/daemon.h"
 #include "cli/store/remount.h"
@@ -43,7 +44,7 @@ struct Arguments {
 };
 
 struct Plan {
-  std::string store;
+  StoreLocation store;
   bool foreground = false;
   OpenOptions open;
   StoreOptions store_options;
@@ -69,9 +70,9 @@ Result<std::string> RealDirectory(const std::string& path, std::string_view what
 
 // Returns the directory to mount on. A mount that a killed server of this store left there counts as the empty
 // directory below it: Serve removes it once the lock shows that no process serves the store.
-Result<std::string> MountDirectory(const std::string& path, const std::string& store) {
+Result<std::string> MountDirectory(const std::string& path, const StoreLocation& store) {
   const auto mount = FindMount(path);
-  if (mount.has_value() && mount->source == store) return mount->directory;
+  if (mount.has_value() && IsMountOf(*mount, store)) return mount->directory;
   ASSIGN_OR_RETURN(std::string directory, RealDirectory(path, "an existing directory to mount on"));
   if (mount.has_value()) {
     return MakeError(ErrorCode::kBusy,
@@ -83,7 +84,7 @@ Result<std::string> MountDirectory(const std::string& path, const std::string& s
 
 // This process holds the store's lock, so any mount of this store there has lost its server.
 Result<void> RemoveDeadMounts(const Plan& plan) {
-  for (auto mount = FindMount(plan.mount.mountpoint); mount.has_value() && mount->source == plan.store;
+  for (auto mount = FindMount(plan.mount.mountpoint); mount.has_value() && IsMountOf(*mount, plan.store);
        mount = FindMount(plan.mount.mountpoint)) {
     spdlog::warn("{}: removing a stale mount whose daemon was killed", mount->directory);
     if (const int error = UnmountDirectory(mount->directory, UnmountMode::kLazy); error != 0) {
@@ -109,24 +110,28 @@ void WarnOfHiddenEntries(const std::string& mountpoint) {
 Result<Plan> MakePlan(const Arguments& arguments) {
   Plan plan;
   plan.foreground = arguments.foreground;
-  RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
-  ASSIGN_OR_RETURN(plan.store,
-                   RealDirectory(arguments.store, "the store's directory, which 'weightfs format' creates"));
-  ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
-  if (!HoldsStore(plan.store) && HoldsStore(plan.mount.mountpoint)) {
-    return MakeError(ErrorCode::kInvalid,
-                     "{}: not a weightfs store, but {} is one; the store comes first: weightfs mount {} {}", plan.store,
-                     plan.mount.mountpoint, ShellQuote(plan.mount.mountpoint), ShellQuote(plan.store));
-  }
-  RETURN_IF_ERROR(CheckApart(plan.mount.mountpoint, plan.store));
   for (const std::string& options : arguments.options) {
     RETURN_IF_ERROR(ApplyMountOptions(options, plan.mount, plan.store_options));
   }
+  RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
+  ASSIGN_OR_RETURN(plan.store, FindNamedStore(arguments.store, {.index = plan.mount.index}));
+  if (!plan.store.described) {
+    ASSIGN_OR_RETURN(plan.store, RealDirectory(plan.store.directory, "a store: its directory, which 'weightfs format' "
+                                                                "creates, or its devices"));
+  }
+  ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
+  if (!plan.store.described && !HoldsStore(plan.store.directory) && HoldsStore(plan.mount.mountpoint)) {
+    return MakeError(ErrorCode::kInvalid,
+                     "{}: not a weightfs store, but {} is one; the store comes first: weightfs mount {} {}",
+                     plan.store.name, plan.mount.mountpoint, ShellQuote(plan.mount.mountpoint),
+                     ShellQuote(plan.store.name));
+  }
+  RETURN_IF_ERROR(CheckApart(plan.mount.mountpoint, plan.store.directory));
   RETURN_IF_ERROR(CheckMemory(plan.mount, plan.store_options));
   if (arguments.read_only) plan.mount.read_only = true;
   plan.store_options.read_only = plan.mount.read_only;
   plan.open.read_only = plan.open.damaged_too = plan.mount.read_only;
-  plan.mount.store_directory = plan.store;
+  plan.mount.source = plan.store.name;
   return plan;
 }
 
@@ -144,7 +149,11 @@ Result<DaemonLog> StartLog(const Plan& plan) {
   spdlog::set_level(plan.mount.log_level);
   if (plan.foreground) return DaemonLog();
   LimitStderr(std::max(plan.mount.log_level, spdlog::level::warn));
-  return DaemonLog::Start(plan.store);
+  if (plan.store.described && access(plan.store.directory.c_str(), W_OK) != 0) {
+    spdlog::warn("{}: {}; this mount has no log", plan.store.directory, std::strerror(errno));
+    return DaemonLog();
+  }
+  return DaemonLog::Start(plan.store.directory);
 }
 
 // Only the process that systemd has started reports to it.
@@ -165,7 +174,7 @@ bool EndsOnHangup(const Plan& plan) {
 }
 
 void LogStart(const Plan& plan, const Mount& mount) {
-  spdlog::info("weightfs {} serves {} on {}{}", WEIGHTFS_VERSION, plan.store, plan.mount.mountpoint,
+  spdlog::info("weightfs {} serves {} on {}{}", WEIGHTFS_VERSION, plan.store.name, plan.mount.mountpoint,
                plan.mount.read_only ? ", read-only" : "");
   std::string features;
   for (const std::string& feature : mount.Features()) features += (features.empty() ? "" : ", ") + feature;
@@ -232,18 +241,21 @@ Result<void> Serve(Plan plan, StartReport& report) {
   BlockEndSignals(hangup_ends);  // called this late, because the wait takes up to a minute and must be interruptible
   std::optional<SignalThread> signals(std::in_place, [&target](int signal) { target.OnSignal(signal); });
   ASSIGN_OR_RETURN(const auto manager, ConnectToManager(plan));
+  std::optional<ProgressBar> bar("mount");
+  plan.open.progress = [&bar](const Progress& progress) { bar->Update(progress); };
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
+  bar.reset();
   // Called this late, because a store that cannot be opened must be left unchanged.
   ASSIGN_OR_RETURN(DaemonLog log, StartLog(plan));
   target.BeginMount(std::move(log));
-  if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store);
+  if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store.name);
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
   WarnOfHiddenEntries(plan.mount.mountpoint);
   plan.mount.store_id = session->description().id;
   plan.mount.store_format = session->description().format;
   plan.mount.ready = [&plan, &target, &report, &manager] {
     LeaveCaller(plan, target.log_descriptor(), report);
-    manager->Ready(fmt::format("Serves {} on {}", Printable(plan.store), Printable(plan.mount.mountpoint)));
+    manager->Ready(fmt::format("Serves {} on {}", Printable(plan.store.name), Printable(plan.mount.mountpoint)));
   };
   plan.mount.ended = [&session, &manager] {
     session->NoteClosing();
@@ -316,7 +328,7 @@ std::string OptionsText() {
 Command MountCommand() {
   auto arguments = std::make_shared<Arguments>();
   Command command("mount", "Serve a store at a directory; returns when the mount is ready");
-  command.Add("STORE", &arguments->store, "Directory of the store");
+  command.Add("STORE", &arguments->store, "Directory of the store, or its devices, with commas between them");
   command.Add("DIR", &arguments->directory, "Directory to mount on");
   command.Add("-o OPTIONS", &arguments->options, "Options, separated by commas; see below", "allow_other,commit=1");
   command.Add("-r,--read-only", &arguments->read_only, "The same as -o ro");
@@ -325,9 +337,13 @@ Command MountCommand() {
   command.Add("--from-table", &arguments->from_table, "").hidden = true;  // by mount(8)'s helper, for a remount
   command.footer =
       "Options of -o:\n" + OptionsText() +
-      "\nA mount in the background logs to STORE/weightfs.log.\n\n"
+      "\nA store is its devices: they have everything. The index of a store that is named by its devices is in\n"
+      "/var/cache/weightfs/ID (root) or ~/.cache/weightfs/ID, and is rebuilt where it is missing. One device is enough\n"
+      "if the others are found by their superblocks.\n"
+      "A mount in the background logs to weightfs.log in the directory of the store or of its index.\n\n"
       "Examples:\n"
       "  weightfs mount /srv/tensors /mnt/tensors\n"
+      "  weightfs mount /dev/disk/by-id/nvme-A /mnt/tensors\n"
       "  weightfs mount /srv/tensors /mnt/tensors -o allow_other,commit=1\n"
       "  weightfs mount /srv/tensors /mnt/tensors -o remount,ro\n"
       "  in /etc/fstab: /srv/tensors /mnt/tensors weightfs allow_other,nofail 0 0";

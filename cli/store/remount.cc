@@ -50,7 +50,8 @@ Result<void> TellDaemon(const MountEntry& mount, int directory, bool read_only) 
                      "{}: its daemon is an older weightfs, which cannot be remounted; unmount it and mount it again",
                      mount.directory);
   }
-  return MakeError(ErrorCode::kIo, "{}: {}; see {}/weightfs.log", mount.directory, std::strerror(error), mount.source);
+  return MakeError(ErrorCode::kIo, "{}: {}; see the log of the mount of {}", mount.directory, std::strerror(error),
+                   mount.source);
 }
 
 }  // namespace
@@ -77,7 +78,8 @@ Result<void> RemountReadOnly(const MountEntry& mount, bool read_only, const std:
 Result<void> Remount(const std::string& store, const std::string& directory, const std::vector<std::string>& options,
                      bool from_table) {
   ASSIGN_OR_RETURN(const MountEntry mount, FindMount(directory));
-  if (ResolvePath(store) != ResolvePath(mount.source)) {
+  const auto named = FindStore(store);
+  if (store != mount.source && !(named && IsMountOf(mount, *named))) {
     return MakeError(ErrorCode::kInvalid, "{}: is the mount of {}, not of {}", directory, mount.source, store);
   }
   MountOptions wanted;

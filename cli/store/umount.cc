@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs umount: unmounts, and returns when everything is on the device.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -91,7 +93,7 @@ class ServerWatch {
 
 ServerWatch::ServerWatch(const MountEntry& mount)
     : mount_(mount),
-      lock_(StoreLock::OpenToWatch(mount_.source).value_or(UniqueFd())),
+      lock_(OpenLockOf(mount_).value_or(UniqueFd())),
       holder_(Look()),
       process_(holder_.process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, holder_.process, 0)) : -1) {}
 
@@ -172,7 +174,24 @@ void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::o
   Print(stderr, "weightfs: {}: {}\n", mount_.source, line);
 }
 
+// A read-only mount without a directory for its index has no other locks than those of the devices.
+void WaitForDevices(const MountEntry& mount, milliseconds timeout) {
+  const auto store = FindStore(mount.source);
+  if (!store || !store->described) return;
+  const auto deadline = Clock::now() + timeout;
+  for (const auto& device : store->described->devices) {
+    const UniqueFd file(open(device.path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    while (file && flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK && Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPoll);
+    }
+  }
+}
+
 Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept, bool forced) {
+  if (!lock_ && HasOption(mount_.options, "ro")) {
+    WaitForDevices(mount_, timeout);
+    return End{.closed = true};
+  }
   if (lock_.get() < 0) {
     return Error{ErrorCode::kAccess,
                  "unmounted, but the store is not accessible (deleted, or owned by another user?): "

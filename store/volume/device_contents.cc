@@ -6,6 +6,7 @@
 #include <blkid/blkid.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -139,6 +140,13 @@ Result<std::optional<DeviceContents>> DescribeStoreDevice(const std::string& pat
 
 Result<std::unique_ptr<FileDevice>> OpenToExamine(const std::string& path) {
   return FileDevice::Open(path, {.queue_depth = 1, .read_only = true, .direct = false, .exclusive = false});
+}
+
+std::optional<std::pair<dev_t, uint64_t>> IdentityOf(const std::string& path) {
+  struct stat status = {};
+  if (stat(path.c_str(), &status) != 0) return std::nullopt;
+  if (S_ISBLK(status.st_mode)) return std::pair(status.st_rdev, uint64_t{0});
+  return S_ISREG(status.st_mode) ? std::optional(std::pair(status.st_dev, uint64_t{status.st_ino})) : std::nullopt;
 }
 
 Result<std::optional<DeviceContents>> DescribeContents(const std::string& path) {

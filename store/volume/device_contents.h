@@ -2,9 +2,13 @@
 // Detects existing content of a device or file, so that format overwrites nothing by accident.
 #pragma once
 
+#include <sys/types.h>
+
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "common/result.h"
 #include "engine/file_device.h"
@@ -13,6 +17,9 @@ namespace weightfs {
 
 // Opens a device to read from it, without locks and while others may use it.
 Result<std::unique_ptr<FileDevice>> OpenToExamine(const std::string& path);
+
+// What is the same for all paths of a block device or regular file; nullopt if the path leads to neither.
+std::optional<std::pair<dev_t, uint64_t>> IdentityOf(const std::string& path);
 
 struct DeviceContents {
   std::string words;      // "a signature of ext4 (filesystem)", "a device of a weightfs store"

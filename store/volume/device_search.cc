@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/device_search.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -20,21 +18,19 @@ namespace {
 // A device that may belong to the store. Several paths may lead to it.
 struct Candidate {
   std::string path;
-  dev_t filesystem;
-  uint64_t number;
+  std::pair<dev_t, uint64_t> identity;
   Uuid device{};
 };
 
 // Nullopt if the path leads to no device of the store.
 std::optional<Candidate> ProbeDevice(const std::string& path, const Uuid& store) {
-  struct stat status = {};
-  if (stat(path.c_str(), &status) != 0 || (!S_ISBLK(status.st_mode) && !S_ISREG(status.st_mode))) return std::nullopt;
+  const auto identity = IdentityOf(path);
+  if (!identity) return std::nullopt;
   const auto device = OpenToExamine(path);
   if (!device) return std::nullopt;
   const auto superblock = ReadSuperblock(**device);
   if (!superblock || superblock->store_id != store) return std::nullopt;
-  const bool block = S_ISBLK(status.st_mode);
-  return Candidate{path, block ? status.st_rdev : status.st_dev, block ? 0 : status.st_ino, superblock->device_id};
+  return Candidate{path, *identity, superblock->device_id};
 }
 
 // Sorted, so that the same link is found each time. A disk without a serial number has no link in by-id, and only
@@ -69,9 +65,9 @@ bool FindMovedDevices(const std::string& directory, const std::string& links, St
   }
   bool changed = false;
   for (Device* device : missing) {
-    std::map<std::pair<dev_t, uint64_t>, std::string> found;
+    std::map<decltype(Candidate::identity), std::string> found;
     for (const Candidate& candidate : candidates) {
-      if (candidate.device == device->id) found.try_emplace({candidate.filesystem, candidate.number}, candidate.path);
+      if (candidate.device == device->id) found.try_emplace(candidate.identity, candidate.path);
     }
     if (found.size() > 1) {
       spdlog::error("device {} of the store is not at {}; both {} and {} have its superblock: write the right path "

@@ -3,6 +3,7 @@
 // store.json last, so that an incomplete store is not a store.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 #include <functional>
 #include <optional>
 #include <set>
+#include <string>
+#include <utility>
 
 #include "common/guarded_directory.h"
 #include "common/log.h"
@@ -28,6 +31,7 @@
 #include "store/volume/disk_partition.h"
 #include "store/volume/pool_file.h"
 #include "store/volume/store_directory.h"
+#include "store/volume/store_session.h"
 
 namespace weightfs {
 namespace {
@@ -66,8 +70,9 @@ void Remove(const std::string& path) {
 // One run of format. Run sets the members step by step.
 class Formatter {
  public:
-  Formatter(std::string directory, const FormatOptions& options)
-      : directory_(std::move(directory)), options_(options) {}
+  // `only_devices`: the directory is that of an index.
+  Formatter(std::string directory, const FormatOptions& options, const Uuid& id, bool only_devices)
+      : directory_(std::move(directory)), options_(options), only_devices_(only_devices), description_{.id = id} {}
 
   Result<NewStore> Run() {
     RETURN_IF_ERROR(CheckOptions());
@@ -85,7 +90,7 @@ class Formatter {
     RETURN_IF_ERROR(WriteDescription());
     rollback_.Dismiss();
     lock_.Clear();
-    return NewStore{description_, fill_};
+    return NewStore{directory_, description_, fill_};
   }
 
  private:
@@ -102,6 +107,7 @@ class Formatter {
   Result<void> ReservePool();
   Result<void> ResizePool(off_t size);
   Result<void> OpenGivenDevices();
+  Result<void> MakeGivenFile(const std::string& path);
   Result<void> CheckEmpty(const std::string& path);
   Result<void> AddTarget(const std::string& path, std::string recorded_path, ByteCount size);
   Result<void> RemoveOldStore();
@@ -116,20 +122,22 @@ class Formatter {
 
   const std::string directory_;
   const FormatOptions& options_;
+  const bool only_devices_;
   std::optional<GuardedDirectory> store_;  // set by PrepareDirectory; rollback_ uses it
   StoreLock lock_;
   Rollback rollback_;           // runs after the targets are closed and before the lock is released
   bool pool_is_given_ = false;  // given as a --device
   std::vector<Target> targets_;
-  StoreDescription description_{.id = NewUuid()};
+  StoreDescription description_;
   FillReport fill_;
 };
 
 Result<void> Formatter::CheckOptions() {
-  if (!options_.devices.empty() && options_.size.value != 0) {
+  const bool has_size = options_.size.value != 0;
+  if (!options_.devices.empty() && has_size && !only_devices_) {
     return Error{ErrorCode::kInvalid, "--size is the size of a pool file; omit it with --device"};
   }
-  if (options_.devices.empty() && options_.size.value < kMinimumDeviceSize) {
+  if ((options_.devices.empty() || has_size) && options_.size.value < kMinimumDeviceSize) {
     return Error{ErrorCode::kInvalid,
                  fmt::format("a store of {} is too small; --size must be at least {}", FormatSize(options_.size),
                              FormatSize(ByteCount{kMinimumDeviceSize}))};
@@ -240,19 +248,37 @@ Result<void> Formatter::CheckEmpty(const std::string& path) {
   return Error{ErrorCode::kExists, fmt::format("{}: already holds {}; {}", path, (*contents)->words, advice)};
 }
 
+// Makes a file of --size that does not exist or is empty.
+Result<void> Formatter::MakeGivenFile(const std::string& path) {
+  struct stat status = {};
+  const bool exists = stat(path.c_str(), &status) == 0;
+  if (exists && (!S_ISREG(status.st_mode) || status.st_size > 0)) {
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}: exists; --size is for files that format makes, so omit it", path)};
+  }
+  const fs::path whole = fs::absolute(path);
+  ASSIGN_OR_RETURN(const GuardedDirectory folder, GuardedDirectory::Open(whole.parent_path().string()));
+  bool made = false;
+  const ByteCount size{RoundDown(options_.size.value, kBlockSize)};
+  RETURN_IF_ERROR(ReservePoolFile(folder, whole.filename().string(), size, Preallocates(), &made));
+  if (made) rollback_.Add([path = whole.string()] { Remove(path); });
+  return {};
+}
+
 Result<void> Formatter::OpenGivenDevices() {
-  std::set<std::pair<dev_t, ino_t>> seen;
+  std::set<std::pair<dev_t, uint64_t>> seen;
   for (const std::string& given : options_.devices) {
+    const bool makes = options_.size.value != 0 && !(IdentityOf(given) && seen.contains(*IdentityOf(given)));
+    if (makes) RETURN_IF_ERROR(MakeGivenFile(given));
     struct stat status = {};
     if (stat(given.c_str(), &status) != 0) {
       return SystemError(given, "cannot be accessed");
     }
     const bool block = S_ISBLK(status.st_mode);
-    if (!block && !S_ISREG(status.st_mode)) {
-      return Error{ErrorCode::kInvalid, fmt::format("{}: neither a block device nor a regular file", given)};
-    }
+    const auto identity = IdentityOf(given);
+    if (!identity) return Error{ErrorCode::kInvalid, given + ": neither a block device nor a regular file"};
     // Two names of one device would be two devices on the same bytes.
-    if (!seen.insert(block ? std::pair(status.st_rdev, ino_t{0}) : std::pair(status.st_dev, status.st_ino)).second) {
+    if (!seen.insert(*identity).second) {
       return Error{ErrorCode::kInvalid, fmt::format("{}: given twice", given)};
     }
     if (options_.partition) RETURN_IF_ERROR(CheckIsDisk(given));
@@ -372,7 +398,25 @@ Result<void> Formatter::WriteDescription() {
 }  // namespace
 
 Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& options) {
-  return Formatter(WithoutDots(directory).string(), options).Run();
+  const Uuid id = NewUuid();
+  if (!directory.empty()) return Formatter(WithoutDots(directory).string(), options, id, false).Run();
+  StoreLocation location(options.index);
+  location.described = StoreDescription{.id = id};
+  if (options.index.empty()) {
+    ASSIGN_OR_RETURN(location.directory, FindIndex(id));
+  }
+  RETURN_IF_ERROR(PrepareIndex(location));
+  auto made = Formatter(location.directory, options, id, true).Run();
+  if (!made) {
+    rmdir(location.directory.c_str());  // unless there is something else in it
+    return made;
+  }
+  std::vector<std::string> paths;
+  for (const auto& device : made->description.devices) paths.push_back(device.path);
+  const std::string name = fmt::format("{}", fmt::join(paths, ","));
+  ASSIGN_OR_RETURN(made->location, FindStore(name, {.index = location.directory}));
+  RETURN_IF_ERROR(WriteLog(made->location));
+  return made;
 }
 
 }  // namespace weightfs

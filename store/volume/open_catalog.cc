@@ -45,9 +45,9 @@ Result<void> ClaimOwnership(StoreParts* parts) {
 // One opening of the catalog of one store.
 class Opening {
  public:
-  Opening(const std::string& directory, const OpenOptions& options, StoreParts* parts)
-      : directory_(directory),
-        path_(directory + "/" + kCatalogName),
+  Opening(const StoreLocation& store, const OpenOptions& options, StoreParts* parts)
+      : store_(store),
+        path_(store.directory + "/" + kCatalogName),
         options_(options),
         parts_(*parts),
         log_(parts->log),
@@ -60,6 +60,7 @@ class Opening {
   Result<void> CheckId();
   Result<void> FindLog();
   bool IsComplete() const;
+  Result<void> CheckIsLatest() const;
   Result<void> UseLog();
   Result<void> UseReplica();
   Result<void> AcceptDamage(const std::string& damage);
@@ -74,7 +75,8 @@ class Opening {
     return log_.root ? wal::CatchUp(devices_, *log_.root, from, log_.tail, apply) : Result<void>();
   }
 
-  const std::string directory_, path_;
+  const StoreLocation& store_;
+  const std::string path_;
   const OpenOptions& options_;
   StoreParts& parts_;
   wal::WriterOptions& log_;  // without a root, no log can be used
@@ -96,6 +98,7 @@ Result<void> Opening::Run() {
   RETURN_IF_ERROR(LookAtIndex());
   RETURN_IF_ERROR(FindLog());
   const bool logged = std::ranges::any_of(parts_.superblocks, &Superblock::logged);
+  if (!logged) RETURN_IF_ERROR(CheckIsLatest());
   RETURN_IF_ERROR(logged ? UseLog() : UseReplica());
   if (!log_.root) log_.tail = {.version = version_};
   if (index_ == nullptr && !log_.root) return OpenDamaged();
@@ -112,7 +115,7 @@ Result<void> Opening::Run() {
   }
   if (!logged && !options_.repair) {
     spdlog::info("{}: from now on its devices have the log of all changes; older versions of weightfs cannot open it",
-                 directory_);
+                 store_.name);
   }
   parts_.catalog = std::move(index_);
   return {};
@@ -133,7 +136,8 @@ Result<void> Opening::LookAtIndex() {
   auto looked = look();
   if (looked) return {};
   const ErrorCode code = looked.error().code;
-  if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound && code != ErrorCode::kIo) return looked;
+  const bool closed = code == ErrorCode::kAccess && store_.described && options_.read_only;
+  if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound && code != ErrorCode::kIo && !closed) return looked;
   index_.reset();
   damage_ = looked.error();
   return {};
@@ -167,6 +171,19 @@ bool Opening::IsComplete() const {
          });
 }
 
+// Devices without a log do not have the changes of the store. Only the index that was used last has them.
+Result<void> Opening::CheckIsLatest() const {
+  const auto is_named = [&](const Superblock& superblock) {
+    return wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version_;
+  };
+  if (!store_.described || (options_.repair && log_.root)) return {};
+  if (index_ != nullptr && std::ranges::all_of(parts_.superblocks, is_named)) return {};
+  return Error{ErrorCode::kNotFound,
+               fmt::format("{}: its devices have no log of the catalog yet; mount it once with its store directory, or "
+                           "with the index= of the last command that used it",
+                           store_.name)};
+}
+
 // Of a store with a log. Drops an index that the log does not continue, and a log that lacks what the index has.
 Result<void> Opening::UseLog() {
   if (IsComplete()) {
@@ -175,7 +192,7 @@ Result<void> Opening::UseLog() {
       const wal::Tail& tail = log_.tail;
       if (tail.continues && tail.version == version_ && !tail.damaged && !tail.unreadable) return {};
     }
-    spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", directory_);
+    spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", store_.name);
     DropLog();
     return {};
   }
@@ -199,7 +216,7 @@ Result<void> Opening::UseLog() {
       RETURN_IF_ERROR(AcceptDamage(fmt::format("the log of the catalog on the devices is damaged behind {}",
                                                FormatUtc(log_.tail.time_ns))));
     } else {
-      spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", directory_);
+      spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", store_.name);
     }
     if (index_ != nullptr && version_.sequence >= last) {
       DropLog();
@@ -242,9 +259,9 @@ Result<void> Opening::UseReplica() {
 Result<void> Opening::AcceptDamage(const std::string& damage) {
   if (!options_.repair && !options_.read_only) {
     return Error{ErrorCode::kCorrupt, fmt::format("{}: {}; 'weightfs verify {} --repair' restores what can be read",
-                                                  directory_, damage, ShellQuote(directory_))};
+                                                  store_.name, damage, ShellQuote(store_.name))};
   }
-  spdlog::error("{}: {}", directory_, damage);
+  spdlog::error("{}: {}", store_.name, damage);
   Note(damage);
   parts_.lost = true;
   return {};
@@ -306,7 +323,7 @@ Result<void> Opening::ReplayAll(const std::function<Result<void>(KvBatch)>& appl
 Result<void> Opening::Rebuild() {
   spdlog::warn("{}; rebuilding the index of the catalog from the log on the devices", damage_.what);
   const auto build = [&]() -> Result<void> {
-    ASSIGN_OR_RETURN(const auto built, CreateNewCatalog(directory_));
+    ASSIGN_OR_RETURN(const auto built, CreateNewCatalog(store_.directory));
     RETURN_IF_ERROR(ReplayAll([&](KvBatch batch) { return built->Write(std::move(batch)); }));
     return built->Sync();
   };
@@ -330,7 +347,7 @@ Result<void> Opening::Rebuild() {
     parts_.superblocks[index].catalog_sequence = 0;
     RETURN_IF_ERROR(WriteSuperblock(*parts_.devices[index], parts_.superblocks[index]));
   }
-  ASSIGN_OR_RETURN(const std::string old, SwapCatalogs(directory_));
+  ASSIGN_OR_RETURN(const std::string old, SwapCatalogs(store_.directory));
   std::error_code error;
   if (!old.empty() && (foreign_ || ahead || parts_.lost)) {
     Note(fmt::format("the old index is in {}", old));
@@ -359,8 +376,8 @@ Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erase
   return {};
 }
 
-Result<void> OpenCatalog(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
-  RETURN_IF_ERROR(Opening(directory, options, parts).Run());
+Result<void> OpenCatalog(const StoreLocation& store, const OpenOptions& options, StoreParts* parts) {
+  RETURN_IF_ERROR(Opening(store, options, parts).Run());
   if (parts->guard != nullptr && !options.read_only) {
     parts->catalog = std::make_unique<GuardedKvStore>(std::move(parts->catalog), *parts->guard);
   }
@@ -369,6 +386,7 @@ Result<void> OpenCatalog(const std::string& directory, const OpenOptions& option
 
 Result<void> LeaveLog(const std::string& directory, StoreParts* parts) {
   RETURN_IF_ERROR(parts->catalog->Sync());
+  ASSIGN_OR_RETURN(const wal::Version version, wal::ReadVersion(*parts->catalog));
   parts->catalog.reset();
   RocksKvStore::Options options;
   if (parts->guard != nullptr) options.may_write = [guard = parts->guard.get()] { return guard->MayWrite(); };
@@ -378,7 +396,8 @@ Result<void> LeaveLog(const std::string& directory, StoreParts* parts) {
   }
   for (size_t index = 0; index < parts->superblocks.size(); ++index) {
     parts->superblocks[index].logged = false;
-    parts->superblocks[index].catalog_sequence = parts->superblocks[index].catalog_chain = 0;
+    parts->superblocks[index].catalog_sequence = version.sequence;
+    parts->superblocks[index].catalog_chain = version.chain;
     RETURN_IF_ERROR(WriteSuperblock(*parts->devices[index], parts->superblocks[index]));
   }
   parts->log.root.reset();

@@ -266,18 +266,22 @@ Result<void> Recovery::WriteDescription() {
 
 }  // namespace
 
-Result<StoreParts> RecoverStore(const std::string& directory, const RecoverOptions& options, RecoverReport* report) {
+Result<StoreParts> RecoverStore(const StoreLocation& store, const RecoverOptions& options, RecoverReport* report) {
   const OpenOptions open{.repair = true, .progress = options.progress};
   const auto is_damage = [&](const Error& error) {
-    return error.code == ErrorCode::kCorrupt || (error.code == ErrorCode::kNotFound && FindDamage(directory));
+    return error.code == ErrorCode::kCorrupt || (error.code == ErrorCode::kNotFound && FindDamage(store.directory));
   };
-  auto parts = options.devices.empty() ? OpenStoreParts(directory, open) : Error{ErrorCode::kNotFound};
+  auto parts = options.devices.empty() ? OpenStoreParts(store, open) : Error{ErrorCode::kNotFound};
   if (!parts && (!options.devices.empty() || is_damage(parts.error()))) {
-    if (auto rebuilt = Recovery(directory, options).Run(report); !rebuilt) {
+    RecoverOptions rebuild = options;
+    for (size_t index = 0; store.described && index < store.described->devices.size(); ++index) {
+      rebuild.devices.push_back(store.described->devices[index].path);
+    }
+    if (auto rebuilt = Recovery(store.directory, rebuild).Run(report); !rebuilt) {
       if (!options.devices.empty()) return rebuilt.error();
       return Error{parts.error().code, fmt::format("{}; {}", ToString(parts.error()), ToString(rebuilt.error()))};
     }
-    parts = OpenStoreParts(directory, open);
+    parts = OpenStoreParts(store, open);
   }
   if (!parts) return parts;
   report->note = parts->note;

@@ -29,6 +29,6 @@ struct RecoverReport {
 // directory if it is missing. `report` is valid after an error, too. Errors are full lines: kBusy (the store or a
 // device is in use), kNotFound (no devices are known, or they have no log), kInvalid (a device of the store is missing
 // in the list), and those of OpenStoreParts.
-Result<StoreParts> RecoverStore(const std::string& directory, const RecoverOptions& options, RecoverReport* report);
+Result<StoreParts> RecoverStore(const StoreLocation& store, const RecoverOptions& options, RecoverReport* report);
 
 }  // namespace weightfs

@@ -54,11 +54,12 @@ Result<void> CheckOwnDevice(const GuardedDirectory& store, const std::string& pa
                fmt::format("{}, or write its full path into {}", checked.error().what, store.PathOf(kDescriptionName))};
 }
 
-bool NeedsGuard(const std::string& directory, const StoreDescription& description) {
+// The locks of a store that is named by its devices are those of the devices.
+bool NeedsGuard(const StoreLocation& store, const StoreDescription& description) {
   const auto& devices = description.devices;
-  return MayLoseLocks(directory) ||
+  return (!store.described && MayLoseLocks(store.directory)) ||
          std::any_of(devices.begin(), devices.end(), [&](const StoreDescription::Device& device) {
-           return MayLoseLocks(DevicePath(directory, device));
+           return MayLoseLocks(DevicePath(store.directory, device));
          });
 }
 
@@ -68,7 +69,6 @@ std::function<bool()> MayWrite(const StoreParts& parts) {
 }
 
 Result<void> OpenDevices(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
-  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
   FileDevice::Options device_options{.queue_depth = options.queue_depth,
                                      .read_only = options.read_only,
                                      .exclusive = options.lock,
@@ -78,7 +78,10 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
     const StoreDescription::Device& listed = parts->description.devices[index];
     const std::string path = DevicePath(directory, listed);
     device_options.follow_links = listed.path.starts_with('/');
-    if (!device_options.follow_links) RETURN_IF_ERROR(CheckOwnDevice(store, listed.path));
+    if (!device_options.follow_links) {
+      ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+      RETURN_IF_ERROR(CheckOwnDevice(store, listed.path));
+    }
     ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, device_options));
     ASSIGN_OR_RETURN(const Superblock superblock, ReadSuperblock(*device));
     RETURN_IF_ERROR(CheckMatch(directory, parts->description, index, path, superblock));
@@ -102,6 +105,18 @@ Result<void> TakePermissionsOfOthers(const std::string& directory, const StoreDe
     if (device.path == kPoolName) store.RestrictFile(device.path);
   }
   return {};
+}
+
+// The lock of the store's directory. To read a store that was named by its devices, their locks are enough.
+Result<StoreLock> Lock(const StoreLocation& store, bool read_only) {
+  if (!store.described) return StoreLock::Acquire(store);
+  const auto prepared = PrepareIndex(store);
+  auto lock = prepared ? StoreLock::Acquire(store) : Result<StoreLock>(prepared.error());
+  if (lock || !read_only) return lock;
+  const ErrorCode code = lock.error().code;
+  if (code == ErrorCode::kInvalid || code == ErrorCode::kExists || code == ErrorCode::kBusy) return lock;
+  spdlog::warn("{}; the store is read without a directory for its index", lock.error().what);
+  return StoreLock();
 }
 
 Result<void> WriteAll(std::span<BlockDevice* const> devices, std::vector<Superblock>& superblocks, bool clean) {
@@ -128,24 +143,30 @@ Result<UniqueFd> OpenLog(const std::string& directory) {
   return store.OpenFile(kLogName, O_WRONLY | O_APPEND | O_CREAT);
 }
 
-Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options) {
+Result<StoreParts> OpenStoreParts(const StoreLocation& store, const OpenOptions& options) {
+  const std::string& directory = store.directory;
   OpenOptions effective = options;
   if (!options.lock) effective.read_only = true;
   StoreParts parts;
-  ASSIGN_OR_RETURN(parts.description, ReadStoreDescription(directory));
+  ASSIGN_OR_RETURN(parts.description, Describe(store));
   if (options.lock) {
-    ASSIGN_OR_RETURN(parts.lock, StoreLock::Acquire(directory));
+    ASSIGN_OR_RETURN(parts.lock, Lock(store, effective.read_only));
     parts.lock.Claim();  // claim now: if this process is killed during the open, the next one waits for the devices
   }
-  const bool moved = FindMovedDevices(directory, options.device_links, &parts.description);
-  if (options.lock && !effective.read_only && (options.guard || NeedsGuard(directory, parts.description))) {
-    parts.guard = std::make_unique<StoreGuard>(directory);
+  bool rewrites = FindMovedDevices(directory, options.device_links, &parts.description);
+  if (options.lock && !effective.read_only && (options.guard || NeedsGuard(store, parts.description))) {
+    parts.guard = std::make_unique<StoreGuard>(store.name);
   }
   // Open the devices first: opening the catalog may write to it, and a wrong device must not change anything.
   RETURN_IF_ERROR(OpenDevices(directory, effective, &parts));
-  RETURN_IF_ERROR(OpenCatalog(directory, effective, &parts));
+  if (store.described && !effective.read_only) {
+    const auto listed = ReadStoreDescription(directory);
+    rewrites = !listed || ToJson(*listed) != ToJson(parts.description);
+  }
+  // Before the index: from then on it is known whose directory this is.
+  if (rewrites && !effective.read_only) RETURN_IF_ERROR(WriteStoreDescription(directory, parts.description));
+  RETURN_IF_ERROR(OpenCatalog(store, effective, &parts));
   if (!effective.read_only) {
-    if (moved) RETURN_IF_ERROR(WriteStoreDescription(directory, parts.description));
     RETURN_IF_ERROR(TakePermissionsOfOthers(directory, parts.description));
     const auto devices = Borrow(parts.devices);
     RETURN_IF_ERROR(ClaimReplica(devices, parts.superblocks));

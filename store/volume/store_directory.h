@@ -24,6 +24,7 @@
 #include "store/volume/pool_fill.h"
 #include "store/volume/store_description.h"
 #include "store/volume/store_guard.h"
+#include "store/volume/store_location.h"
 #include "store/wal/log_writer.h"
 
 namespace weightfs {
@@ -32,11 +33,12 @@ namespace weightfs {
 Result<UniqueFd> OpenLog(const std::string& directory);
 
 struct FormatOptions {
-  ByteCount size;                    // of the pool file; 0 with `devices`
+  ByteCount size;                    // of the pool file, or of each device that is made; 0: there are none
   std::vector<std::string> devices;  // raw block devices or files; empty: the store's own `pool` file
   bool force = false;                // overwrite existing content
   bool discard_damaged = false;      // also what is left of a damaged store
   bool partition = false;            // `devices` are whole disks; each gets one partition, which holds the data
+  std::string index;                 // without a store directory: of the index; empty: that of FindIndex
   PoolFill fill = PoolFill::kAuto;
   uint32_t root_uid = 0, root_gid = 0;
   ProgressFunction progress;                  // of the filling; may be empty
@@ -44,6 +46,7 @@ struct FormatOptions {
 };
 
 struct NewStore {
+  StoreLocation location;
   StoreDescription description;
   FillReport fill;  // of its devices, in the order of the description
 };
@@ -54,6 +57,9 @@ struct NewStore {
 // with partitions is refused even then, unless its only one is empty and was made by an interrupted format. All checks
 // and the space reservation come before any change of existing content. On an error everything that this call created
 // is removed, except new partitions.
+//
+// Without `directory` the store is its `devices`: they get the whole log, and the directory of the index is only the
+// first one. With `size`, devices that do not exist are made, as files.
 Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& options);
 
 // The holder of a store's lock. `held` and `process` come from the kernel. The other members come from the note that
@@ -72,7 +78,7 @@ struct StoreHolder {
   bool IsEnding() const;
 };
 
-// Reads the holder of the store in `directory`, or of its lock file (StoreLock::OpenToWatch). Returns a default
+// Reads the holder of the store whose lock is in `directory`, or of its lock file (StoreLock::OpenToWatch). Returns a default
 // StoreHolder when the file cannot be read. Never blocks; holds the lock in shared mode for a moment.
 StoreHolder ReadStoreHolder(const std::string& directory);
 StoreHolder ReadStoreHolder(const UniqueFd& lock);
@@ -85,7 +91,7 @@ std::string DescribeProcess(pid_t process);
 class StoreLock {
  public:
   // Locks the store. kBusy names the holder's process. Creates the file if it is missing and changes nothing else.
-  static Result<StoreLock> Acquire(const std::string& directory);
+  static Result<StoreLock> Acquire(const StoreLocation& store);
   StoreLock() = default;
   StoreLock(StoreLock&&) = default;
   StoreLock& operator=(StoreLock&&) = default;
@@ -153,12 +159,13 @@ struct StoreParts {
 };
 
 // Opens and verifies a store: takes the lock (kBusy names the holder's process), finds devices that have moved (and
-// corrects their paths in store.json, unless read_only), matches each device's superblock with store.json (a device of
+// corrects their paths in store.json, unless read_only), makes the directory of the index of a store that was named by
+// its devices (if that fails, a read-only open has no lock but those of the devices, and an index in memory), matches each device's superblock with store.json (a device of
 // another store, swapped devices, a truncated pool or a newer version fails with one full line and changes nothing),
 // and rejects links and files of other users in the directory (GuardedDirectory; kPermission). Unless read_only, marks
 // the superblocks as in use (MarkClean marks them clean again) and removes the permissions of other users from the
 // lock, the log file, the pool file and the catalog.
-Result<StoreParts> OpenStoreParts(const std::string& directory, const OpenOptions& options);
+Result<StoreParts> OpenStoreParts(const StoreLocation& store, const OpenOptions& options);
 
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);

@@ -117,8 +117,8 @@ std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
   return lock.holder_was_killed() ? kAfterKill : std::chrono::seconds(0);
 }
 
-Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
-  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
+Result<StoreLock> StoreLock::Acquire(const StoreLocation& location) {
+  ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(location.directory));
   const std::string path = store.PathOf(kLockName);
   const auto deadline = std::chrono::steady_clock::now() + kLookLimit;
   while (true) {
@@ -138,7 +138,7 @@ Result<StoreLock> StoreLock::Acquire(const std::string& directory) {
     if (holder.held || std::chrono::steady_clock::now() >= deadline) {
       return Error{
           ErrorCode::kBusy,
-          fmt::format("{}: the store is in use by {}; {}", directory, DescribeProcess(holder.process),
+          fmt::format("{}: the store is in use by {}; {}", location.name, DescribeProcess(holder.process),
                       holder.state == StoreHolder::State::kServing ? "unmount it first" : "wait for it to end")};
     }
     std::this_thread::sleep_for(kLookPoll);

@@ -5,9 +5,9 @@
 
 namespace weightfs {
 
-Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& directory, const OpenOptions& open,
+Result<std::unique_ptr<StoreSession>> StoreSession::Open(const StoreLocation& location, const OpenOptions& open,
                                                          const StoreOptions& options) {
-  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(directory, open));
+  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(location, open));
   StoreOptions effective = options;
   effective.log = std::move(parts.log);
   std::unique_ptr<StoreSession> session(new StoreSession);
@@ -29,7 +29,7 @@ Result<std::unique_ptr<StoreSession>> StoreSession::Open(const std::string& dire
   if (!store.has_value()) {
     session->guard_.reset();  // it has the locks of the devices, which are opened again
     auto unmarked = Result<void>();
-    if (parts.was_clean && !session->read_only_) unmarked = MarkCleanAgain(directory, session->description_);
+    if (parts.was_clean && !session->read_only_) unmarked = MarkCleanAgain(location.directory, session->description_);
     if (!unmarked.has_value()) spdlog::warn("{}", ToString(unmarked.error()));
     return store.error();
   }
@@ -70,6 +70,11 @@ Result<void> StoreSession::Close() {
   }
   lock_.Clear(result.has_value() ? std::string() : ToString(result.error()));
   return result;
+}
+
+Result<void> WriteLog(const StoreLocation& location) {
+  ASSIGN_OR_RETURN(const auto session, StoreSession::Open(location, {}, {.memory = kLeastMemory}));
+  return session->Close();
 }
 
 }  // namespace weightfs

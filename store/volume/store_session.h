@@ -16,7 +16,7 @@ namespace weightfs {
 // Owns all parts. Thread-safe only where Store is; the owner alone calls Open and Close.
 class StoreSession {
  public:
-  static Result<std::unique_ptr<StoreSession>> Open(const std::string& directory, const OpenOptions& open,
+  static Result<std::unique_ptr<StoreSession>> Open(const StoreLocation& location, const OpenOptions& open,
                                                     const StoreOptions& options);
   ~StoreSession();
   StoreSession(const StoreSession&) = delete;
@@ -54,5 +54,9 @@ class StoreSession {
   bool closed_ = false;
   std::unique_ptr<Store> store_;
 };
+
+// Writes a log to the devices of a store that was named by them and has none: the index in a directory of one machine
+// must not be the only one that has everything.
+Result<void> WriteLog(const StoreLocation& location);
 
 }  // namespace weightfs

@@ -298,6 +298,11 @@ class Factory:
         self._made.append(store)
         return store
 
+    def adopt(self, store):
+        """Removes a store that somebody else has created."""
+        self._made.append(store)
+        return store
+
     def mount(self, store, options="", path=None):
         if path is None:
             path = self.new_path("mount")

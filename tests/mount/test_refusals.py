@@ -419,7 +419,7 @@ def test_help_fits_a_terminal():
 
 @pytest.mark.parametrize("name, mount, fsck, info", [
     ("empty", "not a weightfs store", "not a weightfs store", "neither a store"),
-    ("file", "not a directory", "not a weightfs store", "neither a store"),
+    ("file", "not a weightfs store", "not a weightfs store", "neither a store"),
     ("missing", "No such file", "No such file", "No such file")])
 def test_a_directory_that_is_not_a_store(local, point, name, mount, fsck, info):
     (local / "empty").mkdir()

@@ -226,7 +226,7 @@ class Completion(unittest.TestCase):
         for words, kind in ((("format", "--size", ""), "word"), (("format", "--device", ""), "file"),
                             (("format", "--device=/x"), "file"), (("bench", "--host", ""), "directory"),
                             (("info", "--json", ""), "file"), (("mount", "-ro", ""), "list"),
-                            (("mount", "--", "-"), "directory")):
+                            (("mount", "--", "-"), "file"), (("format", ""), "directory")):
             with self.subTest(words):
                 self.assertEqual(complete(*words)[0], kind)
 
@@ -269,6 +269,7 @@ class Bash(unittest.TestCase):
             both, directory = {f"{folder}/store one", f"{folder}/file"}, {f"{folder}/store one"}
             start = f"{folder}/"
             self.assertEqual(bash("format", start), directory)
+            self.assertEqual(bash("mount", start), both, "a store is a directory or a device")
             self.assertEqual(bash("mount", "/s", start), directory)
             self.assertEqual(bash("mount", "/s", "/d", start), set(), "there is no third argument")
             self.assertEqual(bash("mount", "-o", "ro", "/s", start), directory)

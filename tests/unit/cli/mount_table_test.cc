@@ -16,7 +16,7 @@ TEST(MountTableTest, ADirectoryWithoutAMountIsNotFound) {
   const auto mount = FindMount(scratch.path());
   ASSERT_FALSE(mount.has_value());
   EXPECT_EQ(mount.error().code, ErrorCode::kNotFound);
-  EXPECT_FALSE(FindMountOfStore(scratch.path(), {}).has_value());
+  EXPECT_FALSE(FindMountOfStore(scratch.path().string(), {}).has_value());
   EXPECT_FALSE(FindMountAbove(scratch.path()).has_value());
 }
 

@@ -18,33 +18,33 @@ using testing::Not;
 
 TEST(WaitUntilReleasedTest, ReturnsAtOnceWhereNobodyHoldsTheStore) {
   const TemporaryDirectory scratch;
-  EXPECT_TRUE(WaitUntilReleased(scratch.path()).has_value());
-  EXPECT_TRUE(StoreLock::Acquire(scratch.path()).has_value());
+  EXPECT_TRUE(WaitUntilReleased(scratch.path().string()).has_value());
+  EXPECT_TRUE(StoreLock::Acquire(scratch.path().string()).has_value());
 }
 
 // The holder is a child that exits once this process has begun to wait, or just before. The lock is free in both cases.
 TEST(WaitUntilReleasedTest, WaitsForAHolderThatIsClosing) {
   const TemporaryDirectory scratch;
   HoldingChild child([&](const HoldingChild::Hold& hold) {
-    auto lock = StoreLock::Acquire(scratch.path());
+    auto lock = StoreLock::Acquire(scratch.path().string());
     lock->Claim();
     lock->NoteClosing();
     hold("locked");
   });
-  ASSERT_FALSE(StoreLock::Acquire(scratch.path()).has_value());
+  ASSERT_FALSE(StoreLock::Acquire(scratch.path().string()).has_value());
   child.Release();
-  EXPECT_TRUE(WaitUntilReleased(scratch.path()).has_value());
-  EXPECT_TRUE(StoreLock::Acquire(scratch.path()).has_value());
+  EXPECT_TRUE(WaitUntilReleased(scratch.path().string()).has_value());
+  EXPECT_TRUE(StoreLock::Acquire(scratch.path().string()).has_value());
 }
 
 TEST(WaitUntilReleasedTest, RefusesAStoreThatACommandWorksOn) {
   const TemporaryDirectory scratch;
   HoldingChild child([&](const HoldingChild::Hold& hold) {
-    auto lock = StoreLock::Acquire(scratch.path());
+    auto lock = StoreLock::Acquire(scratch.path().string());
     lock->Claim();
     hold("locked");
   });
-  const auto refused = WaitUntilReleased(scratch.path());
+  const auto refused = WaitUntilReleased(scratch.path().string());
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::kBusy);
   EXPECT_THAT(refused.error().what, HasSubstr("process " + std::to_string(child.process()) + " (unit_cli)"));
@@ -55,11 +55,11 @@ TEST(WaitUntilReleasedTest, RefusesAStoreThatACommandWorksOn) {
 TEST(WaitUntilReleasedTest, NamesTheHolderAndNotTheNumberInTheFile) {
   const TemporaryDirectory scratch;
   HoldingChild child([&](const HoldingChild::Hold& hold) {
-    const auto lock = StoreLock::Acquire(scratch.path());
+    const auto lock = StoreLock::Acquire(scratch.path().string());
     std::ofstream(scratch.path() / kLockName) << "4194304\n";
     hold("locked");
   });
-  const auto refused = WaitUntilReleased(scratch.path());
+  const auto refused = WaitUntilReleased(scratch.path().string());
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().what, HasSubstr("process " + std::to_string(child.process()) + " "));
   EXPECT_THAT(refused.error().what, Not(HasSubstr("4194304")));

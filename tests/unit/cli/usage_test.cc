@@ -83,6 +83,8 @@ INSTANTIATE_TEST_SUITE_P(
     Format, UsageTest,
     testing::Values(
         Refused{{"format"}, "STORE is missing; write e.g. 'weightfs format /srv/tensors --size 200G'"},
+        Refused{{"format", "--size", "8G"}, "STORE is missing"},
+        Refused{{"format", "/proc/s", "--device", "/dev/sdx", "--index", "/i"}, "omit it or STORE"},
         Refused{{"format", "/proc/s"}, "--size or --device is missing; write e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size"}, "--size needs a value, e.g. --size 8G"},
         Refused{{"format", "/proc/s", "--size", "--force"}, "--size needs a value, e.g. --size 8G"},
@@ -183,7 +185,7 @@ TEST(CommandTest, ReadsAnOptionFromItsSynopsis) {
   EXPECT_TRUE(files.value == "PATH" && files.kind == ValueKind::kFile && files.repeated() && !files.optional_value);
   EXPECT_TRUE(command.Add("--json [FILE]", &text, "").optional_value);
   const Option store = command.Add("STORE", &text, "");
-  EXPECT_TRUE(store.positional() && store.required && store.name() == "STORE" && store.kind == ValueKind::kDirectory);
+  EXPECT_TRUE(store.positional() && store.required && store.name() == "STORE" && store.kind == ValueKind::kFile);
   EXPECT_FALSE(command.Add("[URL]", &text, "").required);
   ASSERT_NE(command.Find("-l"), nullptr);
   EXPECT_EQ(command.Find("-l")->name(), "--lazy");

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store is its devices: commands take them as STORE, and no directory of another machine is needed."""
+
+import json
+import os
+import shutil
+import stat
+
+import pytest
+
+from device_stores import DeviceStore, own_cache
+from harness import needs, process
+from harness.filesystems import is_mounted, program, weightfs
+from store_files import SUPERBLOCK_OFFSETS, data_of, patch
+
+pytestmark = pytest.mark.usefixtures("weightfs_only")
+
+MIB = 1 << 20
+DATA = data_of(5, 3 * MIB + 17)
+
+
+@pytest.fixture
+def cache(scratch, monkeypatch, factory):
+    """The usual directory of indexes. Every mount of the test is in a namespace of its own."""
+    with own_cache(scratch, monkeypatch, factory.directory("cache")) as folder:
+        mark = factory.mark()
+        yield folder
+        factory.close(mark)
+
+
+def new_store(factory, local, count=1, index=None):
+    return factory.adopt(DeviceStore([local / f"device{number}" for number in range(count)], index, "64M"))
+
+
+def fill(mount):
+    (mount.path / "d").mkdir()
+    (mount.path / "d/file").write_bytes(DATA)
+    return mount
+
+
+def check(mount):
+    assert (mount.path / "d/file").read_bytes() == DATA
+    return mount
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_store_moves_with_its_devices(factory, local, cache, count):
+    store = new_store(factory, local, count)
+    mount = fill(factory.mount(store))
+    index = next(cache.iterdir())
+    assert {"store.json", "lock", "meta", "weightfs.log"} <= set(os.listdir(index))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, index)] == [0o700] * 2
+    mount.umount()
+    store.index = local / "another machine"   # a blank in the name
+    check(mount.mount()).umount()
+    shutil.rmtree(store.index)
+    check(mount.mount())
+    mount.fsck()
+    store.index = None                         # its index is out of date by now
+    check(mount.mount())
+    mount.fsck()
+
+
+def test_a_killed_mount_moves_too(factory, local, cache):
+    store = new_store(factory, local)
+    mount = fill(factory.mount(store))
+    with open(mount.path / "d/file", "rb") as stream:
+        os.fsync(stream.fileno())
+    mount.kill9()
+    shutil.rmtree(cache)
+    store.index = local / "index"
+    check(mount.mount())
+    mount.fsck()
+
+
+def test_the_same_command_replaces_a_killed_mount(factory, local, cache):
+    mount = fill(factory.mount(new_store(factory, local, index=local / "index")))
+    with open(mount.path / "d/file", "rb") as stream:
+        os.fsync(stream.fileno())
+    pid = mount.pid
+    process.kill(pid)
+    assert process.wait_gone(pid)
+    mount.store.index = None   # the mount that is there names another index
+    check(mount.mount())
+    mount.fsck()
+
+
+def test_a_store_that_was_never_mounted_moves(factory, local, cache):
+    store = new_store(factory, local)
+    shutil.rmtree(cache)
+    mount = fill(factory.mount(store))
+    check(mount).fsck()
+
+
+def test_one_mount_at_a_time_whatever_the_index(factory, local, cache, point):
+    store = new_store(factory, local)
+    mount = fill(factory.mount(store))
+    for name in (store.devices[0], f"{store.devices[0]},index={local}/other"):
+        refused = weightfs("mount", name, point, codes=(1,))
+        assert f"weightfs umount {mount.path}" in refused.err and len(refused.err.splitlines()) == 1
+        assert weightfs("verify", "--repair", name, codes=(8,)).err
+    assert not (local / "other").exists()
+    mount.umount()
+    refused = weightfs("umount", store.devices[0], codes=(1,))
+    assert "no weightfs is mounted there" in refused.err
+
+
+@pytest.mark.parametrize("by_directory", [True, False])
+def test_a_directory_and_its_device_exclude_each_other(factory, local, cache, point, by_directory):
+    store = factory.store("64M")
+    mount = factory.mount(store)
+    mount.umount()
+    pool = store.directory / "pool"
+    first, second = (store.directory, pool) if by_directory else (pool, store.directory)
+    weightfs("mount", first, mount.path)
+    try:
+        fill(mount)
+        refused = weightfs("mount", second, point, codes=(1,))
+        assert len(refused.err.splitlines()) == 1 and f"weightfs umount {mount.path}" in refused.err
+        for name in (pool, store.directory):
+            assert json.loads(weightfs("info", "--json", name).out)["mounted_on"] == os.fspath(mount.path)
+    finally:
+        weightfs("umount", mount.path)
+    weightfs("mount", second, mount.path)
+    try:
+        check(mount)
+    finally:
+        weightfs("umount", mount.path)
+    store.fsck()
+
+
+def test_commands_take_devices(factory, local, cache):
+    store = new_store(factory, local)
+    device, mount = store.devices[0], fill(factory.mount(store))
+    source = process.run(["findmnt", "-no", "SOURCE", mount.path]).out.strip()
+    assert source == os.fspath(device) + ("" if os.geteuid() == 0 else f",index={next(cache.iterdir())}")
+    for name in (device, source):
+        info = json.loads(weightfs("info", "--json", name).out)
+        assert info["mounted_on"] == os.fspath(mount.path) and info["index"] == os.fspath(next(cache.iterdir()))
+    assert "no damage" in weightfs("verify", device).out
+    assert f"this is the store; it is mounted on {mount.path}" in weightfs("umount", device, codes=(1,)).err
+    assert "mounted on" in weightfs("doctor", device, codes=(0, 1)).out
+    mount.umount()
+    assert json.loads(weightfs("info", "--json", device).out)["clean_unmount"] is True
+    assert "clean" in weightfs("verify", device).out
+    assert "nothing is lost" in weightfs("recover", device, codes=(1,)).err
+    # A look does not need the index, and makes none.
+    shutil.rmtree(cache)
+    assert json.loads(weightfs("info", "--json", device).out)["mounted_on"] is None
+    assert not cache.exists()
+    assert "rebuilt" in weightfs("recover", device).out
+    check(mount.mount()).fsck()
+
+
+def test_a_read_only_mount_needs_no_directory(factory, local, cache):
+    store = new_store(factory, local)
+    mount = fill(factory.mount(store))
+    mount.umount()
+    store.index = "/proc/nowhere"
+    with pytest.raises(process.Failure, match="/proc/nowhere: cannot be made"):
+        mount.mount()
+    for _ in range(3):   # an unmount returns when the devices are free
+        check(mount.mount("ro")).umount()
+    check(mount.mount("ro"))
+    assert json.loads(weightfs("info", "--json", store.devices[0]).out)["mounted_on"] == os.fspath(mount.path)
+    assert "no damage" in weightfs("verify", store.devices[0]).out
+    mount.umount()
+    assert "clean" in weightfs("verify", store.directory).out
+
+
+def test_a_repair_leaves_everything_on_the_devices(factory, local, cache):
+    store = new_store(factory, local)
+    mount = fill(factory.mount(store))
+    mount.umount()
+    for offset in SUPERBLOCK_OFFSETS:
+        patch(store.devices[0], offset + 100, b"damage")
+    damaged = weightfs("mount", store.directory, mount.path, codes=(1,))
+    assert "'weightfs recover' rebuilds" in damaged.err and not is_mounted(mount.path)
+    weightfs("verify", "--repair", store.directory, codes=(1,))
+    shutil.rmtree(cache)
+    check(mount.mount())
+    mount.fsck()
+
+
+def test_what_is_no_store_is_refused(factory, local, cache, point):
+    store = new_store(factory, local)
+    text, empty = local / "text", local / "empty"
+    text.write_bytes(b"text" * MIB)
+    empty.write_bytes(bytes(MIB))
+    shutil.copy(store.devices[0], local / "copy")
+    for name, words in ((text, "not a weightfs store"), (empty, "weightfs format --device"),
+                        (f"{store.devices[0]},{local}/copy", "one is a copy"),
+                        (f"{store.devices[0]},{store.devices[0]}", "given twice"),
+                        (f"{store.devices[0]},{local}/missing", "check the path"),
+                        ("/dev/null,/dev/zero", "neither a block device nor a pool file")):
+        refused = weightfs("mount", name, point, codes=(1, 2))
+        assert words in refused.err and len(refused.err.splitlines()) == 1, refused
+
+
+def test_a_device_is_found_and_a_missing_one_is_named(factory, local, cache, point):
+    store = new_store(factory, local, 2)
+    first, second = store.devices
+    mount = fill(factory.mount(store))
+    mount.umount()
+    weightfs("mount", first, mount.path)
+    check(mount)
+    weightfs("umount", mount.path)
+    os.rename(second, local / "elsewhere")
+    refused = weightfs("mount", first, point, codes=(1,))
+    assert f"device 1 (last {second}) is missing" in refused.err
+    store.devices = [local / "elsewhere", first]
+    check(mount.mount())
+    mount.fsck()
+
+
+def test_links_in_the_cache_are_not_followed(factory, local, cache, point):
+    store = new_store(factory, local)
+    shutil.rmtree(cache)
+    target = factory.directory("target")
+    os.symlink(target, cache)
+    for words in (("mount", store.directory, point), ("info", store.directory), ("mount", "-r", store.directory, point)):
+        assert "symbolic link" in weightfs(*words, codes=(1,)).err
+    assert not os.listdir(target)
+    os.unlink(cache)
+    cache.mkdir()
+    index = cache / json.loads(weightfs("info", "--json", store.directory).out)["id"]
+    os.symlink(target, index)
+    assert "symbolic link" in weightfs("mount", store.directory, point, codes=(1,)).err
+    assert not os.listdir(target)
+
+
+def test_format_destroys_nothing(factory, local, cache):
+    store = new_store(factory, local)
+    before = store.devices[0].read_bytes()[:4 * MIB]
+    assert "already holds a device of a weightfs store" in weightfs("format", "--device", store.devices[0],
+                                                                    codes=(1,)).err
+    assert "omit it" in weightfs("format", "--device", store.devices[0], "--size", "64M", codes=(1,)).err
+    assert store.devices[0].read_bytes()[:4 * MIB] == before
+    DeviceStore(store.devices, force=True)
+    assert store.devices[0].read_bytes()[:4 * MIB] != before
+
+
+@needs.loop_devices()
+def test_block_devices_by_mount_and_fstab(factory, local, cache, point):
+    """mount(8) with the helpers, in a namespace in which /sbin has them."""
+    image, helpers, fstab = local / "image", factory.directory("helpers"), local / "fstab"
+    with open(image, "wb") as stream:
+        stream.truncate(64 * MIB)
+    device = process.run(["losetup", "--find", "--show", image]).out.strip()
+    try:
+        weightfs("format", "--device", device)
+        for name in ("mount.weightfs", "mount.fuse.weightfs", "umount.weightfs", "umount.fuse.weightfs"):
+            (helpers / name).symlink_to(program())
+        fstab.write_text(f"{device} {point} weightfs noatime,noauto 0 0\n")
+        # The helpers are searched for in the directories that are compiled into mount(8).
+        script = (f"set -e\n{helpers}/mount.weightfs {device} {point} -o rw\necho text > {point}/file\n"
+                  f"test $(findmnt -no SOURCE {point}) = {device}\n{helpers}/umount.weightfs {point}\n"
+                  f"{helpers}/mount.fuse.weightfs {device} {point} -o index={local}/index\n"
+                  f"test $(cat {point}/file) = text\n{helpers}/umount.weightfs {point}\n")
+        process.run(["sh", "-c", script], limit=120)
+        refused = weightfs("format", local / "other", "--device", device, codes=(1,))
+        assert "already holds a device of a weightfs store" in refused.err
+    finally:
+        process.run(["umount", "-l", point], codes=None)
+        process.run(["losetup", "-d", device])
+
+
+@needs.root
+@needs.program("fusermount3", "setpriv")
+def test_a_user_without_privileges(open_fuse, local, factory, request):
+    """Their index is in their own cache, and root finds it by the mount."""
+    from test_users import NOBODY, run_as_nobody
+    copy, home = local / "weightfs", local / "home"
+    shutil.copy(program(), copy)
+    copy.chmod(0o755)
+    for path in (home, home / "mnt"):
+        path.mkdir()
+        os.chown(path, NOBODY, NOBODY)
+    device, directory = home / "device", home / "mnt"
+
+    def run(*words, **options):
+        return run_as_nobody(["env", f"HOME={home}", *words], **options)
+
+    run(copy, "format", "--device", device, "--size", "64M", "--sparse")
+    request.config.watchdog.watch(directory, "weightfs", device)
+    try:
+        run(copy, "mount", device, directory)
+        run("sh", "-c", f"echo text > {directory}/file")
+        info = json.loads(weightfs("info", "--json", device).out)
+        assert info["mounted_on"] == os.fspath(directory) and info["index"].startswith(f"{home}/.cache/weightfs/")
+        assert stat.S_IMODE(os.stat(info["index"]).st_mode) == 0o700 and os.stat(info["index"]).st_uid == NOBODY
+        weightfs("umount", directory)
+        run(copy, "mount", device, directory)
+        assert run("cat", directory / "file").out == "text\n"
+        run(copy, "umount", directory)
+        run(copy, "verify", device)
+    finally:
+        for pid in process.processes_with("weightfs", str(device)):
+            process.kill(pid)
+            process.wait_gone(pid)
+        process.run(["umount", "-l", directory], codes=None)
+        request.config.watchdog.forget(directory)

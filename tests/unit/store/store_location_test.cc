@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/volume/store_location.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include "meta/keys.h"
+#include "store/volume/open_catalog.h"
+#include "store/volume/recover_store.h"
+#include "store/volume/store_session.h"
+#include "tests/unit/store/store_directory_fixture.h"
+
+namespace weightfs {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Stores that are devices. Their indexes are in the directories "a", "b" and so on.
+class StoreLocationTest : public StoreDirectoryTest {
+ protected:
+  // Formats devices, which are files, with the index in "first".
+  StoreLocation FormatDevices(std::vector<std::string> names) {
+    FormatOptions options = Sized(kSmall);
+    options.fill = PoolFill::kNone;
+    options.index = Path("first");
+    for (const std::string& name : names) options.devices.push_back(Path(name));
+    auto made = FormatStore("", options);
+    EXPECT_TRUE(made.has_value()) << (made ? "" : made.error().what);
+    return made ? made->location : StoreLocation();
+  }
+  Result<StoreLocation> Find(const std::string& argument, const std::string& index = "a") const {
+    return FindStore(argument, {.index = Path(index), .device_links = Path("links")});
+  }
+  Error FindError(const std::string& argument) const {
+    const auto found = Find(argument);
+    EXPECT_FALSE(found.has_value()) << argument;
+    return found ? Error{ErrorCode::kIo} : found.error();
+  }
+  StoreLocation Must(Result<StoreLocation> found) const {
+    EXPECT_TRUE(found.has_value()) << (found ? "" : found.error().what);
+    return found ? *found : StoreLocation();
+  }
+  void Make(const StoreLocation& location, const std::string& name) const {
+    auto session = StoreSession::Open(location, {}, {.memory = kLeastMemory});
+    ASSERT_TRUE(session.has_value()) << session.error().what;
+    CreateRequest directory;
+    directory.mode = S_IFDIR | 0755;
+    ASSERT_TRUE((*session)->store().names().Create(kRootInode, name, directory).has_value());
+    ASSERT_TRUE((*session)->Close().has_value());
+  }
+  bool Has(const StoreLocation& location, const std::string& name, bool read_only = false) const {
+    auto session = StoreSession::Open(location, {.read_only = read_only}, {.memory = kLeastMemory});
+    EXPECT_TRUE(session.has_value()) << session.error().what;
+    return session && (*session)->store().names().Lookup(kRootInode, name).has_value();
+  }
+};
+
+TEST_F(StoreLocationTest, ADirectoryIsAStoreDirectoryEvenIfItIsMissing) {
+  fs::create_directory(Path("a,b"));
+  for (const char* name : {"a,b", "missing"}) {
+    const StoreLocation found = Must(FindStore(Path(name)));
+    EXPECT_EQ(found.directory, Path(name));
+    EXPECT_FALSE(found.described);
+  }
+  EXPECT_EQ(FindError(Path("a,b")).code, ErrorCode::kInvalid);
+}
+
+TEST_F(StoreLocationTest, TheLogIsOnTheDevicesOfANewStore) {
+  FormatDevices({"one"});
+  fs::remove_all(Path("first"));
+  const StoreLocation found = Must(Find(Path("one")));
+  EXPECT_TRUE(SuperblockOf(Path("one")).logged);
+  EXPECT_TRUE(SuperblockOf(Path("one")).clean);
+  Make(found, "d");
+}
+
+TEST_F(StoreLocationTest, TheDevicesHaveEverythingForAnotherIndex) {
+  FormatDevices({"one", "two"});
+  const std::string both = Path("one") + "," + Path("two");
+  Make(Must(Find(both, "a")), "d");
+  EXPECT_TRUE(Has(Must(Find(both, "b")), "d"));
+  Make(Must(Find(both, "b")), "e");
+  // The first one is out of date by now.
+  EXPECT_TRUE(Has(Must(Find(both, "a")), "e"));
+}
+
+TEST_F(StoreLocationTest, TheNameIsAStoreAgain) {
+  FormatDevices({"one"});
+  fs::create_symlink(Path("one"), Path("link"));
+  const StoreLocation found = Must(Find(Path("link")));
+  EXPECT_EQ(found.name, Path("one") + ",index=" + Path("a"));
+  const StoreLocation again = Must(FindStore(found.name));
+  EXPECT_EQ(again.directory, Path("a"));
+  EXPECT_TRUE(IsSameStore(again, found));
+  Make(found, "d");
+  EXPECT_EQ(ReadStoreDescription(Path("a"))->devices[0].path, Path("link"));
+}
+
+TEST_F(StoreLocationTest, TwoIndexesOfOneStoreExcludeEachOther) {
+  FormatDevices({"one"});
+  const auto first = OpenStoreParts(Must(Find(Path("one"), "a")), {});
+  ASSERT_TRUE(first.has_value());
+  const auto second = OpenStoreParts(Must(Find(Path("one"), "b")), {});
+  ASSERT_FALSE(second.has_value());
+  EXPECT_EQ(second.error().code, ErrorCode::kBusy);
+  EXPECT_FALSE(fs::exists(Path("b/store.json"))) << "it has changed a directory before it had the devices";
+}
+
+TEST_F(StoreLocationTest, AStoreDirectoryAndItsDeviceExcludeEachOther) {
+  Format("s");
+  Make(Path("s"), "d");
+  const StoreLocation device = Must(Find(Path("s/pool")));
+  {
+    const auto directory = OpenStoreParts(Path("s"), {});
+    EXPECT_EQ(OpenStoreParts(device, {}).error().code, ErrorCode::kBusy);
+  }
+  {
+    const auto parts = OpenStoreParts(device, {});
+    ASSERT_TRUE(parts.has_value());
+    EXPECT_EQ(OpenStoreParts(Path("s"), {}).error().code, ErrorCode::kBusy);
+  }
+  Make(device, "e");
+  EXPECT_TRUE(Has(Path("s"), "e"));
+  EXPECT_EQ(ReadStoreDescription(Path("s"))->devices[0].path, "pool");
+}
+
+TEST_F(StoreLocationTest, APathInAStoreDirectoryStays) {
+  Format("s");
+  Make(Must(Find(Path("s/pool"), "s")), "d");
+  EXPECT_EQ(ReadStoreDescription(Path("s"))->devices[0].path, "pool");
+}
+
+TEST_F(StoreLocationTest, AStoreIsReadWithoutADirectory) {
+  FormatDevices({"one"});
+  Make(Must(Find(Path("one"))), "d");
+  const StoreLocation nowhere = Must(Find(Path("one"), "missing/index"));
+  EXPECT_TRUE(Has(nowhere, "d", /*read_only=*/true));
+  EXPECT_FALSE(fs::exists(Path("missing")));
+  EXPECT_EQ(OpenStoreParts(nowhere, {}).error().code, ErrorCode::kNotFound);
+}
+
+TEST_F(StoreLocationTest, ALookChangesNothing) {
+  FormatDevices({"one"});
+  const auto parts = OpenStoreParts(Must(Find(Path("one"))), {.lock = false});
+  EXPECT_TRUE(parts.has_value());
+  EXPECT_FALSE(fs::exists(Path("a")));
+}
+
+TEST_F(StoreLocationTest, TheDirectoryOfAnIndexIsPrivate) {
+  FormatDevices({"one"});
+  const mode_t before = umask(0);
+  Make(Must(Find(Path("one"))), "d");
+  umask(before);
+  struct stat status = {};
+  ASSERT_EQ(stat(Path("a").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0700U);
+}
+
+TEST_F(StoreLocationTest, ADirectoryOfAnotherStoreIsRefused) {
+  FormatDevices({"one"});
+  Format("s");
+  const auto before = Snapshot("s");
+  const auto opened = OpenStoreParts(Must(Find(Path("one"), "s")), {});
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_EQ(opened.error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(Snapshot("s"), before);
+}
+
+TEST_F(StoreLocationTest, ADirectoryWithOtherFilesIsRefused) {
+  FormatDevices({"one"});
+  fs::create_directory(Path("full"));
+  MakeFile("full/letter", ByteCount{1});
+  EXPECT_EQ(OpenStoreParts(Must(Find(Path("one"), "full")), {}).error().code, ErrorCode::kExists);
+  EXPECT_FALSE(fs::exists(Path("full/lock")));
+}
+
+TEST_F(StoreLocationTest, AMissingDeviceIsNamed) {
+  FormatDevices({"one", "two"});
+  fs::rename(Path("two"), Path("elsewhere"));
+  const Error error = FindError(Path("one"));
+  EXPECT_EQ(error.code, ErrorCode::kNotFound);
+  EXPECT_NE(error.what.find("device 1"), std::string::npos) << error.what;
+  EXPECT_NE(error.what.find(Path("two")), std::string::npos) << error.what;
+  Make(Must(Find(Path("elsewhere") + "," + Path("one"))), "d");
+}
+
+TEST_F(StoreLocationTest, OneDeviceFindsTheOthers) {
+  FormatDevices({"one", "two"});
+  Make(Must(Find(Path("one"))), "d");
+  EXPECT_EQ(Must(Find(Path("two"))).name, Path("two") + ",index=" + Path("a"));
+  fs::rename(Path("two"), Path("elsewhere"));
+  fs::create_directories(Path("links/by-id"));
+  fs::create_symlink(Path("elsewhere"), Path("links/by-id/two"));
+  for (const char* index : {"a", "b"}) EXPECT_TRUE(Has(Must(Find(Path("one"), index)), "d"));
+}
+
+TEST_F(StoreLocationTest, WhatIsNoDeviceOfOneStoreIsRefused) {
+  FormatDevices({"one"});
+  fs::remove_all(Path("first"));
+  FormatDevices({"other"});
+  fs::copy_file(Path("one"), Path("copy"));
+  fs::create_symlink(Path("one"), Path("link"));
+  MakeFile("zeros", kSmall);
+  const auto refused = [&](const std::string& second, ErrorCode code, const std::string& word) {
+    const Error error = FindError(Path("one") + "," + Path(second));
+    EXPECT_EQ(error.code, code) << error.what;
+    EXPECT_NE(error.what.find(word), std::string::npos) << error.what;
+  };
+  refused("other", ErrorCode::kInvalid, "belongs to the store");
+  refused("copy", ErrorCode::kInvalid, "copy");
+  refused("link", ErrorCode::kInvalid, "given twice");
+  refused("zeros", ErrorCode::kNotFound, "weightfs format");
+  refused("missing", ErrorCode::kNotFound, "check the path");
+  EXPECT_EQ(FindError("/dev/null,/dev/null").code, ErrorCode::kInvalid);
+}
+
+TEST_F(StoreLocationTest, ADamagedSuperblockIsRebuilt) {
+  FormatDevices({"one"});
+  Make(Must(Find(Path("one"))), "d");
+  for (const uint64_t offset : kSuperblockOffsets) Poke(Path("one"), offset + 100, "damage");
+  const Error error = FindError(Path("one"));
+  EXPECT_EQ(error.code, ErrorCode::kCorrupt);
+  EXPECT_NE(error.what.find("weightfs recover"), std::string::npos) << error.what;
+  const StoreLocation found =
+      Must(FindStore(Path("one"), {.index = Path("b"), .damaged_too = true, .device_links = Path("links")}));
+  RecoverReport report;
+  EXPECT_TRUE(RecoverStore(found, {}, &report).has_value());
+  EXPECT_EQ(report.superblocks.size(), 1U);
+  EXPECT_TRUE(Has(Must(Find(Path("one"))), "d"));
+}
+
+// A repair makes the index the only catalog until the next mount.
+TEST_F(StoreLocationTest, OnlyTheRepairedIndexCountsUntilThereIsALog) {
+  FormatDevices({"one"});
+  const StoreLocation old = Must(Find(Path("one"), "a")), repaired = Must(Find(Path("one"), "b"));
+  Make(old, "d");
+  Make(repaired, "e");
+  {
+    auto parts = OpenStoreParts(repaired, {.repair = true});
+    ASSERT_TRUE(parts.has_value());
+    ASSERT_TRUE(LeaveLog(repaired.directory, &*parts).has_value());
+  }
+  for (const char* index : {"a", "c"}) {
+    const auto opened = OpenStoreParts(Must(Find(Path("one"), index)), {});
+    ASSERT_FALSE(opened.has_value()) << index;
+    EXPECT_EQ(opened.error().code, ErrorCode::kNotFound);
+  }
+  EXPECT_TRUE(WriteLog(repaired).has_value());
+  EXPECT_TRUE(Has(old, "e"));
+}
+
+TEST_F(StoreLocationTest, AStoreThatWasNeverMountedNeedsItsDirectory) {
+  Format("s");
+  const auto opened = OpenStoreParts(Must(Find(Path("s/pool"))), {});
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_NE(opened.error().what.find("store directory"), std::string::npos) << opened.error().what;
+}
+
+TEST_F(StoreLocationTest, FormatMakesDevicesAndOverwritesNone) {
+  FormatDevices({"one"});
+  FormatOptions options = OnDevices({Path("one")});
+  options.index = Path("second");
+  options.fill = PoolFill::kNone;
+  EXPECT_EQ(FormatStore("", options).error().code, ErrorCode::kExists);
+  options.size = kSmall;
+  EXPECT_EQ(FormatStore("", options).error().code, ErrorCode::kInvalid);
+  options.devices = {Path("new"), Path("new")};
+  EXPECT_EQ(FormatStore("", options).error().code, ErrorCode::kInvalid);
+  EXPECT_FALSE(fs::exists(Path("new"))) << "a failed format has left a file";
+  EXPECT_FALSE(fs::exists(Path("second"))) << "a failed format has left a directory";
+}
+
+}  // namespace
+}  // namespace weightfs

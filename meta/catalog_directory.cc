@@ -31,7 +31,7 @@ struct DirectoryContent {
   bool empty = true;
   bool current = false;  // the file that names the manifest: a complete database has it
   bool database_files = false;
-  std::vector<std::string> logs;  // of RocksDB itself, by versions that let it write some
+  std::vector<std::string> obsolete;  // files of older versions: RocksDB's own logs, and a reserve of space
 };
 
 Result<DirectoryContent> LookInto(const GuardedDirectory& directory) {
@@ -43,7 +43,7 @@ Result<DirectoryContent> LookInto(const GuardedDirectory& directory) {
     if (name.starts_with("MANIFEST-") || name.ends_with(".sst") || name.ends_with(".log")) {
       content.database_files = true;
     }
-    if (name == "LOG" || name.starts_with("LOG.old.")) content.logs.push_back(name);
+    if (name == "LOG" || name.starts_with("LOG.old.") || name == "reserve") content.obsolete.push_back(name);
   }
   return content;
 }
@@ -71,7 +71,7 @@ Result<GuardedDirectory> PrepareCatalogDirectory(const std::string& directory, b
   }
   if (content.current) {
     if (read_only) return opened;
-    for (const std::string& log : content.logs) unlink((directory + "/" + log).c_str());  // losing them is no error
+    for (const std::string& name : content.obsolete) unlink((directory + "/" + name).c_str());
     return opened;
   }
   if (content.database_files) {

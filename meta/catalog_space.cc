@@ -2,8 +2,8 @@
 #include "meta/catalog_space.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -15,120 +15,193 @@
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kMeasureBytes = kMiB;  // the surplus is measured again after this much was written
-// Every batch is written to the log, and later to a table.
-constexpr uint64_t kWritesPerByte = 2;
+// The surplus is measured again after this much was written, and after this time.
+constexpr uint64_t kMeasureBytes = kMiB;
+constexpr std::chrono::seconds kMeasureTime{1};
 // The pause after a compaction for lack of space, in durations of that compaction.
 constexpr int kPauseFactor = 2;
 // This share of the need is much.
 constexpr uint64_t kMuchWritten = 32;
-
-// The bytes that this process can still write to the filesystem. Root may use the blocks that are kept for it.
-uint64_t FreeBytes(int directory) {
-  struct statvfs space = {};
-  if (fstatvfs(directory, &space) != 0) return 0;
-  return uint64_t{geteuid() == 0 ? space.f_bfree : space.f_bavail} * space.f_frsize;
-}
+// Full memtables at which writers wait for a flush.
+constexpr uint64_t kMostSealed = 2;
+// Pauses between two attempts of a file to get space.
+constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
 
 }  // namespace
 
 uint64_t CatalogSpace::NeedOf(uint64_t catalog_bytes) {
-  // Whole MiB, so that the reserve seldom changes.
-  return std::clamp(RoundUp(2 * catalog_bytes, kMiB), kLeastNeed, kLargestNeed);
+  return std::clamp(2 * catalog_bytes, kLeastNeed, kLargestNeed);
 }
 
-Result<std::unique_ptr<CatalogSpace>> CatalogSpace::Open(const GuardedDirectory& directory) {
-  UniqueFd descriptor(open(directory.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!descriptor) return SystemError(directory.path(), "cannot be opened");
-  ASSIGN_OR_RETURN(ReserveFile reserve, ReserveFile::Open(directory, kReserveName));
-  return std::unique_ptr<CatalogSpace>(
-      new CatalogSpace(directory.path(), std::move(descriptor), std::move(reserve)));
+Result<std::unique_ptr<CatalogSpace>> CatalogSpace::Open(const std::string& directory) {
+  UniqueFd descriptor(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!descriptor) return SystemError(directory, "cannot be opened");
+  return std::unique_ptr<CatalogSpace>(new CatalogSpace(directory, std::move(descriptor)));
 }
 
-void CatalogSpace::Start(std::function<uint64_t()> size, std::function<void()> compact) {
-  size_ = std::move(size);
-  compact_ = std::move(compact);
-  Measure();
-}
-
-int64_t CatalogSpace::LeastSurplus(KvChange change) const {
-  const auto need = static_cast<int64_t>(need_.load(std::memory_order_relaxed));
-  switch (change) {
-    case KvChange::kGrow: return static_cast<int64_t>(kMargin);
-    case KvChange::kUpdate: return -need / 2;
-    default: return -need / 8 * 7;
+void CatalogSpace::Start(Catalog catalog) {
+  catalog_ = std::move(catalog);
+  {
+    MutexLock lock(mutex_);
+    closed_ = false;
   }
+  Measure();
+  thread_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "weightfs-index");
+    RunWork();
+  });
 }
 
-Result<void> CatalogSpace::Check(KvChange change) {
-  if (Allows(change)) return {};
-  Measure();
-  if (!Allows(change) && Compact()) Measure();
-  if (!Allows(change)) {
-    LogFull(/*full=*/true);
-    return ErrorCode::kNoSpace;
+void CatalogSpace::Close() {
+  {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+    retry_.notify_all();
+    work_.notify_one();
   }
-  if (change == KvChange::kGrow) LogFull(/*full=*/false);
+  if (thread_.joinable()) thread_.join();
+}
+
+bool CatalogSpace::Allows(KvChange change) const {
+  if (change == KvChange::kRemove) return true;
+  const int64_t surplus = surplus_.load();
+  if (change == KvChange::kGrow) return waiting_.load() == 0 && surplus >= static_cast<int64_t>(kMargin);
+  return memory_.load() < kUpdatesInMemory || surplus >= -static_cast<int64_t>(need_.load() / 2);
+}
+
+Result<void> CatalogSpace::Check(KvChange change, uint64_t bytes) {
+  const bool outdated = change == KvChange::kGrow && Clock::now() - measured_.load() > kMeasureTime;
+  if (bytes > 0 || outdated || !Allows(change)) {
+    Measure(bytes);
+    if (!Allows(change) && MayCompact() && Do(Work::kCompact)) Measure(bytes);
+    if (!Allows(change)) {
+      LogFull(/*full=*/true);
+      return ErrorCode::kNoSpace;
+    }
+  }
+  if (change == KvChange::kGrow && logged_full_.load()) LogFull(/*full=*/false);
   return {};
 }
 
 void CatalogSpace::NoteWrite(uint64_t bytes) {
-  const uint64_t use = kWritesPerByte * bytes;
-  surplus_.fetch_sub(static_cast<int64_t>(use), std::memory_order_relaxed);
-  uncompacted_.fetch_add(use, std::memory_order_relaxed);
-  if (unmeasured_.fetch_add(use, std::memory_order_relaxed) + use >= kMeasureBytes) Measure();
+  uncompacted_ += bytes;
+  if (unmeasured_.fetch_add(bytes) + bytes < kMeasureBytes) return;
+  uint64_t flushes = flushes_.load();
+  Measure();
+  // Removing records takes space, too, until they are compacted.
+  if (surplus_.load() < static_cast<int64_t>(kMargin) && MayCompact()) Request(Work::kCompact);
+  for (; sealed_.load() >= kMostSealed; Measure()) {
+    MutexLock lock(mutex_);
+    while (flushes_.load() == flushes && waiting_.load() == 0 && !closed_) changed_.wait(lock.native());
+    if (waiting_.load() > 0 || closed_ || catalog_.failed()) return;
+    flushes = flushes_.load();
+  }
 }
 
-void CatalogSpace::Measure() {
-  unmeasured_.store(0, std::memory_order_relaxed);
-  const uint64_t need = NeedOf(size_());  // takes RocksDB's mutex, under which RocksDB may call Release
+void CatalogSpace::NoteFlush() {
   MutexLock lock(mutex_);
-  reserve_.Resize(need + kSurplus);
-  need_.store(need, std::memory_order_relaxed);
-  const uint64_t free = FreeBytes(directory_.get());
-  const int64_t surplus = static_cast<int64_t>(free + reserve_.size()) - static_cast<int64_t>(need);
-  surplus_.store(surplus, std::memory_order_relaxed);
+  ++flushes_;
+  changed_.notify_all();
+}
+
+// Takes RocksDB's mutex.
+void CatalogSpace::Measure(uint64_t more) {
+  unmeasured_ = 0;
+  measured_ = Clock::now();
+  Usage usage = catalog_.usage();
+  usage.memory += more;
+  const uint64_t need = NeedOf(usage.stored + usage.memory);
+  need_ = need;
+  memory_ = usage.memory;
+  sealed_ = usage.sealed;
+  surplus_ = static_cast<int64_t>(FreeBytes()) - static_cast<int64_t>(usage.memory + need);
+}
+
+uint64_t CatalogSpace::FreeBytes() const {
+  struct statvfs space = {};
+  if (fstatvfs(directory_.get(), &space) != 0) return 0;
+  return uint64_t{space.f_bavail} * space.f_frsize;
+}
+
+uint64_t CatalogSpace::FreeSpace() {
+  Measure();
+  return Allows(KvChange::kGrow) ? static_cast<uint64_t>(surplus_.load()) - kMargin : 0;
 }
 
 void CatalogSpace::LogFull(bool full) {
-  MutexLock lock(mutex_);
-  if (std::exchange(logged_full_, full) == full) return;
+  if (logged_full_.exchange(full) == full) return;
   if (full) {
-    spdlog::warn("{}: the filesystem of the catalog is full ({} free, {} in reserve): writing and creating fail with "
-                 "ENOSPC until there is more space; deleting works",
-                 path_, FormatSize(ByteCount{FreeBytes(directory_.get())}), FormatSize(ByteCount{reserve_.size()}));
+    spdlog::warn("{}: the filesystem of the catalog is full ({} free): writing and creating fail with ENOSPC until "
+                 "there is more space; deleting works",
+                 path_, FormatSize(ByteCount{FreeBytes()}));
   } else {
     spdlog::info("{}: the filesystem of the catalog has space again", path_);
   }
 }
 
-bool CatalogSpace::Release(uint64_t bytes) {
-  MutexLock lock(mutex_);
-  const uint64_t held = reserve_.size();
-  if (held == 0) return false;
-  reserve_.Resize(held - std::min(held, bytes));
-  return true;
-}
-
-// Callers that arrive during a compaction wait for it. A caller who keeps the filesystem full does not keep everybody
-// waiting: after a compaction the next one begins only after twice its duration, unless much was written.
-bool CatalogSpace::Compact() {
-  MutexLock lock(compacting_);
+// A caller who keeps the filesystem full does not keep everybody waiting: after a compaction the next one begins only
+// after twice its duration, unless much was written. Callers that arrive during a compaction wait for it.
+bool CatalogSpace::MayCompact() {
   const uint64_t written = uncompacted_.load();
-  if (written == 0) return Clock::now() < next_compaction_;  // somebody else has just compacted
-  const auto start = Clock::now();
-  if (start < next_compaction_ && written < need_.load() / kMuchWritten) return false;
-  uncompacted_.store(0);
-  compact_();
-  const auto end = Clock::now();
-  next_compaction_ = end + kPauseFactor * (end - start);
-  return true;
+  MutexLock lock(mutex_);
+  if (compacting_) return true;
+  return written > 0 && (Clock::now() >= next_compaction_ || written >= need_.load() / kMuchWritten);
 }
 
-uint64_t CatalogSpace::FreeSpace() {
-  Measure();
-  const int64_t surplus = surplus_.load(std::memory_order_relaxed) - static_cast<int64_t>(kMargin);
-  return static_cast<uint64_t>(std::max<int64_t>(surplus, 0));
+// Returns the number of the run that does the work.
+uint64_t CatalogSpace::Request(Work work) {
+  MutexLock lock(mutex_);
+  if (work == Work::kCompact && compacting_) return running_;
+  compacts_ = compacts_ || work == Work::kCompact;
+  requested_ = running_ + 1;
+  work_.notify_one();
+  return requested_;
+}
+
+Result<void> CatalogSpace::Do(Work work) {
+  const uint64_t run = Request(work);
+  MutexLock lock(mutex_);
+  while (done_ < run && waiting_.load() == 0 && !closed_) changed_.wait(lock.native());
+  if (done_ < run) return ErrorCode::kNoSpace;
+  return result_;
+}
+
+void CatalogSpace::RunWork() {
+  MutexLock lock(mutex_);
+  while (true) {
+    while (requested_ == running_ && !closed_) work_.wait(lock.native());
+    if (closed_) return;
+    running_ = requested_;
+    const bool compacts = compacting_ = std::exchange(compacts_, false);
+    lock.Unlock();
+    if (compacts) uncompacted_ = 0;
+    const auto start = Clock::now();
+    auto result = catalog_.work(compacts ? Work::kCompact : Work::kFlush);
+    const auto end = Clock::now();
+    lock.Lock();
+    compacting_ = false;
+    if (compacts) next_compaction_ = end + kPauseFactor * (end - start);
+    result_ = std::move(result);
+    done_ = running_;
+    changed_.notify_all();
+  }
+}
+
+void CatalogSpace::Await(const std::function<bool()>& attempt) {
+  MutexLock lock(mutex_);
+  if (closed_ || !catalog_.awaits_space) return;
+  LogFull(/*full=*/true);
+  ++waiting_;
+  changed_.notify_all();
+  for (Clock::duration pause = kFirstPause; !closed_; pause = std::min<Clock::duration>(2 * pause, kLongestPause)) {
+    retry_.wait_for(lock.native(), pause);
+    lock.Unlock();
+    const bool done = attempt();
+    lock.Lock();
+    if (done) break;
+  }
+  --waiting_;
 }
 
 }  // namespace weightfs

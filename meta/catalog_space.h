@@ -1,90 +1,120 @@
 // SPDX-License-Identifier: Apache-2.0
-// The free space that a catalog needs on its filesystem. A part of it is held in a file, the reserve, so that deleting
-// works, and RocksDB can compact, after other programs have filled the filesystem. Private to meta/.
+// The free space of the filesystem of a catalog. Private to meta/.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
-#include "common/guarded_directory.h"
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/unique_fd.h"
-#include "common/units.h"
 #include "meta/kv_store.h"
-#include "meta/reserve_file.h"
 
 namespace weightfs {
 
 // Thread-safe.
 //
-// A change may use space down to a mark that depends on its kind: one that lets the catalog grow leaves all that is
-// needed to delete everything, one that replaces records leaves half of that, and one that removes records leaves an
-// eighth, which belongs to RocksDB's own writes.
+// RocksDB stops for good when a write fails for lack of space. So its files wait for space instead (Await), and changes
+// collect in memory: nothing is lost, because the log of the store has them. Meanwhile the catalog may not grow,
+// removing goes on, and nobody waits for RocksDB.
+//
+// A store alone never gets there. What makes the catalog grow leaves the free space that flushes and compactions need
+// to delete everything, so that it can be written again without help; what replaces records leaves half of that, or
+// stays in memory. If other programs take that space, it lasts until they free some.
 class CatalogSpace {
  public:
-  static constexpr const char* kReserveName = "reserve";
-
   // Deleting everything needs twice the size of the catalog, within these limits. (Measured: 0.85 of the size, when
-  // every record belongs to an empty file.) The upper limit is the need of the largest catalog: two logs and two tables
-  // of 16 MiB, and a compaction of 176 MiB (RocksKvStore's options).
+  // every record belongs to an empty file.) The upper limit is the need of the largest catalog: tables of 16 MiB, and a
+  // compaction of 176 MiB (RocksKvStore's options).
   static constexpr uint64_t kLeastNeed = 8 * kMiB, kLargestNeed = 256 * kMiB;
   static uint64_t NeedOf(uint64_t catalog_bytes);
-  // The reserve holds this much more, so that an emptied store can be written again while other programs keep the
-  // filesystem full.
-  static constexpr uint64_t kSurplus = 8 * kMiB;
   // What must be left beside the need before the catalog may grow.
   static constexpr uint64_t kMargin = 4 * kMiB;
+  // A batch that adds more than this asks for its space (CheckBatch). Smaller ones are covered by the margin.
+  static constexpr uint64_t kLargeBatch = kMiB;
+  // Changes that replace records are accepted without any space while the memory holds less than this.
+  static constexpr uint64_t kUpdatesInMemory = 16 * kMiB;
 
-  static Result<std::unique_ptr<CatalogSpace>> Open(const GuardedDirectory& directory);
+  struct Usage {
+    uint64_t stored = 0;  // bytes of all tables
+    uint64_t memory = 0;  // bytes that are in memory only
+    uint64_t sealed = 0;  // full memtables that are not stored yet
+  };
+  enum class Work : uint8_t { kFlush, kCompact };  // kCompact: after a flush, frees the space of removed records
+  struct Catalog {
+    std::function<Usage()> usage;
+    std::function<Result<void>(Work)> work;  // may take long
+    std::function<bool()> failed;            // no flush will end any more
+    bool awaits_space = false;               // otherwise RocksDB gets errors of a full filesystem
+  };
 
-  // From now on `size` returns the bytes of the catalog, and `compact` gives the space of the log and of removed records
-  // back to the filesystem. Call it before the other functions except Release.
-  void Start(std::function<uint64_t()> size, std::function<void()> compact);
+  static Result<std::unique_ptr<CatalogSpace>> Open(const std::string& directory);
+  ~CatalogSpace() { Close(); }
 
-  // Returns kNoSpace when a change of this kind has no space. If anything was written since the last compaction,
-  // compacts first, which can take a second.
-  Result<void> Check(KvChange change);
-  // Records that `bytes` were written to the log.
+  // The catalog is open. Call it before the other functions except Await and FreeBytes.
+  void Start(Catalog catalog);
+  // Before the catalog is closed: no file waits any more. Waits for the work in progress.
+  void Close() EXCLUDES(mutex_);
+
+  // Returns kNoSpace when a change of this kind, which adds `bytes`, has no space. If anything was written since the
+  // last compaction, waits for another one.
+  Result<void> Check(KvChange change, uint64_t bytes = 0);
+  // Records a write. Waits while the flushes lag behind, unless they wait for space.
   void NoteWrite(uint64_t bytes);
-  // Gives `bytes` of the reserve back to the filesystem. Returns false if the reserve is empty.
-  bool Release(uint64_t bytes) EXCLUDES(mutex_);
-
+  void NoteFlush() EXCLUDES(mutex_);  // a flush has ended, or failed
+  // Stores in tables what was written before the call. kNoSpace if that has to wait for space; it is done later.
+  Result<void> Flush() { return Do(Work::kFlush); }
   uint64_t FreeSpace();  // bytes by which the catalog may still grow
+
+  // For a file that found no space: calls `attempt` until it returns true, with growing pauses. Returns early when the
+  // catalog is closed, and at once before the start.
+  void Await(const std::function<bool()>& attempt) EXCLUDES(mutex_);
+  uint64_t FreeBytes() const;  // of the filesystem
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  CatalogSpace(std::string path, UniqueFd directory, ReserveFile reserve)
-      : path_(std::move(path)), directory_(std::move(directory)), reserve_(std::move(reserve)) {}
-  int64_t LeastSurplus(KvChange change) const;
-  bool Allows(KvChange change) const { return surplus_.load(std::memory_order_relaxed) >= LeastSurplus(change); }
-  void Measure() EXCLUDES(mutex_);
-  void LogFull(bool full) EXCLUDES(mutex_);
-  bool Compact() EXCLUDES(compacting_);
+  CatalogSpace(std::string path, UniqueFd directory) : path_(std::move(path)), directory_(std::move(directory)) {}
+  bool Allows(KvChange change) const;
+  void Measure(uint64_t more = 0) EXCLUDES(mutex_);  // as it will be after a write of `more` bytes
+  void LogFull(bool full);
+  bool MayCompact() EXCLUDES(mutex_);
+  uint64_t Request(Work work) EXCLUDES(mutex_);
+  Result<void> Do(Work work) EXCLUDES(mutex_);
+  void RunWork() EXCLUDES(mutex_);
 
   const std::string path_;
   const UniqueFd directory_;
-  std::function<uint64_t()> size_;
-  std::function<void()> compact_;
+  Catalog catalog_;
 
-  // Free and reserved bytes beyond the need, as of the last measurement and less what was written since then. Negative
-  // when the need is not met.
+  std::atomic<Clock::time_point> measured_{Clock::time_point()};
+  // Of the last measurement. The surplus is the free space beyond the need; negative when that is not met.
   std::atomic<int64_t> surplus_{0};
-  std::atomic<uint64_t> need_{kLeastNeed};
-  std::atomic<uint64_t> unmeasured_{0};   // bytes written since the last measurement
+  std::atomic<uint64_t> need_{kLeastNeed}, memory_{0}, sealed_{0};
+  std::atomic<uint64_t> unmeasured_{0};   // bytes written since then
   std::atomic<uint64_t> uncompacted_{0};  // bytes written since the last compaction
+  std::atomic<uint64_t> flushes_{0};      // that have ended
+  std::atomic<uint64_t> waiting_{0};      // files in Await; changed under mutex_
+  std::atomic<bool> logged_full_{false};
 
   Mutex mutex_;
-  ReserveFile reserve_ GUARDED_BY(mutex_);
-  bool logged_full_ GUARDED_BY(mutex_) = false;
-
-  Mutex compacting_;
-  Clock::time_point next_compaction_ GUARDED_BY(compacting_);
+  std::condition_variable changed_;  // of callers
+  std::condition_variable retry_;    // of files in Await
+  std::condition_variable work_;     // of the thread
+  bool closed_ GUARDED_BY(mutex_) = true;
+  // The work is done in runs: numbers of the last one that is wanted, begun and done.
+  uint64_t requested_ GUARDED_BY(mutex_) = 0, running_ GUARDED_BY(mutex_) = 0, done_ GUARDED_BY(mutex_) = 0;
+  bool compacts_ GUARDED_BY(mutex_) = false;    // in the next run
+  bool compacting_ GUARDED_BY(mutex_) = false;  // in this run
+  Result<void> result_ GUARDED_BY(mutex_);      // of the last run
+  Clock::time_point next_compaction_ GUARDED_BY(mutex_);
+  std::thread thread_;
 };
 
 }  // namespace weightfs

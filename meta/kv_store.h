@@ -95,10 +95,13 @@ class KvStore {
   // Returns kNoSpace when the filesystem has too little space for a change of this kind; then do not write. The answer
   // covers a change of at most a few MiB. It may wait a second for space to be freed, so hold no lock.
   virtual Result<void> CheckSpace(KvChange) { return {}; }
+  // Returns kNoSpace when a large batch adds more than the filesystem has space for.
+  virtual Result<void> CheckBatch(const KvBatch&) { return {}; }
   // The bytes until kGrow is refused; nullopt when nothing is ever refused.
   virtual std::optional<uint64_t> FreeSpace() { return std::nullopt; }
 
-  // Makes everything durable that was written before the call. Concurrent calls share the work.
+  // Makes everything durable that was written before the call. Concurrent calls share the work. kNoSpace of a store
+  // that does not fail: what is not durable yet will be when the filesystem has space.
   virtual Result<void> Sync() = 0;
 
   // Returns an iterator at the first key that begins with `prefix` and is not less than `first`. Valid() becomes false
@@ -126,6 +129,7 @@ class KvStoreWrapper : public KvStore {
   bool failed() const override { return wrapped_->failed(); }
   Result<void> Write(KvBatch batch) override { return wrapped_->Write(std::move(batch)); }
   Result<void> CheckSpace(KvChange change) override { return wrapped_->CheckSpace(change); }
+  Result<void> CheckBatch(const KvBatch& batch) override { return wrapped_->CheckBatch(batch); }
   std::optional<uint64_t> FreeSpace() override { return wrapped_->FreeSpace(); }
   Result<void> Sync() override { return wrapped_->Sync(); }
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},

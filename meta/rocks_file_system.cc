@@ -3,7 +3,8 @@
 
 #include <rocksdb/file_system.h>
 
-#include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -19,16 +20,28 @@ using rocksdb::IODebugContext;
 using rocksdb::IOOptions;
 using rocksdb::IOStatus;
 using rocksdb::Slice;
-using Release = std::function<bool(uint64_t)>;
 
 // Space is allocated in pieces of this size beyond the end of the file. The rest is given back when it is closed.
 constexpr uint64_t kPiece = 256 * kKiB;
 
+// RocksDB has no code for an exhausted quota.
+bool IsFull(const IOStatus& status) {
+  if (status.IsNoSpace()) return true;
+  return status.IsIOError() && status.ToString().find(std::strerror(EDQUOT)) != std::string::npos;
+}
+
+template <typename Attempt>
+IOStatus AwaitSpace(CatalogSpace& space, Attempt attempt) {
+  IOStatus status = attempt();
+  if (IsFull(status)) space.Await([&] { return !IsFull(status = attempt()); });
+  return status;
+}
+
 // Not thread-safe, like every writable file of RocksDB.
 class AllocatedFile final : public rocksdb::FSWritableFileOwnerWrapper {
  public:
-  AllocatedFile(std::unique_ptr<FSWritableFile> file, uint64_t size, const Release& release)
-      : FSWritableFileOwnerWrapper(std::move(file)), size_(size), allocated_(size), release_(release) {}
+  AllocatedFile(std::unique_ptr<FSWritableFile> file, CatalogSpace& space)
+      : FSWritableFileOwnerWrapper(std::move(file)), space_(space) {}
 
   ~AllocatedFile() override { Trim(IOOptions(), nullptr); }  // RocksDB closes some files only by destruction
   AllocatedFile(const AllocatedFile&) = delete;
@@ -59,18 +72,21 @@ class AllocatedFile final : public rocksdb::FSWritableFileOwnerWrapper {
   }
 
   IOStatus Reach(uint64_t end, const IOOptions& options, IODebugContext* debug) {
-    while (supported_ && end > allocated_) {
-      const uint64_t target_end = RoundUp(end, kPiece);
-      IOStatus status = target()->Allocate(allocated_, target_end - allocated_, options, debug);
-      if (status.ok()) {
-        allocated_ = target_end;
-      } else if (!status.IsNoSpace()) {
-        supported_ = false;  // the append reports what is wrong
-      } else if (!release_(std::max(target_end - allocated_, kPiece))) {
-        return status;
-      }
+    if (end <= allocated_) return IOStatus::OK();
+    const uint64_t missing = RoundUp(end, kPiece) - allocated_;
+    IOStatus status = AwaitSpace(space_, [&] { return Allocate(missing, options, debug); });
+    if (status.ok()) allocated_ += missing;
+    return status;
+  }
+
+  IOStatus Allocate(uint64_t bytes, const IOOptions& options, IODebugContext* debug) {
+    if (supported_) {
+      IOStatus status = target()->Allocate(allocated_, bytes, options, debug);
+      if (status.ok() || IsFull(status)) return status;
+      supported_ = false;
     }
-    return IOStatus::OK();
+    // The append reports other errors.
+    return space_.FreeBytes() >= bytes ? IOStatus::OK() : IOStatus::NoSpace();
   }
 
   // Frees the blocks behind the end. If this fails, they stay allocated.
@@ -79,26 +95,28 @@ class AllocatedFile final : public rocksdb::FSWritableFileOwnerWrapper {
     allocated_ = size_;
   }
 
-  uint64_t size_, allocated_;
-  const Release& release_;
+  uint64_t size_ = 0, allocated_ = 0;
+  CatalogSpace& space_;
   bool supported_ = true;  // the filesystem can allocate space
 };
 
 class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
  public:
-  CatalogFileSystem(const GuardedDirectory& directory, Release release, std::function<bool()> may_write)
+  CatalogFileSystem(const GuardedDirectory& directory, CatalogSpace& space, std::function<bool()> may_write)
       : FileSystemWrapper(rocksdb::FileSystem::Default()),
         owner_(directory.owner()),
         group_(directory.group()),
-        release_(std::move(release)),
+        space_(space),
         may_write_(std::move(may_write)) {}
 
   const char* Name() const override { return "weightfs"; }
   IOStatus NewWritableFile(const std::string& path, const FileOptions& options, std::unique_ptr<FSWritableFile>* file,
                            IODebugContext* debug) override {
     if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
-    IOStatus created = AsOwner([&] { return target()->NewWritableFile(path, options, file, debug); });
-    if (created.ok()) *file = std::make_unique<AllocatedFile>(std::move(*file), 0, release_);
+    IOStatus created = AwaitSpace(space_, [&] {
+      return AsOwner([&] { return target()->NewWritableFile(path, options, file, debug); });
+    });
+    if (created.ok()) *file = std::make_unique<AllocatedFile>(std::move(*file), space_);
     return created;
   }
   IOStatus ReopenWritableFile(const std::string& path, const FileOptions& options,
@@ -109,7 +127,7 @@ class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
   IOStatus RenameFile(const std::string& from, const std::string& to, const IOOptions& options,
                       IODebugContext* debug) override {
     if (IOStatus allowed = CheckMayWrite(to); !allowed.ok()) return allowed;
-    return target()->RenameFile(from, to, options, debug);
+    return AwaitSpace(space_, [&] { return target()->RenameFile(from, to, options, debug); });
   }
   IOStatus DeleteFile(const std::string& path, const IOOptions& options, IODebugContext* debug) override {
     if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
@@ -135,16 +153,15 @@ class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
 
   const uid_t owner_;
   const gid_t group_;
-  const Release release_;
+  CatalogSpace& space_;
   const std::function<bool()> may_write_;
 };
 
 }  // namespace
 
-std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, std::function<bool(uint64_t)> release,
+std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, CatalogSpace& space,
                                              std::function<bool()> may_write) {
-  return rocksdb::NewCompositeEnv(
-      std::make_shared<CatalogFileSystem>(directory, std::move(release), std::move(may_write)));
+  return rocksdb::NewCompositeEnv(std::make_shared<CatalogFileSystem>(directory, space, std::move(may_write)));
 }
 
 }  // namespace weightfs

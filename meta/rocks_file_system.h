@@ -4,11 +4,11 @@
 
 #include <rocksdb/env.h>
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 
 #include "common/guarded_directory.h"
+#include "meta/catalog_space.h"
 
 namespace weightfs {
 
@@ -18,11 +18,10 @@ namespace weightfs {
 // this process is killed.
 //
 // Space is allocated before a file grows, so that an append either succeeds or changes nothing. When the filesystem is
-// full, `release` is called with the missing bytes; it makes space, or returns false. `release` must be thread-safe and
-// outlive the environment.
+// full, appending, creating and renaming wait for `space`, which must outlive the environment.
 //
 // Files are created, renamed and deleted only while `may_write` is empty or returns true.
-std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, std::function<bool(uint64_t)> release,
+std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, CatalogSpace& space,
                                              std::function<bool()> may_write);
 
 }  // namespace weightfs

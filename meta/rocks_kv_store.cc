@@ -12,7 +12,6 @@
 #include <rocksdb/sst_file_reader.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
-#include <rocksdb/write_buffer_manager.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #if __has_include(<rocksdb/advanced_cache.h>)
@@ -41,6 +40,7 @@ namespace weightfs {
 namespace {
 
 constexpr int kOpenTables = 512;
+constexpr int kMemtables = 1 << 20;
 constexpr int kReadOnlyAttempts = 16;
 constexpr size_t kScanReadAhead = 2 * kMiB;
 constexpr size_t kVerifyReadAhead = kMiB;
@@ -73,6 +73,9 @@ class Health {
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
+  // What RocksDB reports from now on follows from its end.
+  void Close() { failed_ = true; }
+
   // Stops all writing. Logs only the first failure, because the others follow from it.
   Error Fail(std::string_view what, const rocksdb::Status& status) {
     Error error{CodeOf(status), fmt::format("{}: {} failed: {}; the catalog is read-only until the next mount",
@@ -94,18 +97,23 @@ std::string_view NameOf(rocksdb::BackgroundErrorReason reason) {
   }
 }
 
-// Announces flushes, reports failed ones and failed compactions, and keeps RocksDB from automatic recovery: after a
-// failed write only the next open examines what is on disk.
+// Announces flushes and their ends, reports failed ones and failed compactions, and keeps RocksDB from automatic
+// recovery: after a failed write only the next open examines what is on disk.
 class FailureListener final : public rocksdb::EventListener {
  public:
-  FailureListener(std::shared_ptr<Health> health, std::function<void()> before_flush)
-      : health_(std::move(health)), before_flush_(std::move(before_flush)) {}
+  FailureListener(std::shared_ptr<Health> health, CatalogSpace* space, std::function<void()> before_flush)
+      : health_(std::move(health)), space_(space), before_flush_(std::move(before_flush)) {}
 
   void OnFlushBegin(rocksdb::DB*, const rocksdb::FlushJobInfo&) override {
     if (before_flush_) before_flush_();
   }
+  void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo&) override {
+    if (space_ != nullptr) space_->NoteFlush();
+  }
   void OnBackgroundError(rocksdb::BackgroundErrorReason reason, rocksdb::Status* status) override {
-    if (!status->ok() && !status->IsShutdownInProgress()) health_->Fail(NameOf(reason), *status);
+    if (status->ok() || status->IsShutdownInProgress()) return;
+    health_->Fail(NameOf(reason), *status);
+    if (space_ != nullptr) space_->NoteFlush();
   }
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* auto_recovery) override {
     *auto_recovery = false;
@@ -113,6 +121,7 @@ class FailureListener final : public rocksdb::EventListener {
 
  private:
   const std::shared_ptr<Health> health_;
+  CatalogSpace* const space_;  // null if read-only
   const std::function<void()> before_flush_;
 };
 
@@ -122,13 +131,14 @@ class FailureListener final : public rocksdb::EventListener {
 // RocksDB warns many times per second that it waits for a flush.
 class Messages final : public rocksdb::Logger {
  public:
-  explicit Messages(std::string directory)
-      : Logger(rocksdb::InfoLogLevel::WARN_LEVEL), directory_(std::move(directory)) {}
+  Messages(std::string directory, std::shared_ptr<Health> health)
+      : Logger(rocksdb::InfoLogLevel::WARN_LEVEL), directory_(std::move(directory)), health_(std::move(health)) {}
 
   using Logger::Logv;
   void Logv(const char*, va_list) override {}  // messages without a level are informational
   void Logv(const rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
     if (level < rocksdb::InfoLogLevel::WARN_LEVEL || level >= rocksdb::InfoLogLevel::HEADER_LEVEL) return;
+    if (health_->failed()) return;
     const bool warning = level == rocksdb::InfoLogLevel::WARN_LEVEL;
     if (warning && !IsNew(format)) return;
     char text[1024];
@@ -144,6 +154,7 @@ class Messages final : public rocksdb::Logger {
   }
 
   const std::string directory_;
+  const std::shared_ptr<Health> health_;
   Mutex mutex_;
   std::set<const char*> warned_ GUARDED_BY(mutex_);
 };
@@ -153,14 +164,18 @@ struct Database {
   explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
   ~Database() {
     if (db == nullptr) return;
+    bool complete = !health->failed();
     // RocksDB verifies tables when it reads them, but a damaged log ends silently at the damage, so leave nothing in
     // the log.
-    if (!read_only && !health->failed()) {
-      if (const auto status = db->Flush(rocksdb::FlushOptions()); !status.ok() && !health->failed())
-        spdlog::warn("{}: writing the catalog's tables at the end failed: {}", directory, status.ToString());
+    if (!read_only && complete) complete = space->Flush().has_value();
+    if (!read_only && !complete && !health->failed()) {
+      spdlog::info("{}: closed without its latest changes, because its filesystem is full; they are in the log on the "
+                   "devices", directory);
     }
+    health->Close();
+    if (!read_only) space->Close();
     // Close repeats the error that stopped the writing; that error was logged then.
-    if (const auto status = db->Close(); !status.ok() && !health->failed()) {
+    if (const auto status = db->Close(); !status.ok() && complete) {
       spdlog::warn("{}: closing the catalog failed: {}", directory, status.ToString());
     }
   }
@@ -218,17 +233,18 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.track_and_verify_wals_in_manifest = true;
   options.recycle_log_file_num = 0;  // recycled logs prevent point-in-time recovery
   options.max_bgerror_resume_count = 0;
-  options.listeners.push_back(std::make_shared<FailureListener>(database.health, wanted.before_flush));
+  options.listeners.push_back(
+      std::make_shared<FailureListener>(database.health, database.space.get(), wanted.before_flush));
 
   // Bound memory, files and threads.
   options.write_buffer_size = wanted.write_buffer.value;
-  options.max_write_buffer_number = 2;
-  options.write_buffer_manager = std::make_shared<rocksdb::WriteBufferManager>(2 * wanted.write_buffer.value);
+  options.max_write_buffer_number = kMemtables;  // CatalogSpace limits them
+  options.avoid_flush_during_shutdown = true;    // ~Database has tried
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(TableOptions(database.cache)));
   options.max_open_files = kOpenTables;
   options.max_background_jobs = 2;
   // A compaction needs at most 176 MiB beside its input: one table of 16 MiB, and ten that overlap it
-  // (CatalogSpace::kLargestReserve).
+  // (CatalogSpace::kLargestNeed).
   options.target_file_size_base = 16 * kMiB;
   options.max_bytes_for_level_base = 64 * kMiB;
   options.max_compaction_bytes = 128 * kMiB;
@@ -238,7 +254,7 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.compression = rocksdb::kNoCompression;
   options.level_compaction_dynamic_level_bytes = true;
 
-  options.info_log = std::make_shared<Messages>(database.directory);
+  options.info_log = std::make_shared<Messages>(database.directory, database.health);
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
   if (wanted.damaged_too) {
@@ -367,29 +383,37 @@ uint64_t PropertyOf(rocksdb::DB& db, const std::string& name) {
   return db.GetIntProperty(name, &value) ? value : 0;
 }
 
-// Returns the bytes of all tables and of what the next flush writes.
-uint64_t SizeOfCatalog(rocksdb::DB& db) {
-  return PropertyOf(db, rocksdb::DB::Properties::kLiveSstFilesSize) +
-         PropertyOf(db, rocksdb::DB::Properties::kCurSizeAllMemTables);
+CatalogSpace::Usage UsageOf(rocksdb::DB& db) {
+  using Properties = rocksdb::DB::Properties;
+  return {.stored = PropertyOf(db, Properties::kLiveSstFilesSize),
+          .memory = PropertyOf(db, Properties::kCurSizeAllMemTables),
+          .sealed = PropertyOf(db, Properties::kNumImmutableMemTable)};
 }
 
-// Gives the space of the log and of removed records back to the filesystem. The records of a large catalog are left to
-// the threads of RocksDB.
-void Compact(Database& database) {
+// Stores everything in tables. Compacting gives the space of removed records back to the filesystem; those of a large
+// catalog are left to the threads of RocksDB.
+Result<void> Persist(Database& database, CatalogSpace::Work work) {
   constexpr uint64_t kSmallCatalog = kGiB;
   rocksdb::DB& db = *database.db;
-  rocksdb::Status status = db.Flush(rocksdb::FlushOptions());
-  if (status.ok() && SizeOfCatalog(db) <= kSmallCatalog) {
-    rocksdb::CompactRangeOptions all;
-    all.exclusive_manual_compaction = false;
-    status = db.CompactRange(all, nullptr, nullptr);
+  if (const auto status = db.Flush(rocksdb::FlushOptions()); !status.ok()) {
+    return database.health->Fail("writing the catalog's tables", status);
   }
-  if (!status.ok()) spdlog::warn("{}: freeing space of the catalog failed: {}", database.directory, status.ToString());
+  if (work == CatalogSpace::Work::kFlush || UsageOf(db).stored > kSmallCatalog) return {};
+  rocksdb::CompactRangeOptions all;
+  all.exclusive_manual_compaction = false;
+  if (const auto status = db.CompactRange(all, nullptr, nullptr); !status.ok() && !database.health->failed()) {
+    spdlog::warn("{}: freeing space of the catalog failed: {}", database.directory, status.ToString());
+  }
+  return {};
 }
 
-void StartSpace(Database& database) {
-  database.space->Start([db = database.db.get()] { return SizeOfCatalog(*db); },
-                        [raw = &database] { Compact(*raw); });
+void StartSpace(Database& database, bool awaits_space) {
+  database.space->Start({
+      .usage = [db = database.db.get()] { return UsageOf(*db); },
+      .work = [raw = &database](CatalogSpace::Work work) { return Persist(*raw, work); },
+      .failed = [health = database.health] { return health->failed(); },
+      .awaits_space = awaits_space,
+  });
 }
 
 size_t SizeOf(const KvBatch& batch) {
@@ -405,12 +429,6 @@ class RocksKvStore::Impl {
   explicit Impl(std::shared_ptr<Database> opened) : database(std::move(opened)), sync([this] { return SyncLog(); }) {}
 
   Result<void> SyncLog() {
-    if (!database->log) {
-      if (const auto status = database->db->Flush(rocksdb::FlushOptions()); !status.ok()) {
-        return database->health->Fail("writing the catalog's tables", status);
-      }
-      return {};
-    }
     // A sync of a log whose file was deleted succeeds but makes nothing durable.
     if (access((database->directory + "/CURRENT").c_str(), F_OK) != 0) {
       const auto status = rocksdb::Status::IOError(database->directory, "its files are gone");
@@ -451,15 +469,14 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   database->read_only = options.read_only;
   database->log = options.log;
   if (!options.read_only) {
-    ASSIGN_OR_RETURN(database->space, CatalogSpace::Open(prepared));
-    const auto release = [space = database->space.get()](uint64_t bytes) { return space->Release(bytes); };
-    database->env = MakeCatalogEnv(prepared, release, options.may_write);
+    ASSIGN_OR_RETURN(database->space, CatalogSpace::Open(directory));
+    database->env = MakeCatalogEnv(prepared, *database->space, options.may_write);
   }
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
   if (!options.read_only) {
     TakePermissionsOfOthers(prepared);  // from files that older versions made
-    StartSpace(*database);
+    StartSpace(*database, options.awaits_space);
   }
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }
@@ -495,6 +512,16 @@ Result<void> RocksKvStore::CheckSpace(KvChange change) {
   return impl_->database->space->Check(change);
 }
 
+Result<void> RocksKvStore::CheckBatch(const KvBatch& batch) {
+  uint64_t added = 0;
+  for (const auto& change : batch.changes()) {
+    if (change.kind == KvBatch::Change::Kind::kPut) added += change.key.size() + change.value.size();
+  }
+  if (added <= CatalogSpace::kLargeBatch) return {};
+  if (!impl_->writable()) return ErrorCode::kReadOnly;
+  return impl_->database->space->Check(KvChange::kGrow, added);
+}
+
 std::optional<uint64_t> RocksKvStore::FreeSpace() {
   if (impl_->database->space == nullptr) return std::nullopt;
   return impl_->database->space->FreeSpace();
@@ -502,7 +529,8 @@ std::optional<uint64_t> RocksKvStore::FreeSpace() {
 
 Result<void> RocksKvStore::Sync() {
   if (failed()) return ErrorCode::kReadOnly;
-  return impl_->sync.Sync();  // read-only: nothing was written, so nothing to sync
+  if (impl_->database->read_only) return {};
+  return impl_->database->log ? impl_->sync.Sync() : impl_->database->space->Flush();
 }
 
 std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix, std::string_view first, KvScan scan) {

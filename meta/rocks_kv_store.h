@@ -24,10 +24,13 @@ class RocksKvStore final : public KvStore {
     // False: batches are not logged, because a log of the caller has them (store/wal). Recovery then restores the
     // batches up to one of those before the crash; Sync writes and syncs all of them as tables.
     bool log = true;
+    // Without a log: when the filesystem is full, changes collect in memory until it has space, Sync returns kNoSpace
+    // soon, and so is closed what could not be stored. Otherwise a lack of space is a failure.
+    bool awaits_space = false;
     // With read_only: opens a catalog although some of its tables cannot be opened. Reads that need them fail.
     bool damaged_too = false;
     ByteCount cache{32 * kMiB};         // block cache, index and filter blocks included
-    ByteCount write_buffer{16 * kMiB};  // one memtable; at most two exist
+    ByteCount write_buffer{16 * kMiB};  // one memtable; writers wait for a flush when two are full
     // Asked before a file of the catalog is created, renamed or deleted, which fails if it returns false. Another
     // machine that has the store uses the same file names. Empty: always true.
     std::function<bool()> may_write = {};
@@ -40,8 +43,7 @@ class RocksKvStore final : public KvStore {
   // belongs to another user: common/guarded_directory.h), kIo. After an error no batch is lost; a later attempt finds
   // them all.
   //
-  // Unless read_only, keeps a reserve of the filesystem's space in the file `reserve`, removes all permissions of other
-  // users from the directory and its files, and sets the umask of
+  // Unless read_only, removes all permissions of other users from the directory and its files, and sets the umask of
   // the process to 077 for good, because RocksDB creates files at any time.
   static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
   ~RocksKvStore() override;
@@ -50,6 +52,7 @@ class RocksKvStore final : public KvStore {
   bool failed() const override;
   Result<void> Write(KvBatch batch) override;
   Result<void> CheckSpace(KvChange change) override;
+  Result<void> CheckBatch(const KvBatch& batch) override;
   std::optional<uint64_t> FreeSpace() override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},

@@ -224,7 +224,9 @@ Result<void> Opening::UseLog() {
     }
   }
   if (index_ != nullptr && !continues) {
-    damage_.what = fmt::format("{}: the index of the catalog is not one of the log on the devices", path_);
+    const bool behind = version_.sequence < log_.root->checkpoint.sequence;  // its filesystem was full
+    damage_.what = fmt::format("{}: the index of the catalog is {} the log on the devices", path_,
+                               behind ? "older than" : "not one of");
     index_.reset();
   }
   return {};
@@ -295,6 +297,7 @@ Result<void> Opening::OpenForWriting() {
   RocksKvStore::Options index;
   index.cache = options_.catalog_cache;
   index.log = false;
+  index.awaits_space = true;
   index.before_flush = [gate = log_.gate] { gate->Commit(); };
   if (parts_.guard != nullptr) index.may_write = [guard = parts_.guard.get()] { return guard->MayWrite(); };
   ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, index));

@@ -111,9 +111,10 @@ Result<void> LogWriter::WritePart() {
 Result<void> LogWriter::FinishCheckpoint() {
   RETURN_IF_ERROR(checkpoint_->records->status());
   // The root must not refer to frames, or to entries, that a crash takes back. The next mount catches the index up from
-  // what that has stored, so the log must reach back to it.
+  // what that has stored, so the log should reach back to it. If the filesystem of the index is full, it does not, and
+  // that mount rebuilds the index.
   RETURN_IF_ERROR(Commit());
-  RETURN_IF_ERROR(index_.Sync());
+  if (auto stored = index_.Sync(); !stored && stored.error().code != ErrorCode::kNoSpace) return stored;
   const Version version = checkpoint_->version;
   MutexLock io(io_);
   std::vector<Segment> old;

@@ -38,6 +38,7 @@ bool LoggedKvStore::failed() const {
 
 Result<void> LoggedKvStore::Write(KvBatch batch) {
   if (batch.empty()) return {};
+  RETURN_IF_ERROR(wrapped().CheckBatch(batch));
   MutexLock lock(order_);
   LogWriter* log = log_.load();
   if (log == nullptr || failed()) return ErrorCode::kReadOnly;

@@ -19,8 +19,8 @@ Result<Version> ReadVersion(KvStore& index);
 KvBatch WithVersion(KvBatch batch, Version version);
 
 // Thread-safe. Batches are appended to the log and applied to the index in the same order. A batch that the index
-// refuses may be found after a crash. A large one that the log has no space for fails with kNoSpace and changes
-// nothing.
+// refuses may be found after a crash. A large one that the log or the index has no space for fails with kNoSpace and
+// changes nothing.
 class LoggedKvStore final : public KvStoreWrapper {
  public:
   LoggedKvStore(std::unique_ptr<KvStore> index, Version version)

@@ -351,7 +351,7 @@ def test_flipped_bits_lose_nothing(filled, request, tmp_path, seed):
     shutil.copytree(directory, tmp_path / "good")
     random_source = random.Random(seed)
     files = [path.relative_to(directory) for path in (directory / "meta").iterdir()
-             if path.stat().st_size > 0 and path.name != "reserve"]
+             if path.stat().st_size > 0]
     files += ["store.json", "pool"]
     for _ in range(25 if request.config.getoption("--full") else 3):
         name = random_source.choice(files)

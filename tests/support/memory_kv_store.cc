@@ -93,9 +93,15 @@ Result<void> MemoryKvStore::Write(KvBatch batch) {
   return {};
 }
 
+Result<void> MemoryKvStore::CheckBatch(const KvBatch&) {
+  MutexLock lock(state_->mutex);
+  return full_ ? ErrorCode::kNoSpace : Result<void>();
+}
+
 Result<void> MemoryKvStore::Sync() {
   MutexLock lock(state_->mutex);
   if (failed_) return ErrorCode::kReadOnly;
+  if (full_) return ErrorCode::kNoSpace;
   const size_t covered = journal_->size();
   if (const auto then = std::exchange(during_sync_, nullptr)) {
     lock.Unlock();
@@ -135,6 +141,11 @@ uint64_t MemoryKvStore::EstimateSize(std::string_view prefix) const {
 void MemoryKvStore::FailWrite(uint64_t nth) {
   MutexLock lock(state_->mutex);
   write_failure_ = nth;
+}
+
+void MemoryKvStore::Fill(bool full) {
+  MutexLock lock(state_->mutex);
+  full_ = full;
 }
 
 void MemoryKvStore::FailSync(uint64_t nth) {

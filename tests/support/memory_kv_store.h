@@ -19,6 +19,7 @@ class MemoryKvStore final : public KvStore {
 
   Result<std::optional<std::string>> Get(std::string_view key) override;
   Result<void> Write(KvBatch batch) override;
+  Result<void> CheckBatch(const KvBatch& batch) override EXCLUDES(state_->mutex);
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
                                           KvScan scan = KvScan::kMany) override;
@@ -30,6 +31,8 @@ class MemoryKvStore final : public KvStore {
   void FailWrite(uint64_t nth) EXCLUDES(state_->mutex);
   void FailSync(uint64_t nth) EXCLUDES(state_->mutex);
   void FailGet(uint64_t nth) EXCLUDES(state_->mutex);
+  // While it is full, CheckBatch and Sync return kNoSpace.
+  void Fill(bool full) EXCLUDES(state_->mutex);
   // Makes Verify find damage, or none again.
   void DamageTables(bool damaged) EXCLUDES(state_->mutex);
   // Makes the `nth` iterator created from now on end with kIo after `keys` keys.
@@ -59,7 +62,7 @@ class MemoryKvStore final : public KvStore {
 
   const std::shared_ptr<Journal> journal_;
   const std::shared_ptr<State> state_;
-  bool failed_ GUARDED_BY(state_->mutex) = false;
+  bool failed_ GUARDED_BY(state_->mutex) = false, full_ GUARDED_BY(state_->mutex) = false;
   uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;  // number of operations until one fails; 0: none fails
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;

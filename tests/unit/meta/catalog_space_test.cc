@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reserve of a catalog, on a small filesystem of its own.
+// The space of a catalog, on a small filesystem of its own.
 #include "meta/catalog_space.h"
 
 #include <fcntl.h>
@@ -18,7 +18,6 @@
 #include <thread>
 
 #include "meta/keys.h"
-#include "meta/reserve_file.h"
 #include "meta/rocks_kv_store.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/temporary_directory.h"
@@ -45,7 +44,6 @@ class CatalogSpaceTest : public testing::Test {
   }
 
   const fs::path& path() const { return temporary_.path(); }
-  fs::path reserve() const { return path() / "meta" / CatalogSpace::kReserveName; }
   uint64_t FreeBytes() const {
     struct statvfs space = {};
     EXPECT_EQ(statvfs(path().c_str(), &space), 0);
@@ -64,16 +62,19 @@ class CatalogSpaceTest : public testing::Test {
   void Unfill() { fs::remove(path() / "filler"); }
 
   std::unique_ptr<RocksKvStore> Open(bool create = false) {
-    auto store = RocksKvStore::Open((path() / "meta").string(), {.create = create});
+    auto store = RocksKvStore::Open((path() / "meta").string(), {.create = create, .log = false, .awaits_space = true});
     EXPECT_TRUE(store.has_value()) << ToString(store.error());
     return store.has_value() ? std::move(*store) : nullptr;
   }
   static std::string Key(uint64_t number) { return keys::Extent(InodeId{1}, FileBlock{number}); }
-  static Result<void> Put(KvStore& store, uint64_t number, size_t size = 1000) {
-    RETURN_IF_ERROR(store.CheckSpace(KvChange::kGrow));
+  static KvBatch Batch(uint64_t number, size_t count = 1, size_t size = 1000) {
     KvBatch batch;
-    batch.Put(Key(number), std::string(size, 'x'));
-    return store.Write(std::move(batch));
+    for (uint64_t key = number; key < number + count; ++key) batch.Put(Key(key), std::string(size, 'x'));
+    return batch;
+  }
+  static Result<void> Put(KvStore& store, uint64_t number) {
+    RETURN_IF_ERROR(store.CheckSpace(KvChange::kGrow));
+    return store.Write(Batch(number));
   }
   // Puts records until there is no space, and returns their number.
   static uint64_t PutUntilFull(KvStore& store) {
@@ -92,106 +93,117 @@ class CatalogSpaceTest : public testing::Test {
       KvBatch batch;
       batch.Delete(Key(number));
       ASSERT_OK(store.Write(std::move(batch)));
-      if (number % 1000 == 0) ASSERT_OK(store.Sync());
     }
+  }
+  static void PutWhenThereIsSpace(KvStore& store, uint64_t number) {
+    while (!Put(store, number)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 
   TemporaryDirectory temporary_;
   bool mounted_ = false;
 };
 
-TEST_F(CatalogSpaceTest, ARecordThatTheReserveCannotCoverIsRefused) {
+TEST_F(CatalogSpaceTest, GrowingLeavesTheSpaceThatDeletingNeeds) {
   const auto store = Open(true);
   const uint64_t count = PutUntilFull(*store);
   EXPECT_GT(count, 10'000U) << "of 1000 bytes each, in 64 MiB";
   EXPECT_EQ(store->FreeSpace(), 0U);
   EXPECT_TRUE(store->CheckSpace(KvChange::kUpdate).has_value());
   EXPECT_TRUE(store->CheckSpace(KvChange::kRemove).has_value());
-  EXPECT_GE(fs::file_size(reserve()), CatalogSpace::kLeastNeed);
+  EXPECT_GE(FreeBytes(), CatalogSpace::kLeastNeed);
   EXPECT_FALSE(store->failed());
 }
 
-TEST_F(CatalogSpaceTest, EverythingCanBeRemovedOnAFullFilesystemAndWrittenAgain) {
+TEST_F(CatalogSpaceTest, EverythingCanBeRemovedAndWrittenAgain) {
   const auto store = Open(true);
   for (int round = 0; round < 3; ++round) {
     const uint64_t count = PutUntilFull(*store);
     EXPECT_GT(count, 10'000U) << round;
-    Fill();
     RemoveAll(*store, count);
-    // Until the pause after the last compaction is over.
-    while (!Put(*store, 0)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    Unfill();
+    PutWhenThereIsSpace(*store, 0);
+    ASSERT_OK(store->Sync());
   }
   EXPECT_FALSE(store->failed());
 }
 
-TEST_F(CatalogSpaceTest, ARunningStoreUsesItsReserveWhenOthersFillTheFilesystem) {
-  auto store = Open(true);
-  ASSERT_OK(Put(*store, 0));
-  Fill();
+TEST_F(CatalogSpaceTest, WhileOthersFillTheFilesystemOnlyGrowingIsRefused) {
+  const auto store = Open(true);
   const uint64_t count = PutUntilFull(*store);
-  EXPECT_GT(count, 100U) << "the surplus of the reserve";
-  for (uint64_t number = 0; number < count; number += 10) {
-    KvBatch batch;
-    batch.Put(Key(number), "changed");
-    ASSERT_OK(store->CheckSpace(KvChange::kUpdate));
-    ASSERT_OK(store->Write(std::move(batch)));
-  }
+  Fill();
+  EXPECT_EQ(Put(*store, count).error().code, ErrorCode::kNoSpace);
+  for (int change = 0; change < 40; ++change) ASSERT_OK(store->Write(Batch(0, 1000)));  // more than two memtables
+  EXPECT_EQ(store->Sync().error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(store->CheckSpace(KvChange::kUpdate).error().code, ErrorCode::kNoSpace) << "too much is in memory";
+  RemoveAll(*store, count);
+  EXPECT_EQ(store->NewIterator(keys::ExtentPrefix(InodeId{1}))->Valid(), false);
+  EXPECT_EQ(Put(*store, 0).error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(store->Sync().error().code, ErrorCode::kNoSpace);
+
+  Unfill();
+  PutWhenThereIsSpace(*store, 0);
   ASSERT_OK(store->Sync());
   EXPECT_FALSE(store->failed());
-  store.reset();
-  EXPECT_LT(fs::file_size(reserve()), CatalogSpace::kLeastNeed + CatalogSpace::kSurplus);
-
-  // It opens from its reserve too.
-  store = Open();
-  ASSERT_NE(store, nullptr);
-  EXPECT_EQ(store->Get(Key(10)).value(), "changed");
-  EXPECT_TRUE(store->CheckSpace(KvChange::kRemove).has_value());
-  Unfill();
-  EXPECT_TRUE(Put(*store, 1).has_value());
   EXPECT_GT(store->FreeSpace(), 0U);
-  EXPECT_GE(fs::file_size(reserve()), CatalogSpace::kLeastNeed + CatalogSpace::kSurplus);
 }
 
-TEST_F(CatalogSpaceTest, AFullFilesystemWithoutAReserveRefusesEveryChangeAndLosesNothing) {
-  auto store = Open(true);
-  ASSERT_OK(Put(*store, 0));
-  store.reset();
-  fs::resize_file(reserve(), 0);
+TEST_F(CatalogSpaceTest, AFullFilesystemStopsAFlushThatHasBegun) {
+  const auto store = Open(true);
+  ASSERT_OK(store->Write(Batch(0, 10'000)));
   Fill(2 * kMiB);
-  store = Open();
-  ASSERT_NE(store, nullptr);
-  EXPECT_EQ(store->CheckSpace(KvChange::kGrow).error().code, ErrorCode::kNoSpace);
-  EXPECT_EQ(store->CheckSpace(KvChange::kUpdate).error().code, ErrorCode::kNoSpace);
+  EXPECT_EQ(store->Sync().error().code, ErrorCode::kNoSpace);
+  Unfill();
+  Result<void> synced;
+  while (!(synced = store->Sync())) ASSERT_EQ(synced.error().code, ErrorCode::kNoSpace);
   EXPECT_FALSE(store->failed());
-  EXPECT_TRUE(store->Get(Key(0)).value().has_value());
 }
 
-TEST_F(CatalogSpaceTest, AReserveWithHolesHoldsNothing) {
-  fs::create_directory(path() / "meta");
-  std::ofstream(reserve()).put('x');
-  fs::resize_file(reserve(), 20 * kMiB);  // as a copy of the store may have it
-  const auto directory = GuardedDirectory::Open((path() / "meta").string());
-  ASSERT_OK(directory);
-  const auto opened = ReserveFile::Open(*directory, CatalogSpace::kReserveName);
-  ASSERT_OK(opened);
-  EXPECT_EQ(opened->size(), 0U);
-}
-
-TEST_F(CatalogSpaceTest, WithoutFallocateFreeSpaceIsKeptInPlaceOfTheReserve) {
-  no_fallocate = true;
+TEST_F(CatalogSpaceTest, ACatalogThatCannotBeStoredIsClosedAndIsBehind) {
   auto store = Open(true);
   ASSERT_OK(Put(*store, 0));
-  EXPECT_EQ(fs::file_size(reserve()), 0U);
+  ASSERT_OK(store->Sync());
+  Fill();
+  ASSERT_OK(store->Write(Batch(1)));
+  EXPECT_EQ(store->Sync().error().code, ErrorCode::kNoSpace);
   store.reset();
-  Fill(CatalogSpace::kLeastNeed);
+  Unfill();
   store = Open();
   ASSERT_NE(store, nullptr);
-  EXPECT_EQ(store->CheckSpace(KvChange::kGrow).error().code, ErrorCode::kNoSpace);
-  ASSERT_OK(store->CheckSpace(KvChange::kRemove));
-  KvBatch batch;
-  batch.Delete(Key(0));
-  ASSERT_OK(store->Write(std::move(batch)));
+  EXPECT_TRUE(store->Get(Key(0)).value().has_value());
+  EXPECT_FALSE(store->Get(Key(1)).value().has_value());
+}
+
+TEST_F(CatalogSpaceTest, OnlyALargeBatchAsksForItsSpace) {
+  const auto store = Open(true);
+  Fill(24 * kMiB);
+  ASSERT_OK(store->CheckSpace(KvChange::kGrow));
+  EXPECT_EQ(store->CheckBatch(Batch(0, 20'000)).error().code, ErrorCode::kNoSpace);
+  ASSERT_OK(store->CheckBatch(Batch(0, 5000)));
+  KvBatch removes;
+  for (uint64_t number = 0; number < 100'000; ++number) removes.Delete(Key(number));
+  Unfill();
+  Fill();
+  ASSERT_OK(store->CheckBatch(removes));
+  ASSERT_OK(store->CheckBatch(Batch(0, 1000)));
+}
+
+TEST_F(CatalogSpaceTest, TheReserveOfAnOlderVersionIsRemoved) {
+  auto store = Open(true);
+  store.reset();
+  std::ofstream(path() / "meta" / "reserve").put('x');
+  store = Open();
+  EXPECT_FALSE(fs::exists(path() / "meta" / "reserve"));
+}
+
+TEST_F(CatalogSpaceTest, WithoutFallocateFilesWaitForFreeSpaceToo) {
+  no_fallocate = true;
+  const auto store = Open(true);
+  ASSERT_OK(Put(*store, 0));
+  Fill();
+  EXPECT_EQ(store->Sync().error().code, ErrorCode::kNoSpace);
+  Unfill();
+  Result<void> synced;
+  while (!(synced = store->Sync())) ASSERT_EQ(synced.error().code, ErrorCode::kNoSpace);
+  EXPECT_FALSE(store->failed());
 }
 
 TEST_F(CatalogSpaceTest, AClosedFileKeepsNoSpaceBeyondItsEnd) {

@@ -65,6 +65,33 @@ TEST_F(LogWriterTest, TheTimesAreKeptDuringACheckpoint) {
   Stop();
 }
 
+TEST_F(LogWriterTest, AFullFilesystemOfTheIndexDelaysNoCheckpoint) {
+  Start();
+  Put(0, 100);
+  kv_->Fill(true);
+  const uint64_t before = writer_->statistics().checkpoints;
+  writer_->Renew();
+  while (writer_->statistics().checkpoints == before) std::this_thread::yield();
+  EXPECT_EQ(ReadRoot().checkpoint.sequence, 100U);
+  Stop();
+  ExpectRestored();
+}
+
+TEST_F(LogWriterTest, AnEntryThatTheIndexHasNoSpaceForIsRefused) {
+  Start();
+  Put(0, 100);
+  kv_->Fill(true);
+  KvBatch batch;
+  batch.Put("record", "1");
+  EXPECT_EQ(catalog_->Write(std::move(batch)).error().code, ErrorCode::kNoSpace);
+  EXPECT_FALSE(catalog_->failed());
+  kv_->Fill(false);
+  Put(100, 100);
+  EXPECT_EQ(catalog_->version().sequence, 200U);
+  Stop();
+  ExpectRestored();
+}
+
 TEST_F(LogWriterTest, AnIndexThatStoresEntriesMakesThemDurableFirst) {
   options_.commit_interval = options_.write_delay = std::chrono::hours(1);
   Start();

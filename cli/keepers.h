@@ -36,8 +36,8 @@ std::string KeepersTable(const Keepers& keepers);
 // this namespace.
 Error StillServed(const std::string& store, const StoreHolder& holder, const Keepers& keepers);
 
-// Returns when the lock in the directory of the store is free, or after a minute. Waits for a holder that was killed and
-// is still exiting, and for one whose mount is gone and that still writes its data (umount(8) does not wait for that).
+// Returns when the lock in the store's directory is free, or after a minute. Waits for a holder that was killed and is
+// still exiting, and for one whose mount is gone and that still writes its data (umount(8) does not wait for that).
 // kBusy, with a complete message, if the store is mounted, if its daemon keeps running because its filesystem is still
 // in use (another mount namespace, or open files after a lazy unmount; the message names the users), or if another
 // command works on it. Changes nothing.

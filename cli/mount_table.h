@@ -30,7 +30,7 @@ bool IsMountOf(const MountEntry& mount, const StoreLocation& store);
 // weightfs, or several with commas between them.
 bool NamesDevices(const std::string& argument);
 
-// What FindStore finds. A store that a daemon serves by its devices, or that is named by them here, is where that daemon
+// What FindStore finds. A store that is named by its devices here, or by the daemon that serves it, is where the daemon
 // has it.
 Result<StoreLocation> FindNamedStore(const std::string& argument, const FindOptions& options = {});
 

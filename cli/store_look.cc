@@ -68,7 +68,8 @@ Result<Space> SpaceOfMount(const std::string& directory) {
 }
 
 StoreView ViewStore(const StoreLocation& store) {
-  StoreView view{.holder = ReadStoreHolder(store.directory), .mount = {}, .stale = {}, .keepers = {}, .look = StoreLook{}};
+  StoreView view{
+      .holder = ReadStoreHolder(store.directory), .mount = {}, .stale = {}, .keepers = {}, .look = StoreLook{}};
   // A daemon that was killed may still be ending; the callers report every other holder of the store.
   if (view.holder.process > 0 && IsEnding(view.holder.process)) {
     static_cast<void>(WaitUntilReleased(store));

@@ -248,7 +248,9 @@ Result<void> Serve(Plan plan, StartReport& report) {
   // Called this late, because a store that cannot be opened must be left unchanged.
   ASSIGN_OR_RETURN(DaemonLog log, StartLog(plan));
   target.BeginMount(std::move(log));
-  if (!session->was_clean()) spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store.name);
+  if (!session->was_clean()) {
+    spdlog::warn("{}: was not unmounted cleanly; recovered to its last commit", plan.store.name);
+  }
   RETURN_IF_ERROR(RemoveDeadMounts(plan));
   WarnOfHiddenEntries(plan.mount.mountpoint);
   plan.mount.store_id = session->description().id;
@@ -338,8 +340,8 @@ Command MountCommand() {
   command.footer =
       "Options of -o:\n" + OptionsText() +
       "\nA store is its devices: they have everything. The index of a store that is named by its devices is in\n"
-      "/var/cache/weightfs/ID (root) or ~/.cache/weightfs/ID, and is rebuilt where it is missing. One device is enough\n"
-      "if the others are found by their superblocks.\n"
+      "/var/cache/weightfs/ID (root) or ~/.cache/weightfs/ID, and is rebuilt where it is missing. One device is\n"
+      "enough if the others are found by their superblocks.\n"
       "A mount in the background logs to weightfs.log in the directory of the store or of its index.\n\n"
       "Examples:\n"
       "  weightfs mount /srv/tensors /mnt/tensors\n"

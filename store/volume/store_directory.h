@@ -78,8 +78,8 @@ struct StoreHolder {
   bool IsEnding() const;
 };
 
-// Reads the holder of the store whose lock is in `directory`, or of its lock file (StoreLock::OpenToWatch). Returns a default
-// StoreHolder when the file cannot be read. Never blocks; holds the lock in shared mode for a moment.
+// Reads the holder of the store whose lock is in `directory`, or of its lock file (StoreLock::OpenToWatch). Returns a
+// default StoreHolder when the file cannot be read. Never blocks; holds the lock in shared mode for a moment.
 StoreHolder ReadStoreHolder(const std::string& directory);
 StoreHolder ReadStoreHolder(const UniqueFd& lock);
 
@@ -159,12 +159,14 @@ struct StoreParts {
 };
 
 // Opens and verifies a store: takes the lock (kBusy names the holder's process), finds devices that have moved (and
-// corrects their paths in store.json, unless read_only), makes the directory of the index of a store that was named by
-// its devices (if that fails, a read-only open has no lock but those of the devices, and an index in memory), matches each device's superblock with store.json (a device of
+// corrects their paths in store.json, unless read_only), matches each device's superblock with store.json (a device of
 // another store, swapped devices, a truncated pool or a newer version fails with one full line and changes nothing),
 // and rejects links and files of other users in the directory (GuardedDirectory; kPermission). Unless read_only, marks
 // the superblocks as in use (MarkClean marks them clean again) and removes the permissions of other users from the
 // lock, the log file, the pool file and the catalog.
+//
+// If the store was named by its devices, makes the directory for its index. If that fails, a read-only open has no
+// locks but those of the devices, and an index in memory.
 Result<StoreParts> OpenStoreParts(const StoreLocation& store, const OpenOptions& options);
 
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.

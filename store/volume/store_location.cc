@@ -111,7 +111,9 @@ Result<std::optional<NamedDevice>> AskLog(FileDevice& device, const std::string&
   ASSIGN_OR_RETURN(const auto root, wal::FindRoot(one, std::nullopt));
   if (!root) return std::optional<NamedDevice>();
   ASSIGN_OR_RETURN(const auto description, ParseDescription("the description in the log", root->description));
-  if (root->device.value >= description.devices.size()) return std::optional<NamedDevice>();
+  if (description.id != root->store_id || root->device.value >= description.devices.size()) {
+    return std::optional<NamedDevice>();
+  }
   return std::optional(NamedDevice{path, description.devices[root->device.value], description.id,
                                    description.devices.size(), description.created});
 }

@@ -218,7 +218,8 @@ def test_links_in_the_cache_are_not_followed(factory, local, cache, point):
     shutil.rmtree(cache)
     target = factory.directory("target")
     os.symlink(target, cache)
-    for words in (("mount", store.directory, point), ("info", store.directory), ("mount", "-r", store.directory, point)):
+    for words in (("mount", store.directory, point), ("mount", "-r", store.directory, point),
+                  ("info", store.directory)):
         assert "symbolic link" in weightfs(*words, codes=(1,)).err
     assert not os.listdir(target)
     os.unlink(cache)

@@ -5,6 +5,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import termios
@@ -63,6 +64,18 @@ def test_a_data_check_shows_bytes_of_bytes(factory):
     drawn = lines(on_a_terminal(120, "verify", mount.store.directory))
     data = [line for line in drawn if line.startswith("verify 2/2: data [")]
     assert data and "of 64.0 MiB" in data[0], drawn
+
+
+def test_a_mount_shows_that_it_rebuilds_the_index(factory):
+    mount = factory.mount(factory.store("64M"))
+    mount.umount()
+    assert "rebuilding" not in on_a_terminal(120, *mount.command("")[1:])
+    mount.umount()
+    shutil.rmtree(mount.store.directory / "meta")
+    drawn = on_a_terminal(120, *mount.command("")[1:])
+    assert re.search(r"mount: rebuilding the index \[[#.]+\] +\d+%", drawn), drawn
+    assert drawn.endswith(ERASE) or drawn.splitlines()[-1].startswith("weightfs: "), repr(drawn)
+    mount.umount()
 
 
 def test_a_dumb_terminal_and_a_pipe_get_no_bar(factory):

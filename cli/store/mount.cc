@@ -45,6 +45,7 @@ struct Arguments {
 
 struct Plan {
   StoreLocation store;
+  StoreLocation served;  // where a daemon has it that may still be ending
   bool foreground = false;
   OpenOptions open;
   StoreOptions store_options;
@@ -114,11 +115,12 @@ Result<Plan> MakePlan(const Arguments& arguments) {
     RETURN_IF_ERROR(ApplyMountOptions(options, plan.mount, plan.store_options));
   }
   RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
-  ASSIGN_OR_RETURN(plan.store, FindNamedStore(arguments.store, {.index = plan.mount.index}));
+  ASSIGN_OR_RETURN(plan.store, FindStore(arguments.store, {.index = plan.mount.index}));
   if (!plan.store.described) {
     ASSIGN_OR_RETURN(plan.store, RealDirectory(plan.store.directory, "a store: its directory, which 'weightfs format' "
                                                                 "creates, or its devices"));
   }
+  ASSIGN_OR_RETURN(plan.served, FindNamedStore(plan.store.name));
   ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
   if (!plan.store.described && !HoldsStore(plan.store.directory) && HoldsStore(plan.mount.mountpoint)) {
     return MakeError(ErrorCode::kInvalid,
@@ -235,7 +237,7 @@ class SignalTarget {
 Result<void> Serve(Plan plan, StartReport& report) {
   ReportCrashes();
   RaiseDescriptorLimit();
-  RETURN_IF_ERROR(WaitUntilReleased(plan.store));
+  RETURN_IF_ERROR(WaitUntilReleased(plan.served));
   const bool hangup_ends = EndsOnHangup(plan);
   SignalTarget target(hangup_ends);
   BlockEndSignals(hangup_ends);  // called this late, because the wait takes up to a minute and must be interruptible

@@ -10,6 +10,7 @@
 
 #include "common/guarded_directory.h"
 #include "common/log.h"
+#include "common/processes.h"
 #include "store/volume/device_search.h"
 #include "store/volume/open_catalog.h"
 
@@ -68,6 +69,13 @@ std::function<bool()> MayWrite(const StoreParts& parts) {
   return [guard = parts.guard.get()] { return guard->MayWrite(); };
 }
 
+// True if the process that has the device locked was killed. With another directory for its index, no note says so.
+bool IsHolderEnding(const std::string& path) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const pid_t holder = file ? FindLockHolder(file.get(), 0) : 0;
+  return holder > 0 && IsEnding(holder);
+}
+
 Result<void> OpenDevices(const std::string& directory, const OpenOptions& options, StoreParts* parts) {
   FileDevice::Options device_options{.queue_depth = options.queue_depth,
                                      .read_only = options.read_only,
@@ -82,7 +90,13 @@ Result<void> OpenDevices(const std::string& directory, const OpenOptions& option
       ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
       RETURN_IF_ERROR(CheckOwnDevice(store, listed.path));
     }
-    ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, device_options));
+    auto opened = FileDevice::Open(path, device_options);
+    if (!opened && opened.error().code == ErrorCode::kBusy) {
+      if (IsHolderEnding(path)) device_options.lock_wait = kAfterKill;
+      opened = FileDevice::Open(path, device_options);  // again, because the holder may have ended by now
+    }
+    if (!opened) return opened.error();
+    std::unique_ptr<FileDevice> device = *std::move(opened);
     ASSIGN_OR_RETURN(const Superblock superblock, ReadSuperblock(*device));
     RETURN_IF_ERROR(CheckMatch(directory, parts->description, index, path, superblock));
     if (superblock.read_only_features && !options.read_only) {

@@ -126,6 +126,9 @@ class StoreLock {
   bool claimed_ = false;
 };
 
+// The time to wait for devices after their user was killed: the kernel releases the files of a process in no defined
+// order, and a device only after its last transfer.
+inline constexpr std::chrono::seconds kAfterKill{10};
 // The time to wait for the devices of a store whose lock is held: zero unless their last user was killed.
 std::chrono::milliseconds DeviceLockWait(const StoreLock& lock);
 

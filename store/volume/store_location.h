@@ -41,7 +41,8 @@ Result<std::string> FindIndex(const Uuid& id);
 // be index=DIRECTORY. A path that does not exist is taken for a directory. Devices of the store that are not named are
 // looked for where they were last, and by their superblocks. Changes nothing. Errors are full lines: kNotFound (a
 // device is missing, or has no store), kInvalid (given twice, a copy, of several stores, neither a directory nor a
-// device), kPermission (the directory of the index is not trusted), kCorrupt (the superblock is damaged), kVersion, kIo.
+// device), kPermission (the directory of the index is not trusted), kCorrupt (the superblock is damaged), kVersion,
+// kIo.
 Result<StoreLocation> FindStore(const std::string& argument, const FindOptions& options = {});
 
 // True if both are the same devices, by whatever path.

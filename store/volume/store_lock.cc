@@ -112,8 +112,6 @@ std::string DescribeProcess(pid_t process) {
 }
 
 std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
-  // The kernel releases the files of a killed process in no defined order, and a device only after its last transfer.
-  constexpr auto kAfterKill = std::chrono::seconds(10);
   return lock.holder_was_killed() ? kAfterKill : std::chrono::seconds(0);
 }
 

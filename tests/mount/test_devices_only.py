@@ -73,15 +73,17 @@ def test_a_killed_mount_moves_too(factory, local, cache):
     mount.fsck()
 
 
-def test_the_same_command_replaces_a_killed_mount(factory, local, cache):
+def test_the_next_mount_replaces_a_killed_one(factory, local, cache):
+    """The mount that is there names another index. It waits for the process, which still has the devices."""
     mount = fill(factory.mount(new_store(factory, local, index=local / "index")))
     with open(mount.path / "d/file", "rb") as stream:
         os.fsync(stream.fileno())
-    pid = mount.pid
-    process.kill(pid)
-    assert process.wait_gone(pid)
-    mount.store.index = None   # the mount that is there names another index
-    check(mount.mount())
+    for index in (None, local / "other", local / "index"):
+        process.kill(mount.pid)
+        mount.store.index = index
+        check(mount.mount())
+        assert json.loads(weightfs("info", "--json", mount.store.devices[0]).out)["index"] == os.fspath(
+            index or next(cache.iterdir()))
     mount.fsck()
 
 
@@ -90,6 +92,21 @@ def test_a_store_that_was_never_mounted_moves(factory, local, cache):
     shutil.rmtree(cache)
     mount = fill(factory.mount(store))
     check(mount).fsck()
+
+
+def test_relative_names(factory, local, cache, monkeypatch):
+    store = new_store(factory, local)
+    monkeypatch.chdir(local)
+    point = factory.directory("point")
+    weightfs("mount", store.devices[0].name, point, "-o", "index=index")
+    try:
+        (point / "file").write_bytes(DATA)
+        refused = weightfs("mount", store.devices[0].name, factory.directory("other"), codes=(1,))
+        assert f"weightfs umount {point}" in refused.err
+        assert json.loads(weightfs("info", "--json", point).out)["store"] == f"{store.devices[0]},index={local}/index"
+    finally:
+        weightfs("umount", point)
+    assert "clean" in weightfs("verify", f"{store.devices[0].name},index=index").out
 
 
 def test_one_mount_at_a_time_whatever_the_index(factory, local, cache, point):

@@ -60,12 +60,6 @@ void RemoveDirectory(Filesystem& filesystem, Reply reply, InodeId parent, std::s
   reply.Finish(filesystem.names().RemoveDirectory(parent, name));
 }
 
-// True for a directory or a symbolic link: its new name is one of other files, too.
-bool LeadsToOthers(Filesystem& filesystem, InodeId parent, std::string_view name) {
-  const auto found = filesystem.names().Lookup(parent, name);
-  return found.has_value() && !S_ISREG(found->mode);
-}
-
 void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, InodeId new_parent,
             std::string_view new_name, unsigned flags) {
   RenameMode mode = RenameMode::kReplace;
@@ -78,12 +72,19 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
   const auto rename = [=, &filesystem, name = std::string(name), new_name = std::string(new_name)](Reply kept) {
     kept.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
   };
-  const bool others = LeadsToOthers(filesystem, parent, name) ||
-                      (mode == RenameMode::kExchange && LeadsToOthers(filesystem, new_parent, new_name));
-  if (!others) return filesystem.RunOnReceiverOrPool(std::move(reply), rename);
-  // For files below a directory, or behind a symbolic link, a rename includes those whose close has returned.
-  filesystem.RunOnPool(std::move(reply), [&filesystem, rename](Reply kept) {
-    filesystem.WaitForReleases();
+  bool others = false, slow = false;
+  const auto consider = [&](InodeId directory, std::string_view entry) {
+    const auto found = filesystem.names().Lookup(directory, entry);
+    if (!found.has_value()) return;
+    others = others || !S_ISREG(found->mode);
+    slow = slow || filesystem.store().CommitsSlowly(found->ino);
+  };
+  consider(parent, name);
+  if (mode == RenameMode::kExchange) consider(new_parent, new_name);
+  if (!others && !slow) return filesystem.RunOnReceiverOrPool(std::move(reply), rename);
+  filesystem.RunOnPool(std::move(reply), [&filesystem, rename, others](Reply kept) {
+    // The name of a directory or a symbolic link is one of other files, too, also of those whose close has returned.
+    if (others) filesystem.WaitForReleases();
     rename(std::move(kept));
   });
 }
@@ -113,7 +114,11 @@ void AddNameOperations(fuse_lowlevel_ops& operations) {
     DispatchToReceiverOrPool(request, MakeSymlink, InodeId{parent}, std::string(name), std::string(target));
   };
   operations.link = [](fuse_req_t request, fuse_ino_t ino, fuse_ino_t parent, const char* name) {
-    DispatchToReceiverOrPool(request, HardLink, InodeId{ino}, InodeId{parent}, std::string(name));
+    if (FilesystemOf(request).store().CommitsSlowly(InodeId{ino})) {
+      DispatchToPool(request, HardLink, InodeId{ino}, InodeId{parent}, std::string(name));
+    } else {
+      DispatchToReceiverOrPool(request, HardLink, InodeId{ino}, InodeId{parent}, std::string(name));
+    }
   };
   operations.unlink = [](fuse_req_t request, fuse_ino_t parent, const char* name) {
     DispatchToReceiverOrPool(request, Unlink, InodeId{parent}, std::string(name));

@@ -326,7 +326,15 @@ void Store::CloseFile(const InodePtr& inode, uint64_t reported_failure, bool wri
     }
   }
   if (last) p_->space->ReleasePreallocation(inode->id);  // otherwise a remaining writer continues in it
-  if (commit) p_->committer->CommitSoon(inode);
+  if (commit) p_->committer->CommitSoon(inode, last);
+}
+
+bool Store::CommitsSlowly(InodeId ino) {
+  const InodePtr inode = p_->inodes->Find(ino);
+  if (inode == nullptr) return false;
+  MutexLock lock(inode->mutex);
+  const File* file = inode->file.get();
+  return file != nullptr && file->Uncommitted() && (file->commit().committing() || inode->attributes.size > kMiB);
 }
 
 // True if a sync of the file has nothing to do: the log has its content, and everything in the log is durable.
@@ -335,7 +343,8 @@ bool Store::IsDurable(const InodePtr& inode) const {
     MutexLock lock(inode->mutex);
     if (inode->file && inode->file->Uncommitted()) return false;
   }
-  return !p_->committer->failed() && p_->log != nullptr && p_->log->age().count() == 0;
+  if (p_->log == nullptr || p_->files->closed() || p_->committer->failed()) return false;
+  return p_->log->age().count() == 0;
 }
 
 void Store::Sync(const InodePtr& inode, Done done, bool kept) {

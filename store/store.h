@@ -114,6 +114,9 @@ class Store {
   Result<void> Sync(const InodePtr& inode);
   Result<void> SyncAll();
 
+  // True if a rename or a link of the file may wait long for its data.
+  bool CommitsSlowly(InodeId ino);
+
   // Makes the blocks of the reservation files of the directory (Namespace::CreateMany, which defines the result and
   // `failed`). First flushes the devices, so that the content is on stable storage.
   Result<std::vector<InodeId>> CreateMany(const InodePtr& directory, const Credentials& who, const NewFileMode& mode,

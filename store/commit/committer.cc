@@ -20,6 +20,7 @@ namespace weightfs {
 struct Committer::Sealed {
   InodePtr inode;
   std::optional<SealedFile> content;  // nullopt: unchanged since its last commit
+  size_t extents = 0;                 // that it had changes or runs of, when its batch was written
 };
 
 // The error of a file's writes, and the number of the failure.
@@ -61,10 +62,10 @@ void Committer::NoteChanged(const InodePtr& inode) {
   if (first) wake_.notify_one();
 }
 
-void Committer::CommitSoon(const InodePtr& inode) {
-  if (expected_ > 0) {
+void Committer::CommitSoon(const InodePtr& inode, bool last) {
+  if (last && expected_ > 0) {
     --expected_;
-    StartWrites(inode, /*urgent=*/false, nullptr);
+    StartWrites(inode, /*urgent=*/false);
   }
   MutexLock lock(mutex_);
   if (closed_.empty()) {
@@ -234,7 +235,10 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
 
 size_t Committer::RunCycle(Cycle cycle) {
   if (!failed()) Seal(&cycle);
-  if (failed()) cycle.error = Error{ErrorCode::kIo};  // also if another cycle has failed that this one waited for
+  if (failed()) {  // perhaps another cycle, for which this one waited
+    failed_ = true;
+    cycle.error = Error{ErrorCode::kIo};
+  }
   WaitForWrites(&cycle);
   if (!cycle.error) {
     if (auto flushed = FlushFirst(cycle); !flushed) {
@@ -254,9 +258,7 @@ size_t Committer::RunCycle(Cycle cycle) {
     if (auto synced = catalog_.Sync(); !synced) cycle.error = Fail(synced.error(), "syncing the catalog failed");
   }
   size_t extents = 0;
-  for (const Sealed& sealed : cycle.sealed) {
-    if (sealed.content) extents += sealed.content->changes.size() + sealed.content->freed.size();
-  }
+  for (const Sealed& sealed : cycle.sealed) extents += sealed.extents;
   for (const Deletion& deletion : cycle.deletions) extents += deletion.runs.size();
   if (!cycle.error) {
     std::vector<DeviceRun> freed;
@@ -276,38 +278,49 @@ size_t Committer::RunCycle(Cycle cycle) {
 }
 
 // Starts the write of every dirty block and takes the current differences from the catalog. A seal computes missing
-// checksums under the file's mutex. Therefore the writes are submitted first, and only the few blocks that become dirty
-// meanwhile are left for the seal.
+// checksums under the file's mutex, and may wait for another cycle. Therefore the writes of all files are submitted
+// first, and only the few blocks that become dirty meanwhile are left for the seals.
 void Committer::Seal(Cycle* cycle) {
-  for (auto& [inode, urgent] : cycle->inodes) {
-    if (StartWrites(inode, urgent, nullptr)) StartWrites(inode, urgent, &cycle->sealed);
-  }
+  for (auto& [inode, urgent] : cycle->inodes) StartWrites(inode, urgent);
+  for (auto& [inode, urgent] : cycle->inodes) SealFile(inode, urgent, &cycle->sealed);
 }
 
-// Starts the write of every dirty block of the file, and seals it if `sealed` is given. Returns false when the file is
-// left out of this commit.
-bool Committer::StartWrites(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) {
+// A partial replacement is useless: wait for its last close, for an fsync, or for the delay. A failed file is reverted
+// either way.
+bool Committer::LeavesOut(const Inode& inode, bool urgent) const {
+  if (inode.deleted || !inode.file) return true;
+  const CommitState& state = inode.file->commit();
+  return state.replacing() && !inode.file->write_error().failed() && !urgent &&
+         Clock::now() - state.replacing_since() < options_.replace_delay;
+}
+
+void Committer::StartWrites(const InodePtr& inode, bool urgent) {
   PendingWrites writes;
   {
     MutexLock lock(inode->mutex);
-    if (inode->deleted || !inode->file) return false;
-    File& file = *inode->file;
-    file.WaitForCommit(lock, [this] { return failed(); });  // of another cycle
-    if (inode->deleted || file.commit().committing()) return false;
-    // A partial replacement is useless: wait for its last close, for an fsync, or for the delay. A failed file is
-    // reverted either way.
-    const CommitState& state = file.commit();
-    const bool waits = state.replacing() && !file.write_error().failed();
-    if (waits && !urgent && Clock::now() - state.replacing_since() < options_.replace_delay) {
-      MutexLock queue(mutex_);
-      changed_.emplace(state.replacing_since() + options_.replace_delay, inode);
-      return false;
-    }
-    write_back_.StartAll(inode, &writes);
-    if (sealed != nullptr) sealed->push_back({inode, file.Seal()});
+    if (!LeavesOut(*inode, urgent)) write_back_.StartAll(inode, &writes);
   }
   write_back_.Submit(&writes);
-  return true;
+}
+
+void Committer::SealFile(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) {
+  PendingWrites writes;
+  {
+    MutexLock lock(inode->mutex);
+    if (!inode->file) return;
+    File& file = *inode->file;
+    file.WaitForCommit(lock, failed_);  // of another cycle
+    if (file.commit().committing()) return;
+    if (LeavesOut(*inode, urgent)) {
+      if (inode->deleted) return;
+      MutexLock queue(mutex_);
+      changed_.emplace(file.commit().replacing_since() + options_.replace_delay, inode);
+      return;
+    }
+    write_back_.StartAll(inode, &writes);
+    sealed->push_back({inode, file.Seal()});
+  }
+  write_back_.Submit(&writes);
 }
 
 void Committer::WaitForWrites(Cycle* cycle) {
@@ -389,10 +402,13 @@ Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
   inode.committed = {sealed->content->size, sealed->content->blocks, sealed->content->version};
   batch.Put(keys::Inode(inode.id), inode.CatalogRecord().Encode());
   if (!sealed->content->flush_first) batch.NoteUnflushedData();
+  sealed->extents = sealed->content->changes.size() + sealed->content->freed.size();
   if (auto written = catalog_.Write(std::move(batch)); !written) {
     inode.committed = old;
     return written;
   }
+  // Whoever finds the file clean may look for the space at once.
+  if (options_.retire) options_.retire(std::exchange(sealed->content->freed, {}));
   inode.file->FinishCommit();
   return {};
 }
@@ -474,7 +490,7 @@ void Committer::Finish(Cycle* cycle, CommitLevel level) {
       if (found != cycle->errors.end()) {
         result = found->second.error;
         MutexLock lock(request.inode->mutex);
-        // A file that has failed again keeps its error, because no caller has received that one yet.
+        // A file that has failed again keeps its error for its next cycle, although this caller may have received it.
         WriteErrorState& state = request.inode->file->write_error();
         if (!request.options.kept && !state.failed()) state.Report(found->second.failure);
         ForgetError(request.inode);

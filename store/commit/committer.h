@@ -55,9 +55,9 @@ class Committer final : public CommitQueue {
   }
   bool failed() const override { return failed_.load() || catalog_.failed(); }
 
-  // Call this when the file was closed. It is committed within the close delay. Its writes begin at once if it probably
-  // gets a new name next (CommitHere), as other files did.
-  void CommitSoon(const InodePtr& inode) EXCLUDES(mutex_);
+  // Call this when the file was closed; `last`: by its last writer. It is committed within the close delay. Its writes
+  // begin at once if it probably gets a new name next (CommitHere), as other files did.
+  void CommitSoon(const InodePtr& inode, bool last = true) EXCLUDES(mutex_);
   // Flushes the devices. When `done` runs, everything that others wrote to them before the call (DeviceSet::NoteWrite)
   // is on stable storage.
   void FlushDevices(Done done) EXCLUDES(mutex_);
@@ -97,7 +97,9 @@ class Committer final : public CommitQueue {
   // Returns of how many extents the cycle had changes or runs.
   size_t RunCycle(Cycle cycle);
   void Seal(Cycle* cycle);
-  bool StartWrites(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) EXCLUDES(mutex_);
+  bool LeavesOut(const Inode& inode, bool urgent) const REQUIRES(inode.mutex);
+  void StartWrites(const InodePtr& inode, bool urgent) EXCLUDES(mutex_);
+  void SealFile(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) EXCLUDES(mutex_);
   void WaitForWrites(Cycle* cycle);
   // Notes the file's pending error, if it has one, for the callers of the cycle, and keeps the file in memory until the
   // error is reported.

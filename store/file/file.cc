@@ -144,8 +144,8 @@ void File::WaitForRange(MutexLock& lock, FileBlock first, BlockCount count) {
   --range_waiters_;
 }
 
-void File::WaitForCommit(MutexLock& lock, const std::function<bool()>& failed) {
-  drained_.wait(lock.native(), [&] { return !commit_.committing() || failed(); });
+void File::WaitForCommit(MutexLock& lock, const std::atomic<bool>& failed) {
+  drained_.wait(lock.native(), [&] { return !commit_.committing() || failed.load(); });
 }
 
 void File::FinishCommit() {

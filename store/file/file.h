@@ -2,9 +2,9 @@
 // The in-memory state of a regular file besides its attributes.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -164,8 +164,8 @@ class File {
   void WaitForSealedWrites(MutexLock& lock);
   void WaitForAllWrites(MutexLock& lock);
   void WaitForRange(MutexLock& lock, FileBlock first, BlockCount count);
-  // Waits for the end of a commit in progress, or until commits have failed. Wake it after setting `failed`.
-  void WaitForCommit(MutexLock& lock, const std::function<bool()>& failed);
+  // Waits for the end of a commit in progress, or until commits have failed. Call WakeCommits after setting `failed`.
+  void WaitForCommit(MutexLock& lock, const std::atomic<bool>& failed);
   void WakeCommits() { drained_.notify_all(); }
   // See ChecksumTable::AppendSealed.
   Result<bool> AppendChecksums(uint64_t deleted, ChecksumSegments& loaded, std::vector<uint64_t>* missing,

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <deque>
 #include <future>
+#include <iterator>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -323,18 +324,19 @@ std::vector<InodePtr> FileIo::UncommittedFiles() {
 
 Result<void> FileIo::CommitFiles(std::span<const InodePtr> files, CommitLevel level, CommitOptions options,
                                  InodePtr* failed) {
+  std::vector<InodePtr> changed;
+  std::copy_if(files.begin(), files.end(), std::back_inserter(changed), IsUncommitted);
+  if (changed.size() == 1 && level == CommitLevel::kOrdered) {
+    auto committed = p_.commits.CommitHere(changed[0], options);
+    if (!committed && failed != nullptr) *failed = changed[0];
+    return committed;
+  }
   struct OneCommit {
     InodePtr inode;
     std::promise<Result<void>> done = {};
   };
-  if (files.size() == 1 && level == CommitLevel::kOrdered) {
-    auto committed = IsUncommitted(files[0]) ? p_.commits.CommitHere(files[0], options) : Result<void>();
-    if (!committed && failed != nullptr) *failed = files[0];
-    return committed;
-  }
   std::deque<OneCommit> commits;  // start all before waiting for the first
-  for (const InodePtr& inode : files) {
-    if (!IsUncommitted(inode)) continue;
+  for (const InodePtr& inode : changed) {
     auto& commit = commits.emplace_back(inode);
     p_.commits.Commit(
         inode, level, [&commit](Result<void> result) { commit.done.set_value(std::move(result)); }, options);

@@ -113,6 +113,7 @@ class FileIo final : public DataOwner {
 
   // From now on, every change and lease returns kShutdown. Returns false if it has been called before.
   bool Close() { return !closed_.exchange(true); }
+  bool closed() const { return closed_.load(); }
 
   Result<void> CheckWritable(KvChange change) const override;
   Result<void> CommitBeforeNaming(std::span<const InodePtr> files, bool kept, InodePtr* failed) override;

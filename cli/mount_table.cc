@@ -104,7 +104,9 @@ Result<UniqueFd> OpenLockOf(const MountEntry& mount) {
 
 std::optional<MountEntry> FindMountOfStore(const StoreLocation& store, const StoreHolder& holder) {
   // By the note of the daemon first: it may know the store by another path, and dead mounts may have this path.
-  if (auto served = FindServedMount(holder)) return served;
+  auto served = FindServedMount(holder);
+  // A copy of the devices has the same directory for its index.
+  if (served && (!store.described || IsMountOf(*served, store))) return served;
   auto mounts = WeightfsMounts();
   if (!mounts.has_value()) return std::nullopt;
   const auto found = std::find_if(mounts->rbegin(), mounts->rend(),

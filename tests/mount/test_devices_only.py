@@ -199,6 +199,21 @@ def test_a_repair_leaves_everything_on_the_devices(factory, local, cache):
     mount.fsck()
 
 
+def test_a_copy_is_not_taken_for_the_mounted_store(factory, local, cache):
+    store = new_store(factory, local)
+    mount = fill(factory.mount(store))
+    copy = local / "copy"
+    mount.umount()
+    shutil.copy(store.devices[0], copy)
+    mount.mount()
+    assert json.loads(weightfs("info", "--json", copy).out)["mounted_on"] is None
+    assert "in use by process" in weightfs("verify", copy, codes=(8,)).err
+    assert "clean" in weightfs("verify", f"{copy},index={local}/index").out
+    mount.umount()
+    shutil.copy(copy, store.devices[0])   # older than the index of the other one by now
+    check(mount.mount()).fsck()
+
+
 def test_what_is_no_store_is_refused(factory, local, cache, point):
     store = new_store(factory, local)
     text, empty = local / "text", local / "empty"

@@ -2,6 +2,7 @@
 #include "meta/catalog_space.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/statvfs.h>
 
@@ -163,8 +164,9 @@ Result<void> CatalogSpace::Do(Work work) {
   const uint64_t run = Request(work);
   MutexLock lock(mutex_);
   while (done_ < run && waiting_.load() == 0 && !closed_) changed_.wait(lock.native());
-  if (done_ < run) return ErrorCode::kNoSpace;
-  return result_;
+  if (done_ >= run) return result_;
+  return Error{ErrorCode::kNoSpace,
+               fmt::format("{}: the filesystem of the catalog is full; make some space there", path_)};
 }
 
 void CatalogSpace::RunWork() {

@@ -26,7 +26,7 @@ struct Arguments {
 
 void PrintJson(const Arguments& arguments, const RecoverReport& report) {
   const nlohmann::ordered_json json = {{"store", arguments.store},
-                                       {"rebuilt_catalog", !report.note.empty()},
+                                       {"rebuilt_catalog", report.rebuilt},
                                        {"restored", report.note},
                                        {"lost", report.lost},
                                        {"wrote_description", report.wrote_description},

@@ -103,6 +103,7 @@ Result<void> Opening::Run() {
   if (!log_.root) log_.tail = {.version = version_};
   if (index_ == nullptr && !log_.root) return OpenDamaged();
   if (index_ == nullptr) {
+    parts_.rebuilt = true;
     Note(fmt::format("the index of the catalog is rebuilt from the log on the devices, as of {}",
                      FormatUtc(log_.tail.time_ns)));
   }

@@ -286,6 +286,7 @@ Result<StoreParts> RecoverStore(const StoreLocation& store, const RecoverOptions
   if (!parts) return parts;
   report->note = parts->note;
   report->lost = parts->lost;
+  report->rebuilt = parts->rebuilt;
   return parts;
 }
 

@@ -21,6 +21,7 @@ struct RecoverReport {
   std::vector<std::string> superblocks;  // the devices whose superblock was rebuilt
   std::string note;                      // a line about the index, if it was rebuilt or lacks something
   bool lost = false;                     // changes or records are lost
+  bool rebuilt = false;                  // the index was
 
   bool restored() const { return wrote_description || !superblocks.empty() || !note.empty(); }
 };

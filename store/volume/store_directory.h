@@ -156,8 +156,9 @@ struct StoreParts {
   std::vector<std::unique_ptr<BlockDevice>> devices;  // in index order
   std::unique_ptr<KvStore> catalog;
   wal::WriterOptions log;  // for StoreOptions
-  std::string note;        // a line about what was rebuilt; empty: nothing
-  bool lost = false;       // something could not be
+  std::string note;        // a line about what was rebuilt or is lost; empty: nothing
+  bool rebuilt = false;    // the index of the catalog was
+  bool lost = false;       // something is
   bool was_clean = true;  // every superblock was marked clean before this open
 };
 

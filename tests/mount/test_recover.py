@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import struct
 
 import pytest
 
@@ -144,6 +145,26 @@ def test_a_damaged_log_without_an_index_is_restored_as_far_as_possible(filled):
     (mount.path / "new").write_bytes(b"new")
     mount.remount()
     assert (mount.path / "new").read_bytes() == b"new"
+
+
+def test_a_damaged_log_behind_an_older_index_rebuilds_no_index(filled, tmp_path):
+    mount, content = filled
+    directory = mount.store.directory
+    shutil.copytree(directory / "meta", tmp_path / "older")
+    mount.mount()
+    for number in range(20):
+        with open(mount.path / f"later{number}", "wb") as stream:
+            os.fsync(stream.fileno())
+    mount.umount()
+    shutil.rmtree(directory / "meta")
+    shutil.copytree(tmp_path / "older", directory / "meta")
+    pool = directory / "pool"
+    frames = sorted(log_frames_of(pool), key=lambda at: struct.unpack("<Q", store_files.read_at(pool, at + 32, 8)))
+    store_files.patch(pool, frames[-5], bytes(4096))
+    report = json.loads(weightfs("recover", directory, "--json", codes=(1,)).out)
+    assert report["lost"] and "damaged" in report["restored"] and not report["rebuilt_catalog"]
+    mount.mount()
+    assert set(content) <= set(snapshot(mount.path))
 
 
 def test_a_damaged_log_of_a_complete_index_is_written_anew(filled):

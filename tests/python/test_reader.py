@@ -418,7 +418,7 @@ def test_a_read_of_many_windows_starts_at_once(leased):
                 there.set()
                 seen.append(started.wait(100))
 
-        while not there.wait(0.1):   # until the callback stands on the I/O thread
+        while not there.wait(0.1):   # until the callback stands on a thread of the reader
             reader.read_async([0] * 64, bytearray(64 * 4096)).add_done_callback(stand)
         futures = [reader.read_async(offsets, out) for out in outs]
         assert not any(future.done() for future in futures)

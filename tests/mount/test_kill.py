@@ -33,9 +33,11 @@ def rounds(config):
 
 def start_writers(directory, names, seed):
     """Starts a writer for each name. A name begins with the writer's kind: "append", "truncate-2"."""
-    writers = {}
     for name in names:
         (directory / name).mkdir(exist_ok=True)
+    sync_directory(directory)   # a kill may lose the names of the last 50 ms
+    writers = {}
+    for name in names:
         command = [sys.executable, WRITERS, name.split("-")[0], directory / name, f"{name} {seed}"]
         writers[name] = subprocess.Popen(command, stdout=subprocess.PIPE)
     return writers

@@ -138,16 +138,15 @@ TEST_F(LogWriterTest, TheSpaceOfASmallCatalogIsConstant) {
   Put(0, 100);
   const auto available = [&] { return space_->Statistics().available.value; };
   const uint64_t before = available();
-  uint64_t differences = 0;
-  for (int i = 0; i < 20000 && writer_->statistics().checkpoints < 4; ++i) {
-    Put(0, 1);
-    if (i % 16 == 0 && available() != before) ++differences;
+  const auto checkpoints = [&] { return writer_->statistics().checkpoints; };
+  for (int round = 0; round < 4; ++round) {
+    for (const uint64_t seen = checkpoints(); checkpoints() == seen;) Put(0, 1);
+    // The log may be longer than it should be when a checkpoint has waited for a processor. The next one frees it.
+    const uint64_t seen = checkpoints();
+    writer_->Renew();
+    while (checkpoints() == seen || !writer_->statistics().intact) std::this_thread::yield();
+    EXPECT_EQ(available(), before);
   }
-  EXPECT_GE(writer_->statistics().checkpoints, 4U);
-  EXPECT_LE(differences, 8U) << "a few while a checkpoint frees the log";
-  writer_->Renew();
-  while (!writer_->statistics().intact) std::this_thread::yield();
-  EXPECT_EQ(available(), before);
   Stop();
 }
 

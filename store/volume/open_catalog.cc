@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -60,7 +61,7 @@ class Opening {
   Result<void> CheckId();
   Result<void> FindLog();
   bool IsComplete() const;
-  Result<void> CheckIsLatest() const;
+  Result<void> CheckIsLatest();
   Result<void> UseLog();
   Result<void> UseReplica();
   Result<void> AcceptDamage(const std::string& damage);
@@ -173,12 +174,23 @@ bool Opening::IsComplete() const {
 }
 
 // Devices without a log do not have the changes of the store. Only the index that was used last has them.
-Result<void> Opening::CheckIsLatest() const {
+Result<void> Opening::CheckIsLatest() {
   const auto is_named = [&](const Superblock& superblock) {
     return wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version_;
   };
-  if (!store_.described || (options_.repair && log_.root)) return {};
+  if (options_.repair && log_.root) return {};
   if (index_ != nullptr && std::ranges::all_of(parts_.superblocks, is_named)) return {};
+  if (!store_.described) {
+    // The superblocks of an older program name no version.
+    const auto is_unknown = [](const Superblock& superblock) { return superblock.catalog_sequence == 0; };
+    if (index_ == nullptr || std::ranges::any_of(parts_.superblocks, is_unknown)) return {};
+    if (options_.repair) return AcceptDamage("its index lacks the repairs that another index has");
+    return Error{ErrorCode::kNotFound,
+                 fmt::format("{}: its devices were repaired with another index, which has the only complete catalog; "
+                             "mount them once with that index; if it is lost, 'weightfs verify {} --repair' uses this "
+                             "one",
+                             store_.name, ShellQuote(store_.name))};
+  }
   return Error{ErrorCode::kNotFound,
                fmt::format("{}: its devices have no log of the catalog yet; mount it once with its store directory, or "
                            "with the index= of the last command that used it",
@@ -390,13 +402,25 @@ Result<void> OpenCatalog(const StoreLocation& store, const OpenOptions& options,
 
 Result<void> LeaveLog(const std::string& directory, StoreParts* parts) {
   RETURN_IF_ERROR(parts->catalog->Sync());
-  ASSIGN_OR_RETURN(const wal::Version version, wal::ReadVersion(*parts->catalog));
+  ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(*parts->catalog));
   parts->catalog.reset();
   RocksKvStore::Options options;
   if (parts->guard != nullptr) options.may_write = [guard = parts->guard.get()] { return guard->MayWrite(); };
   ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(directory + "/" + kCatalogName, options));
   if (parts->guard != nullptr) {
     parts->catalog = std::make_unique<GuardedKvStore>(std::move(parts->catalog), *parts->guard);
+  }
+  const auto is_left = [&](const Superblock& superblock) {
+    return !superblock.logged && superblock.catalog_sequence != 0 &&
+           wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version;
+  };
+  // Repairs do not change the version, so it must be one that no other index has.
+  if (!std::ranges::all_of(parts->superblocks, is_left)) {
+    const Uuid unique = NewUuid();
+    ++version.sequence;
+    std::memcpy(&version.chain, unique.data(), sizeof(version.chain));
+    RETURN_IF_ERROR(parts->catalog->Write(wal::WithVersion({}, version)));
+    RETURN_IF_ERROR(parts->catalog->Sync());
   }
   for (size_t index = 0; index < parts->superblocks.size(); ++index) {
     parts->superblocks[index].logged = false;

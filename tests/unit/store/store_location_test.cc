@@ -253,6 +253,53 @@ TEST_F(StoreLocationTest, OnlyTheRepairedIndexCountsUntilThereIsALog) {
   EXPECT_TRUE(Has(old, "e"));
 }
 
+// A repair changes records, and not the version that it finds.
+TEST_F(StoreLocationTest, AnIndexOfTheVersionBeforeTheRepairDoesNotCount) {
+  FormatDevices({"one"});
+  const StoreLocation repaired = Must(Find(Path("one"), "a"));
+  Make(repaired, "d");
+  fs::copy(Path("a"), Path("b"), fs::copy_options::recursive);
+  const auto repair = [&](const std::string& fact) {
+    auto parts = OpenStoreParts(repaired, {.repair = true});
+    ASSERT_TRUE(parts.has_value()) << parts.error().what;
+    ASSERT_TRUE(LeaveLog(repaired.directory, &*parts).has_value());
+    KvBatch batch;
+    batch.Put(keys::Store(fact), "value");
+    ASSERT_TRUE(parts->catalog->Write(std::move(batch)).has_value());
+  };
+  repair("one");
+  EXPECT_EQ(OpenStoreParts(Must(Find(Path("one"), "b")), {}).error().code, ErrorCode::kNotFound);
+  repair("two");
+  EXPECT_TRUE(WriteLog(repaired).has_value());
+  for (const char* index : {"a", "b"}) {
+    const auto parts = OpenStoreParts(Must(Find(Path("one"), index)), {});
+    ASSERT_TRUE(parts.has_value()) << parts.error().what;
+    for (const char* fact : {"one", "two"}) EXPECT_TRUE(parts->catalog->Get(keys::Store(fact)).value()) << index;
+  }
+}
+
+TEST_F(StoreLocationTest, AStoreDirectoryWithoutTheRepairsOfItsDeviceDoesNotCount) {
+  Format("s");
+  Make(Path("s"), "d");
+  const StoreLocation device = Must(Find(Path("s/pool")));
+  {
+    auto parts = OpenStoreParts(device, {.repair = true});
+    ASSERT_TRUE(parts.has_value()) << parts.error().what;
+    ASSERT_TRUE(LeaveLog(device.directory, &*parts).has_value());
+  }
+  const auto refused = OpenStoreParts(Path("s"), {});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, ErrorCode::kNotFound);
+  EXPECT_NE(refused.error().what.find("--repair"), std::string::npos) << refused.error().what;
+  {
+    const auto accepted = OpenStoreParts(Path("s"), {.repair = true});
+    ASSERT_TRUE(accepted.has_value());
+    EXPECT_TRUE(accepted->lost);
+  }
+  EXPECT_TRUE(WriteLog(device).has_value());
+  EXPECT_TRUE(Has(Path("s"), "d"));
+}
+
 TEST_F(StoreLocationTest, AStoreThatWasNeverMountedNeedsItsDirectory) {
   Format("s");
   const auto opened = OpenStoreParts(Must(Find(Path("s/pool"))), {});

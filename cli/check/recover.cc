@@ -60,9 +60,12 @@ Result<int> Run(const Arguments& arguments) {
   RecoverOptions options{.devices = arguments.devices,
                          .progress = [&bar](const Progress& progress) { bar.Update(progress); }};
   RecoverReport report;
-  RETURN_IF_ERROR(Recover(store, options, &report));
+  const auto done = Recover(store, options, &report);
   // A damaged log is written anew by the next mount.
-  if (store.described && report.lost) RETURN_IF_ERROR(WriteLog(store));
+  const auto written = store.described && report.lost ? WriteLog(store) : Result<void>();
+  if (!done && !written) Print(stderr, "weightfs: {}\n", ToString(written.error()));
+  RETURN_IF_ERROR(done);
+  RETURN_IF_ERROR(written);
   if (!report.restored()) {
     return MakeError(ErrorCode::kExists, "{}: nothing is lost ('weightfs verify {}' checks the store)",
                      arguments.store, ShellQuote(arguments.store));

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/store_session.h"
 
+#include <fmt/format.h>
+
 #include "common/log.h"
 
 namespace weightfs {
@@ -73,8 +75,17 @@ Result<void> StoreSession::Close() {
 }
 
 Result<void> WriteLog(const StoreLocation& location) {
-  ASSIGN_OR_RETURN(const auto session, StoreSession::Open(location, {}, {.memory = kLeastMemory}));
-  return session->Close();
+  const auto write = [&]() -> Result<void> {
+    ASSIGN_OR_RETURN(const auto session, StoreSession::Open(location, {}, {.memory = kLeastMemory}));
+    if (session->store().read_only()) return Error{ErrorCode::kReadOnly, "the store cannot be written"};
+    return session->Close();
+  };
+  const auto written = write();
+  if (written) return written;
+  return Error{written.error().code,
+               fmt::format("{}: the log of the catalog was not written to the devices: {}; the only catalog is in {}, "
+                           "which must not be removed; the next mount with that index writes the log",
+                           location.name, ToString(written.error()), location.directory)};
 }
 
 }  // namespace weightfs

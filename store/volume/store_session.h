@@ -56,7 +56,7 @@ class StoreSession {
 };
 
 // Writes a log to the devices of a store that was named by them and has none: the index in a directory of one machine
-// must not be the only one that has everything.
+// must not be the only one that has everything. An error is a full line that names the directory.
 Result<void> WriteLog(const StoreLocation& location);
 
 }  // namespace weightfs

@@ -13,6 +13,7 @@ from harness.tree import digest, digests
 
 SUPERBLOCK_OFFSETS = (0, 512 << 10, 1 << 20, (1 << 20) + (512 << 10))
 SUPERBLOCK_SIZE = 4096
+ROOT_OFFSETS = (64 << 10, 576 << 10, 1088 << 10, 1600 << 10)   # of the log
 VERSION, READ_ONLY_FEATURES, INCOMPATIBLE_FEATURES, FLAGS = (8, "<I"), (24, "<Q"), (32, "<Q"), (76, "<I")
 CLEAN = 1
 

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store is its devices: commands take them as STORE, and no directory of another machine is needed."""
 
+import contextlib
 import json
 import os
+import re
 import shutil
+import signal
 import stat
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from device_stores import DeviceStore, own_cache
 from harness import needs, process
 from harness.filesystems import is_mounted, program, weightfs
-from store_files import SUPERBLOCK_OFFSETS, data_of, patch
+from store_files import ROOT_OFFSETS, SUPERBLOCK_OFFSETS, data_of, patch
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -36,6 +41,13 @@ def fill(mount):
     (mount.path / "d").mkdir()
     (mount.path / "d/file").write_bytes(DATA)
     return mount
+
+
+def bytes_read(pid):
+    """From devices, by a process; 0 if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return int(re.search(r"^read_bytes: (\d+)", Path(f"/proc/{pid}/io").read_text(), re.M)[1])
+    return 0
 
 
 def check(mount):
@@ -196,6 +208,39 @@ def test_a_repair_leaves_everything_on_the_devices(factory, local, cache):
     weightfs("verify", "--repair", store.directory, codes=(1,))
     shutil.rmtree(cache)
     check(mount.mount())
+    mount.fsck()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_an_interrupted_repair_leaves_everything_on_the_devices(factory, local, cache, number):
+    store = factory.adopt(DeviceStore([local / "device"], None, "1G"))
+    mount = fill(factory.mount(store))
+    (mount.path / "d/large").write_bytes(data_of(6, 8 * MIB) * 60)
+    mount.umount()
+    running = subprocess.Popen([program(), "verify", "--repair", store.directory], stderr=subprocess.DEVNULL)
+    while running.poll() is None and bytes_read(running.pid) < 32 * MIB:
+        pass
+    if running.poll() is None:
+        running.send_signal(number)
+    assert running.wait(60) in (0, 32, -number)
+    shutil.rmtree(cache)
+    check(mount.mount())
+    mount.fsck()
+
+
+def test_a_repair_without_a_log_writes_one(factory, local, cache):
+    """The index may lack changes, because the log is damaged."""
+    store = new_store(factory, local)
+    mount = fill(factory.mount(store))
+    with open(mount.path / "d/file", "rb") as stream:
+        os.fsync(stream.fileno())
+    mount.kill9()
+    for offset in ROOT_OFFSETS:
+        patch(store.devices[0], offset, bytes(4096))
+    weightfs("mount", store.directory, mount.path, codes=(1,))
+    assert weightfs("verify", "--repair", store.directory, codes=None).code in (1, 5)
+    shutil.rmtree(cache)
+    mount.mount()
     mount.fsck()
 
 

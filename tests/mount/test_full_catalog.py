@@ -12,13 +12,12 @@ import pytest
 from harness import needs, process
 from harness.filesystems import wait_until, weightfs
 from small_filesystem import FILESYSTEMS, fill, is_refused, small_filesystem
-from store_files import read_at
+from store_files import ROOT_OFFSETS, read_at
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root]
 
 COUNT = 200
 LIMIT_S = 60
-ROOT_OFFSETS = (64 << 10, 576 << 10, 1088 << 10, 1600 << 10)
 
 
 @pytest.fixture(params=FILESYSTEMS)

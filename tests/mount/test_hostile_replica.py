@@ -14,11 +14,10 @@ from harness import process
 from harness.crc32c import crc32c
 from harness.filesystems import is_mounted, program, wait_until, weightfs
 from harness.tree import snapshot
-from store_files import patch, read_at
+from store_files import ROOT_OFFSETS, patch, read_at
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
-ROOT_OFFSETS = (64 << 10, 576 << 10, 1088 << 10, 1600 << 10)
 ROOT_CAPACITY = 384 << 10
 HEADER, SEQUENCE, STREAMS = 24, 48, 88   # docs/FORMAT.md, section 10
 SEGMENT = struct.Struct("<HQIQQ")

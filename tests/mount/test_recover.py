@@ -15,11 +15,10 @@ import store_files
 from harness.filesystems import wait_until, weightfs
 from harness.process import Failure
 from harness.tree import snapshot
-from store_files import SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, data_of
+from store_files import ROOT_OFFSETS, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, data_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
-ROOT_OFFSETS = (64 << 10, 576 << 10, 1088 << 10, 1600 << 10)
 FRAME_MAGIC = b"WFSFRAM2"
 
 

@@ -509,6 +509,28 @@ TEST_F(Fsck, ACanceledCheckChangesNothing) {
   EXPECT_EQ(media.kv->content(), kv());
 }
 
+// The caller may need to prepare for changes, and a check can take hours.
+TEST_F(Fsck, TheCatalogIsTakenForRepairsAtTheFirstOne) {
+  const auto taken = [&](bool cancelled) {
+    Restarted media = Restart(image_);
+    BlockDevice* device = media.devices[0].get();
+    std::atomic<bool> cancel{cancelled};
+    int calls = 0;
+    const auto take = [&]() -> Result<KvStore*> {
+      ++calls;
+      EXPECT_EQ(media.kv->content(), kv());
+      return media.kv.get();
+    };
+    const FsckOptions options{.repair = true, .cancel = &cancel, .before_repair = take};
+    EXPECT_EQ(CheckStore(*media.kv, {&device, 1}, options).has_value(), !cancelled);
+    return calls;
+  };
+  EXPECT_EQ(taken(false), 0) << "there is nothing to repair";
+  kv()[keys::Orphan(big_)] = "";
+  EXPECT_EQ(taken(true), 0);
+  EXPECT_EQ(taken(false), 1);
+}
+
 TEST_F(Fsck, ProgressHasATotalInEveryPass) {
   SetEntry(directory_, "dangling", InodeId{999}, S_IFREG);
   Restarted media = Restart(image_);

@@ -300,6 +300,18 @@ TEST_F(StoreLocationTest, AStoreDirectoryWithoutTheRepairsOfItsDeviceDoesNotCoun
   EXPECT_TRUE(Has(Path("s"), "d"));
 }
 
+TEST_F(StoreLocationTest, ALogThatIsNotWrittenNamesTheOnlyCatalog) {
+  FormatDevices({"one"});
+  const StoreLocation store = Must(Find(Path("one")));
+  const auto held = OpenStoreParts(store, {});
+  const auto written = WriteLog(store);
+  ASSERT_FALSE(written.has_value());
+  for (const char* words : {"in use by", "must not be removed"}) {
+    EXPECT_NE(written.error().what.find(words), std::string::npos) << written.error().what;
+  }
+  EXPECT_NE(written.error().what.find("the only catalog is in " + Path("a")), std::string::npos);
+}
+
 TEST_F(StoreLocationTest, AStoreThatWasNeverMountedNeedsItsDirectory) {
   Format("s");
   const auto opened = OpenStoreParts(Must(Find(Path("s/pool"))), {});

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -75,14 +76,27 @@ bool NamesDevices(const std::string& argument) {
   return contents && *contents && (*contents)->of_store;
 }
 
-Result<StoreLocation> FindNamedStore(const std::string& argument, const FindOptions& options) {
-  ASSIGN_OR_RETURN(StoreLocation named, FindStore(argument, options));
+bool IsBelievable(const MountEntry& mount, const StoreLocation& source) {
+  if (HasOption(mount.options, "user_id=0") || HasOption(mount.options, fmt::format("user_id={}", geteuid()))) {
+    return true;
+  }
+  const pid_t process = ReadStoreHolder(source.directory).process;
+  const auto description = Describe(source);
+  if (process <= 0 || !description) return false;
+  return std::ranges::all_of(description->devices, [&](const StoreDescription::Device& device) {
+    const UniqueFd file(open(DevicePath(source.directory, device).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    return file && FindLockHolder(file.get(), process) == process;
+  });
+}
+
+StoreLocation FindServed(const StoreLocation& named) {
   const auto mounts = WeightfsMounts();
   if (!mounts) return named;
   for (const MountEntry& mount : *mounts) {
     auto served = FindStore(mount.source);
     if (!served || (!served->described && !named.described)) continue;
-    if (IsSameStore(*served, named) && ReadStoreHolder(served->directory).held) return served;
+    if (!IsSameStore(*served, named) || !ReadStoreHolder(served->directory).held) continue;
+    if (IsBelievable(mount, *served)) return *std::move(served);
   }
   return named;
 }
@@ -109,8 +123,10 @@ std::optional<MountEntry> FindMountOfStore(const StoreLocation& store, const Sto
   if (served && (!store.described || IsMountOf(*served, store))) return served;
   auto mounts = WeightfsMounts();
   if (!mounts.has_value()) return std::nullopt;
-  const auto found = std::find_if(mounts->rbegin(), mounts->rend(),
-                                  [&](const MountEntry& mount) { return IsMountOf(mount, store); });
+  const auto found = std::find_if(mounts->rbegin(), mounts->rend(), [&](const MountEntry& mount) {
+    if (!IsMountOf(mount, store)) return false;
+    return !store.described || IsBelievable(mount, FindStore(mount.source).value_or(store));
+  });
   return found == mounts->rend() ? std::nullopt : std::optional(std::move(*found));
 }
 

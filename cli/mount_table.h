@@ -30,9 +30,13 @@ bool IsMountOf(const MountEntry& mount, const StoreLocation& store);
 // weightfs, or several with commas between them.
 bool NamesDevices(const std::string& argument);
 
-// What FindStore finds. A store that is named by its devices here, or by the daemon that serves it, is where the daemon
-// has it.
-Result<StoreLocation> FindNamedStore(const std::string& argument, const FindOptions& options = {});
+// Any user can mount a filesystem of this type and choose its source. So an entry of the mount table counts only if its
+// user is root or this one, or if the process that has the lock in the directory of its source, has the devices, too.
+bool IsBelievable(const MountEntry& mount, const StoreLocation& source);
+
+// Where the daemon has a store that serves it, by whatever name; `named` if there is none. Wait for it and show it, but
+// open what was named: only that was chosen by the caller.
+StoreLocation FindServed(const StoreLocation& named);
 
 // Opens the lock file of the store of a mount, to wait for its daemon. Reads nothing from its devices, which may hang.
 Result<UniqueFd> OpenLockOf(const MountEntry& mount);

@@ -91,7 +91,8 @@ Result<int> Run(const Arguments& arguments) {
   add(CheckGpus());
   if (!arguments.store.empty()) {
     RETURN_IF_ERROR(CheckIsNoMount(arguments.store, /*will_lock=*/false));
-    ASSIGN_OR_RETURN(const StoreLocation store, FindNamedStore(arguments.store));
+    ASSIGN_OR_RETURN(const StoreLocation named, FindStore(arguments.store));
+    const StoreLocation store = FindServed(named);
     ASSIGN_OR_RETURN(const auto description, Describe(store));
     checks.insert(checks.begin(), CheckStore(store));
     for (const auto& device : description.devices) {

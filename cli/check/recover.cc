@@ -51,11 +51,11 @@ Result<void> Recover(const StoreLocation& store, const RecoverOptions& options, 
 
 Result<int> Run(const Arguments& arguments) {
   RETURN_IF_ERROR(CheckIsNoMount(arguments.store));
-  ASSIGN_OR_RETURN(const StoreLocation store, FindNamedStore(arguments.store, {.damaged_too = true}));
+  ASSIGN_OR_RETURN(const StoreLocation store, FindStore(arguments.store, {.damaged_too = true}));
   if (store.described && !arguments.devices.empty()) {
     return FailUsage("recover", "STORE names the devices already; omit --device");
   }
-  RETURN_IF_ERROR(WaitUntilReleased(store));
+  RETURN_IF_ERROR(WaitUntilReleased(FindServed(store)));
   ProgressBar bar("recover");
   RecoverOptions options{.devices = arguments.devices,
                          .progress = [&bar](const Progress& progress) { bar.Update(progress); }};

@@ -30,7 +30,8 @@ Result<std::optional<std::string>> PathOnMount(const VerifyArguments& arguments,
   if (arguments.catalog || arguments.repair) return std::optional<std::string>();
   const bool store = HoldsStore(target) || NamesDevices(target);
   if (store) {
-    ASSIGN_OR_RETURN(const StoreLocation location, FindNamedStore(target));
+    ASSIGN_OR_RETURN(const StoreLocation named, FindStore(target));
+    const StoreLocation location = FindServed(named);
     // A bind mount of a part does not stand for the store, nor does a mount whose process is gone.
     const auto mount = FindMountOfStore(location, ReadStoreHolder(location.directory));
     struct statvfs space = {};

@@ -142,8 +142,8 @@ Result<void> CheckParts(const VerifyArguments& arguments, const StoreLocation& s
 
 Result<void> Check(const VerifyArguments& arguments, const std::string& target, Checked* checked) {
   RETURN_IF_ERROR(CheckIsNoMount(target));
-  ASSIGN_OR_RETURN(const StoreLocation store, FindNamedStore(target, {.damaged_too = arguments.repair}));
-  RETURN_IF_ERROR(WaitUntilReleased(store));
+  ASSIGN_OR_RETURN(const StoreLocation store, FindStore(target, {.damaged_too = arguments.repair}));
+  RETURN_IF_ERROR(WaitUntilReleased(FindServed(store)));
   const auto done = CheckParts(arguments, store, checked);
   if (!store.described || !arguments.repair || (!done && !checked->left_log)) return done;
   const auto written = WriteLog(store);

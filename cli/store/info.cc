@@ -74,7 +74,8 @@ std::string MountedOn(const std::optional<MountEntry>& mount, const StoreHolder&
 }
 
 Result<int> ShowStore(const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const StoreLocation store, FindNamedStore(arguments.path));
+  ASSIGN_OR_RETURN(const StoreLocation named, FindStore(arguments.path));
+  const StoreLocation store = FindServed(named);
   ASSIGN_OR_RETURN(const auto description, Describe(store));
   const StoreView view = ViewStore(store);
   const auto& [holder, mount, stale, keepers, look] = view;

@@ -120,7 +120,7 @@ Result<Plan> MakePlan(const Arguments& arguments) {
     ASSIGN_OR_RETURN(plan.store, RealDirectory(plan.store.directory, "a store: its directory, which 'weightfs format' "
                                                                 "creates, or its devices"));
   }
-  ASSIGN_OR_RETURN(plan.served, FindNamedStore(plan.store.name));
+  plan.served = FindServed(plan.store);
   ASSIGN_OR_RETURN(plan.mount.mountpoint, MountDirectory(arguments.directory, plan.store));
   if (!plan.store.described && !HoldsStore(plan.store.directory) && HoldsStore(plan.mount.mountpoint)) {
     return MakeError(ErrorCode::kInvalid,

@@ -2,6 +2,7 @@
 """A store is its devices: commands take them as STORE, and no directory of another machine is needed."""
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from device_stores import DeviceStore, own_cache
-from harness import needs, process
+from harness import namespaces, needs, process
 from harness.filesystems import is_mounted, program, weightfs
 from store_files import ROOT_OFFSETS, SUPERBLOCK_OFFSETS, data_of, patch
 
@@ -341,6 +342,30 @@ def test_block_devices_by_mount_and_fstab(factory, local, cache, point):
     finally:
         process.run(["umount", "-l", point], codes=None)
         process.run(["losetup", "-d", device])
+
+
+@needs.root
+def test_a_mount_of_another_user_is_not_believed(factory, local, cache, point):
+    """Any user can mount a filesystem with this type and source."""
+    store = new_store(factory, local)
+    mount = fill(factory.mount(store))
+    mount.umount()
+    false = factory.directory("false")
+    fuse, lock = os.open("/dev/fuse", os.O_RDWR), os.open(false / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    namespaces.mount(f"{store.devices[0]},index={false}", point, "fuse.weightfs",
+                     options=f"fd={fuse},rootmode=40000,user_id=12345,group_id=12345")
+    try:
+        assert json.loads(weightfs("info", "--json", store.devices[0]).out)["mounted_on"] is None
+        assert "clean" in weightfs("verify", store.devices[0]).out
+        assert "clean" in weightfs("verify", "--repair", store.devices[0]).out
+        assert os.listdir(false) == ["lock"]
+        check(mount.mount())
+    finally:
+        process.run(["umount", "-l", point])
+        os.close(fuse)
+        os.close(lock)
+    mount.fsck()
 
 
 @needs.root

@@ -34,19 +34,22 @@ Result<void> LogWriter::Restart() {
 }
 
 // Reserves what an entry needs, even if all free space is in single blocks, beside what the next checkpoint needs.
-Result<void> LogWriter::ReserveFor(ByteCount entry) {
+Result<void> LogWriter::ReserveFor(ByteCount entry, uint64_t sequence) {
   MutexLock io(io_);
+  promised_ = {entry.value / (kBlockSize - kFrameHeaderSize) + 1};
+  promised_to_ = sequence;
   const auto reserve = [&]() REQUIRES(io_) {
     Refill();
-    const BlockCount needed = Needed() + BlockCount{entry.value / (kBlockSize - kFrameHeaderSize) + 1};
-    const BlockCount held = reservation_.held();
+    const BlockCount needed = Needed() + Promised(), held = reservation_.held();
     return held < needed ? space_.Reserve(&reservation_, needed - held, /*privileged=*/true) : Result<void>();
   };
   if (reserve()) return {};
   // What earlier entries have freed is perhaps enough.
-  RETURN_IF_ERROR(CommitPending());
-  RETURN_IF_ERROR(Claim());
-  return reserve();
+  auto reserved = CommitPending();
+  if (reserved) reserved = Claim();
+  if (reserved) reserved = reserve();
+  if (!reserved) promised_ = {};
+  return reserved;
 }
 
 Result<void> LogWriter::CheckSpace(KvChange change) {
@@ -210,10 +213,15 @@ BlockCount LogWriter::Wanted() const {
   return all - has - log - std::min(Begun(), checkpoint);
 }
 
-// Reserves the space that will be needed. In a full pool there may be less.
+// The space of a large entry that is not written yet.
+BlockCount LogWriter::Promised() const { return begun_ < promised_to_ ? promised_ : BlockCount{}; }
+
+// Reserves the space that will be needed. In a full pool there may be less. More than that is left of a time when the
+// log was longer than it should be.
 void LogWriter::Refill() {
-  const BlockCount needed = Needed();
+  const BlockCount needed = Needed() + Promised();
   const BlockCount wanted = std::max(Wanted(), needed);
+  reservation_.TrimTo(wanted);
   for (BlockCount more = wanted - std::min(wanted, reservation_.held()); more.value > 0; more.value /= 2) {
     if (space_.Reserve(&reservation_, more, /*privileged=*/true)) break;
   }

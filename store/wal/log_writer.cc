@@ -98,7 +98,7 @@ Result<void> LogWriter::Prepare() {
 }
 
 Result<void> LogWriter::Append(std::string_view entry, uint64_t sequence) {
-  if (entry.size() > ToBytes(segment_size_).value) RETURN_IF_ERROR(ReserveFor(ByteCount{entry.size()}));
+  if (entry.size() > ToBytes(segment_size_).value) RETURN_IF_ERROR(ReserveFor(ByteCount{entry.size()}, sequence));
   bool full = false;
   {
     MutexLock lock(mutex_);

@@ -144,7 +144,7 @@ class LogWriter {
   void KeepTimes();
   bool WaitForTime() EXCLUDES(io_, mutex_);
   bool WaitForCheckpoint() EXCLUDES(io_, mutex_);
-  Result<void> ReserveFor(ByteCount entry) EXCLUDES(io_);
+  Result<void> ReserveFor(ByteCount entry, uint64_t sequence) EXCLUDES(io_);
 
   Result<void> WritePending() REQUIRES(io_) EXCLUDES(mutex_);
   Result<void> WriteEntries(const Chunk& chunk, uint64_t durable) REQUIRES(io_);
@@ -170,6 +170,7 @@ class LogWriter {
   BlockCount Begun() const REQUIRES(io_);
   BlockCount Needed() const REQUIRES(io_);
   BlockCount Wanted() const REQUIRES(io_);
+  BlockCount Promised() const REQUIRES(io_);
   void Refill() REQUIRES(io_);
   StreamWriter NewStream() REQUIRES(io_);
   void UpdateStatistics() REQUIRES(io_) EXCLUDES(mutex_);
@@ -193,6 +194,8 @@ class LogWriter {
   BlockCount blocks_ GUARDED_BY(io_);              // of all segments
   BlockCount kept_ GUARDED_BY(io_);                // of the last segment of the log after the last checkpoint
   SpaceReservation reservation_ GUARDED_BY(io_);   // for segments to come
+  BlockCount promised_ GUARDED_BY(io_);            // a part of it, for a large entry
+  uint64_t promised_to_ GUARDED_BY(io_) = 0;       // its sequence
   bool roots_differ_ GUARDED_BY(io_) = false;      // after a failed write of a root
   std::vector<Segment> held_ GUARDED_BY(io_);      // released meanwhile; a root on some device may refer to them
   std::atomic<bool> grows_{false}, updates_{false}, tight_{false};  // what the reservation allows (Refill)

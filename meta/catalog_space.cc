@@ -64,19 +64,21 @@ void CatalogSpace::Close() {
   if (thread_.joinable()) thread_.join();
 }
 
-bool CatalogSpace::Allows(KvChange change) const {
+// What is added counts three times: it is stored once, and the need grows by twice as much.
+bool CatalogSpace::Allows(KvChange change, uint64_t bytes) const {
   if (change == KvChange::kRemove) return true;
-  const int64_t surplus = surplus_.load();
+  const int64_t surplus = surplus_.load() - static_cast<int64_t>(3 * bytes);
   if (change == KvChange::kGrow) return waiting_.load() == 0 && surplus >= static_cast<int64_t>(kMargin);
-  return memory_.load() < kUpdatesInMemory || surplus >= -static_cast<int64_t>(need_.load() / 2);
+  return memory_.load() < kUpdatesInMemory ||
+         (waiting_.load() == 0 && surplus >= -static_cast<int64_t>(need_.load() / 2));
 }
 
 Result<void> CatalogSpace::Check(KvChange change, uint64_t bytes) {
   const bool outdated = change == KvChange::kGrow && Clock::now() - measured_.load() > kMeasureTime;
   if (bytes > 0 || outdated || !Allows(change)) {
-    Measure(bytes);
-    if (!Allows(change) && MayCompact() && Do(Work::kCompact)) Measure(bytes);
-    if (!Allows(change)) {
+    Measure();
+    if (!Allows(change, bytes) && MayCompact() && Do(Work::kCompact)) Measure();
+    if (!Allows(change, bytes)) {
       LogFull(/*full=*/true);
       return ErrorCode::kNoSpace;
     }
@@ -87,7 +89,7 @@ Result<void> CatalogSpace::Check(KvChange change, uint64_t bytes) {
 
 void CatalogSpace::NoteWrite(uint64_t bytes) {
   uncompacted_ += bytes;
-  if (unmeasured_.fetch_add(bytes) + bytes < kMeasureBytes) return;
+  if (unmeasured_.fetch_add(bytes) + bytes < kMeasureBytes && sealed_.load() < kMostSealed) return;
   uint64_t flushes = flushes_.load();
   Measure();
   // Removing records takes space, too, until they are compacted.
@@ -107,11 +109,10 @@ void CatalogSpace::NoteFlush() {
 }
 
 // Takes RocksDB's mutex.
-void CatalogSpace::Measure(uint64_t more) {
+void CatalogSpace::Measure() {
   unmeasured_ = 0;
   measured_ = Clock::now();
-  Usage usage = catalog_.usage();
-  usage.memory += more;
+  const Usage usage = catalog_.usage();
   const uint64_t need = NeedOf(usage.stored + usage.memory);
   need_ = need;
   memory_ = usage.memory;

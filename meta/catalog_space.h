@@ -36,8 +36,6 @@ class CatalogSpace {
   static uint64_t NeedOf(uint64_t catalog_bytes);
   // What must be left beside the need before the catalog may grow.
   static constexpr uint64_t kMargin = 4 * kMiB;
-  // A batch that adds more than this asks for its space (CheckBatch). Smaller ones are covered by the margin.
-  static constexpr uint64_t kLargeBatch = kMiB;
   // Changes that replace records are accepted without any space while the memory holds less than this.
   static constexpr uint64_t kUpdatesInMemory = 16 * kMiB;
 
@@ -62,7 +60,7 @@ class CatalogSpace {
   // Before the catalog is closed: no file waits any more. Waits for the work in progress.
   void Close() EXCLUDES(mutex_);
 
-  // Returns kNoSpace when a change of this kind, which adds `bytes`, has no space. If anything was written since the
+  // Returns kNoSpace when a change of this kind, which adds `bytes` (0: fewer than the margin), has no space. If anything was written since the
   // last compaction, waits for another one.
   Result<void> Check(KvChange change, uint64_t bytes = 0);
   // Records a write. Waits while the flushes lag behind, unless they wait for space.
@@ -81,8 +79,8 @@ class CatalogSpace {
   using Clock = std::chrono::steady_clock;
 
   CatalogSpace(std::string path, UniqueFd directory) : path_(std::move(path)), directory_(std::move(directory)) {}
-  bool Allows(KvChange change) const;
-  void Measure(uint64_t more = 0) EXCLUDES(mutex_);  // as it will be after a write of `more` bytes
+  bool Allows(KvChange change, uint64_t bytes = 0) const;
+  void Measure() EXCLUDES(mutex_);
   void LogFull(bool full);
   bool MayCompact() EXCLUDES(mutex_);
   uint64_t Request(Work work) EXCLUDES(mutex_);

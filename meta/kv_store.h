@@ -92,11 +92,9 @@ class KvStore {
   // restores a prefix of the batches in the order of the Write calls.
   virtual Result<void> Write(KvBatch batch) = 0;
 
-  // Returns kNoSpace when the filesystem has too little space for a change of this kind; then do not write. The answer
-  // covers a change of at most a few MiB. It may wait a second for space to be freed, so hold no lock.
-  virtual Result<void> CheckSpace(KvChange) { return {}; }
-  // Returns kNoSpace when a large batch adds more than the filesystem has space for.
-  virtual Result<void> CheckBatch(const KvBatch&) { return {}; }
+  // Returns kNoSpace when the filesystem has too little space for a change of this kind, which adds about so many bytes;
+  // then do not write. 0 means at most a few MiB. It may wait a second for space to be freed, so hold no lock.
+  virtual Result<void> CheckSpace(KvChange, ByteCount /*added*/ = {}) { return {}; }
   // The bytes until kGrow is refused; nullopt when nothing is ever refused.
   virtual std::optional<uint64_t> FreeSpace() { return std::nullopt; }
 
@@ -128,8 +126,9 @@ class KvStoreWrapper : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override { return wrapped_->Get(key); }
   bool failed() const override { return wrapped_->failed(); }
   Result<void> Write(KvBatch batch) override { return wrapped_->Write(std::move(batch)); }
-  Result<void> CheckSpace(KvChange change) override { return wrapped_->CheckSpace(change); }
-  Result<void> CheckBatch(const KvBatch& batch) override { return wrapped_->CheckBatch(batch); }
+  Result<void> CheckSpace(KvChange change, ByteCount added = {}) override {
+    return wrapped_->CheckSpace(change, added);
+  }
   std::optional<uint64_t> FreeSpace() override { return wrapped_->FreeSpace(); }
   Result<void> Sync() override { return wrapped_->Sync(); }
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},

@@ -112,8 +112,9 @@ class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
   const char* Name() const override { return "weightfs"; }
   IOStatus NewWritableFile(const std::string& path, const FileOptions& options, std::unique_ptr<FSWritableFile>* file,
                            IODebugContext* debug) override {
-    if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
+    // After each pause, another machine may have the store.
     IOStatus created = AwaitSpace(space_, [&] {
+      if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;
       return AsOwner([&] { return target()->NewWritableFile(path, options, file, debug); });
     });
     if (created.ok()) *file = std::make_unique<AllocatedFile>(std::move(*file), space_);
@@ -126,8 +127,10 @@ class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
   }
   IOStatus RenameFile(const std::string& from, const std::string& to, const IOOptions& options,
                       IODebugContext* debug) override {
-    if (IOStatus allowed = CheckMayWrite(to); !allowed.ok()) return allowed;
-    return AwaitSpace(space_, [&] { return target()->RenameFile(from, to, options, debug); });
+    return AwaitSpace(space_, [&] {
+      if (IOStatus allowed = CheckMayWrite(to); !allowed.ok()) return allowed;
+      return target()->RenameFile(from, to, options, debug);
+    });
   }
   IOStatus DeleteFile(const std::string& path, const IOOptions& options, IODebugContext* debug) override {
     if (IOStatus allowed = CheckMayWrite(path); !allowed.ok()) return allowed;

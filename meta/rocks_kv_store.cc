@@ -55,7 +55,8 @@ void CountNothing() { rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable); }
 // RocksDB wraps some errors and keeps only their text, for example errors of writing its OPTIONS file (9.10).
 bool IsNoSpace(const rocksdb::Status& status) {
   return status.IsNoSpace() ||
-         (status.IsIOError() && status.ToString().find(std::strerror(ENOSPC)) != std::string::npos);
+         (status.IsIOError() && (status.ToString().find(std::strerror(ENOSPC)) != std::string::npos ||
+                                 status.ToString().find(std::strerror(EDQUOT)) != std::string::npos));
 }
 
 ErrorCode CodeOf(const rocksdb::Status& status) {
@@ -507,19 +508,9 @@ Result<void> RocksKvStore::Write(KvBatch batch) {
   return {};
 }
 
-Result<void> RocksKvStore::CheckSpace(KvChange change) {
+Result<void> RocksKvStore::CheckSpace(KvChange change, ByteCount added) {
   if (!impl_->writable()) return ErrorCode::kReadOnly;
-  return impl_->database->space->Check(change);
-}
-
-Result<void> RocksKvStore::CheckBatch(const KvBatch& batch) {
-  uint64_t added = 0;
-  for (const auto& change : batch.changes()) {
-    if (change.kind == KvBatch::Change::Kind::kPut) added += change.key.size() + change.value.size();
-  }
-  if (added <= CatalogSpace::kLargeBatch) return {};
-  if (!impl_->writable()) return ErrorCode::kReadOnly;
-  return impl_->database->space->Check(KvChange::kGrow, added);
+  return impl_->database->space->Check(change, added.value);
 }
 
 std::optional<uint64_t> RocksKvStore::FreeSpace() {

@@ -38,7 +38,6 @@ bool LoggedKvStore::failed() const {
 
 Result<void> LoggedKvStore::Write(KvBatch batch) {
   if (batch.empty()) return {};
-  RETURN_IF_ERROR(wrapped().CheckBatch(batch));
   MutexLock lock(order_);
   LogWriter* log = log_.load();
   if (log == nullptr || failed()) return ErrorCode::kReadOnly;
@@ -57,9 +56,9 @@ Result<void> LoggedKvStore::Sync() {
   return log == nullptr ? Result<void>() : log->Commit();  // without a log nothing was written
 }
 
-Result<void> LoggedKvStore::CheckSpace(KvChange change) {
+Result<void> LoggedKvStore::CheckSpace(KvChange change, ByteCount added) {
   if (LogWriter* log = log_.load()) RETURN_IF_ERROR(log->CheckSpace(change));
-  return KvStoreWrapper::CheckSpace(change);
+  return KvStoreWrapper::CheckSpace(change, added);
 }
 
 }  // namespace weightfs::wal

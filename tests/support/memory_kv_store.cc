@@ -93,11 +93,6 @@ Result<void> MemoryKvStore::Write(KvBatch batch) {
   return {};
 }
 
-Result<void> MemoryKvStore::CheckBatch(const KvBatch&) {
-  MutexLock lock(state_->mutex);
-  return full_ ? ErrorCode::kNoSpace : Result<void>();
-}
-
 Result<void> MemoryKvStore::Sync() {
   MutexLock lock(state_->mutex);
   if (failed_) return ErrorCode::kReadOnly;

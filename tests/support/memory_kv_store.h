@@ -19,7 +19,6 @@ class MemoryKvStore final : public KvStore {
 
   Result<std::optional<std::string>> Get(std::string_view key) override;
   Result<void> Write(KvBatch batch) override;
-  Result<void> CheckBatch(const KvBatch& batch) override EXCLUDES(state_->mutex);
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},
                                           KvScan scan = KvScan::kMany) override;
@@ -31,7 +30,7 @@ class MemoryKvStore final : public KvStore {
   void FailWrite(uint64_t nth) EXCLUDES(state_->mutex);
   void FailSync(uint64_t nth) EXCLUDES(state_->mutex);
   void FailGet(uint64_t nth) EXCLUDES(state_->mutex);
-  // While it is full, CheckBatch and Sync return kNoSpace.
+  // While it is full, Sync returns kNoSpace.
   void Fill(bool full) EXCLUDES(state_->mutex);
   // Makes Verify find damage, or none again.
   void DamageTables(bool damaged) EXCLUDES(state_->mutex);

@@ -77,21 +77,6 @@ TEST_F(LogWriterTest, AFullFilesystemOfTheIndexDelaysNoCheckpoint) {
   ExpectRestored();
 }
 
-TEST_F(LogWriterTest, AnEntryThatTheIndexHasNoSpaceForIsRefused) {
-  Start();
-  Put(0, 100);
-  kv_->Fill(true);
-  KvBatch batch;
-  batch.Put("record", "1");
-  EXPECT_EQ(catalog_->Write(std::move(batch)).error().code, ErrorCode::kNoSpace);
-  EXPECT_FALSE(catalog_->failed());
-  kv_->Fill(false);
-  Put(100, 100);
-  EXPECT_EQ(catalog_->version().sequence, 200U);
-  Stop();
-  ExpectRestored();
-}
-
 TEST_F(LogWriterTest, AnIndexThatStoresEntriesMakesThemDurableFirst) {
   options_.commit_interval = options_.write_delay = std::chrono::hours(1);
   Start();

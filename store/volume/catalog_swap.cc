@@ -15,11 +15,6 @@
 #include "store/volume/store_directory.h"
 
 namespace weightfs {
-namespace {
-
-constexpr const char* kNewCatalogName = "meta.recovering";
-
-}  // namespace
 
 Result<std::unique_ptr<KvStore>> CreateNewCatalog(const std::string& directory) {
   const std::string path = directory + "/" + kNewCatalogName;
@@ -38,7 +33,7 @@ Result<std::string> SwapCatalogs(const std::string& directory) {
   std::string kept;
   if (access(catalog.c_str(), F_OK) == 0) {
     const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-    kept = fmt::format("{}.damaged-{:%Y%m%dT%H%M%SZ}", catalog, fmt::gmtime(now));
+    kept = fmt::format("{}/{}{:%Y%m%dT%H%M%SZ}", directory, kOldCatalogs, fmt::gmtime(now));
     if (rename(catalog.c_str(), kept.c_str()) != 0) return SystemError(catalog, "cannot be renamed");
   }
   if (rename(built.c_str(), catalog.c_str()) != 0) return SystemError(built, "cannot be renamed");

@@ -10,6 +10,10 @@
 
 namespace weightfs {
 
+// Names beside that of the catalog: of one that is being built, and the beginning of those of replaced ones.
+inline constexpr const char* kNewCatalogName = "meta.recovering";
+inline constexpr const char* kOldCatalogs = "meta.damaged-";
+
 // Creates an empty catalog beside that of the store. Removes one that an interrupted call has left.
 Result<std::unique_ptr<KvStore>> CreateNewCatalog(const std::string& directory);
 

@@ -85,7 +85,7 @@ class Opening {
   std::unique_ptr<KvStore> index_;  // null if it cannot be used, because of
   Error damage_{ErrorCode::kCorrupt};
   wal::Version version_;  // of index_
-  bool foreign_ = false;  // the index belongs to another store
+  bool foreign_ = false;  // the index belongs to another store, or is something else
 };
 
 Result<void> Opening::Run() {
@@ -147,8 +147,8 @@ Result<void> Opening::LookAtIndex() {
 
 Result<void> Opening::CheckId() {
   ASSIGN_OR_RETURN(const auto id, index_->Get(keys::Store(kStoreIdFact)));
+  foreign_ = !id || *id != ToString(parts_.description.id);
   if (!id) return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog names no store", path_)};
-  foreign_ = *id != ToString(parts_.description.id);
   if (!foreign_) return {};
   return Error{ErrorCode::kCorrupt, fmt::format("{}: the catalog belongs to the store {}, not to {}", path_, *id,
                                                 ToString(parts_.description.id))};

@@ -19,6 +19,7 @@
 #include "common/guarded_directory.h"
 #include "common/shell_quote.h"
 #include "common/utc_time.h"
+#include "store/volume/catalog_swap.h"
 #include "store/volume/device_contents.h"
 #include "store/volume/device_search.h"
 #include "store/volume/disk_partition.h"
@@ -232,13 +233,20 @@ std::string NameOf(const std::vector<NamedDevice>& named, const std::string& dir
   return name.size() > kLongestName ? fmt::format("{}", fmt::join(words, ",")) : name;
 }
 
+// A directory of that name without a catalog in it belongs to somebody else, and a rebuilt catalog would replace it.
+bool MayBeCatalog(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) && (fs::is_empty(path, error) || fs::exists(path / "CURRENT", error));
+}
+
 // Of a directory without a readable description: nothing but what an interrupted mount has left may be there.
 Result<void> CheckEntries(const std::string& directory) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
-    const bool ours = name == "lost+found" || name == kLockName || name == kCatalogName || name == kLogName ||
-                      name.starts_with(std::string(kCatalogName) + ".") || name.starts_with(kDescriptionName);
+    const bool ours = name == "lost+found" || name == kLockName || name == kLogName || name == kNewCatalogName ||
+                      name.starts_with(kOldCatalogs) || name.starts_with(kDescriptionName) ||
+                      (name == kCatalogName && MayBeCatalog(entry.path()));
     if (ours) continue;
     return Error{ErrorCode::kExists,
                  fmt::format("{}: not empty (it holds '{}'); name an empty directory for the index", directory, name)};

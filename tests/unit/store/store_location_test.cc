@@ -9,6 +9,7 @@
 #include <string>
 
 #include "meta/keys.h"
+#include "meta/rocks_kv_store.h"
 #include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
 #include "store/volume/store_session.h"
@@ -176,6 +177,36 @@ TEST_F(StoreLocationTest, ADirectoryWithOtherFilesIsRefused) {
   MakeFile("full/letter", ByteCount{1});
   EXPECT_EQ(OpenStoreParts(Must(Find(Path("one"), "full")), {}).error().code, ErrorCode::kExists);
   EXPECT_FALSE(fs::exists(Path("full/lock")));
+}
+
+TEST_F(StoreLocationTest, ADirectoryThatIsNoCatalogIsNotReplaced) {
+  FormatDevices({"one"});
+  const StoreLocation store = Must(Find(Path("one"), "full"));
+  for (const char* name : {"full/meta/letter", "full/meta.txt", "full/meta"}) {
+    fs::create_directories(fs::path(Path(name)).parent_path());
+    MakeFile(name, ByteCount{1});
+    const auto opened = OpenStoreParts(store, {});
+    ASSERT_FALSE(opened.has_value()) << name;
+    EXPECT_EQ(opened.error().code, ErrorCode::kExists) << name;
+    EXPECT_TRUE(fs::exists(Path(name)));
+    fs::remove_all(Path("full"));
+  }
+}
+
+TEST_F(StoreLocationTest, ACatalogOfSomethingElseIsKept) {
+  FormatDevices({"one"});
+  fs::create_directory(Path("a"));
+  {
+    RocksKvStore::Options options;
+    options.create = true;
+    ASSERT_TRUE(RocksKvStore::Open(Path("a/meta"), options).has_value());
+  }
+  Make(Must(Find(Path("one"))), "d");
+  const auto is_kept = [](const fs::directory_entry& entry) {
+    return entry.path().filename().string().starts_with("meta.damaged-");
+  };
+  const fs::directory_iterator entries(Path("a"));
+  EXPECT_TRUE(std::any_of(begin(entries), end(entries), is_kept));
 }
 
 TEST_F(StoreLocationTest, AMissingDeviceIsNamed) {

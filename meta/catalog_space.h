@@ -60,8 +60,8 @@ class CatalogSpace {
   // Before the catalog is closed: no file waits any more. Waits for the work in progress.
   void Close() EXCLUDES(mutex_);
 
-  // Returns kNoSpace when a change of this kind, which adds `bytes` (0: fewer than the margin), has no space. If anything was written since the
-  // last compaction, waits for another one.
+  // Returns kNoSpace when a change of this kind, which adds `bytes` (0: fewer than the margin), has no space. If
+  // anything was written since the last compaction, waits for another one.
   Result<void> Check(KvChange change, uint64_t bytes = 0);
   // Records a write. Waits while the flushes lag behind, unless they wait for space.
   void NoteWrite(uint64_t bytes);

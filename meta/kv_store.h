@@ -92,8 +92,8 @@ class KvStore {
   // restores a prefix of the batches in the order of the Write calls.
   virtual Result<void> Write(KvBatch batch) = 0;
 
-  // Returns kNoSpace when the filesystem has too little space for a change of this kind, which adds about so many bytes;
-  // then do not write. 0 means at most a few MiB. It may wait a second for space to be freed, so hold no lock.
+  // Returns kNoSpace when the filesystem has too little space for a change of this kind, which adds about so many bytes
+  // (0: at most a few MiB); then do not write. It may wait a second for space to be freed, so hold no lock.
   virtual Result<void> CheckSpace(KvChange, ByteCount /*added*/ = {}) { return {}; }
   // The bytes until kGrow is refused; nullopt when nothing is ever refused.
   virtual std::optional<uint64_t> FreeSpace() { return std::nullopt; }

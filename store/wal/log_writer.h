@@ -12,7 +12,8 @@
 // So the data of an entry behind the last mark is never overwritten by a later one.
 //
 // From time to time the writer takes a checkpoint of the index, beside the log. When it is complete, and the index has
-// stored the same changes in its tables, a new root refers to it, and the log before it is freed.
+// stored the same changes in its tables (or has no space for that), a new root refers to it, and the log before it is
+// freed.
 #pragma once
 
 #include <atomic>

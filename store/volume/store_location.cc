@@ -166,6 +166,21 @@ Result<void> CheckOneStore(const std::vector<NamedDevice>& named) {
   return {};
 }
 
+// With a copy of a device, the store had the others last where those of the original are.
+Result<void> CheckNoCopy(const NamedDevice& one, const StoreDescription& last, const std::string& directory,
+                         const FindOptions& options) {
+  const StoreDescription::Device& listed = last.devices[one.device.index.value];
+  const std::string path = listed.path.empty() ? "" : DevicePath(directory, listed);
+  const auto identity = IdentityOf(path);
+  if (!identity || identity == IdentityOf(one.path)) return {};
+  const auto other = ReadDevice(path, options.damaged_too);
+  if (!other || other->store != one.store || other->device.index != one.device.index) return {};
+  return Error{ErrorCode::kInvalid,
+               fmt::format("{}: has the same superblock as {}: one is a copy; name all {} devices of the store that you "
+                           "mean, with commas between them",
+                           one.path, path, last.devices.size())};
+}
+
 // Finds the devices that are not named: where the store had them last, and by their superblocks.
 Result<void> FindOthers(const std::vector<NamedDevice>& named, const std::string& directory,
                         const FindOptions& options, StoreDescription* description) {
@@ -180,6 +195,7 @@ Result<void> FindOthers(const std::vector<NamedDevice>& named, const std::string
     return std::ranges::any_of(named, [&](const NamedDevice& one) { return one.device.index.value == index; });
   };
   if (last && last->devices.size() == description->devices.size()) {
+    for (const NamedDevice& one : named) RETURN_IF_ERROR(CheckNoCopy(one, *last, directory, options));
     StoreDescription sought = *last;
     for (const NamedDevice& one : named) sought.devices[one.device.index.value] = one.device;
     FindMovedDevices(directory, options.device_links, &sought);

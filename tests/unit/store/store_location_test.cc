@@ -229,6 +229,19 @@ TEST_F(StoreLocationTest, OneDeviceFindsTheOthers) {
   for (const char* index : {"a", "b"}) EXPECT_TRUE(Has(Must(Find(Path("one"), index)), "d"));
 }
 
+TEST_F(StoreLocationTest, ACopyOfADeviceDoesNotFindTheOthersOfTheOriginal) {
+  FormatDevices({"one", "two"});
+  Make(Must(Find(Path("one"))), "d");
+  for (const char* name : {"one", "two"}) fs::copy_file(Path(name), Path(std::string("copy-") + name));
+  for (const char* name : {"copy-one", "copy-two"}) {
+    const Error error = FindError(Path(name));
+    EXPECT_EQ(error.code, ErrorCode::kInvalid) << error.what;
+    EXPECT_NE(error.what.find("name all 2 devices"), std::string::npos) << error.what;
+  }
+  EXPECT_TRUE(Has(Must(Find(Path("two"))), "d"));
+  EXPECT_TRUE(Has(Must(Find(Path("copy-two") + "," + Path("copy-one"), "b")), "d"));
+}
+
 TEST_F(StoreLocationTest, WhatIsNoDeviceOfOneStoreIsRefused) {
   FormatDevices({"one"});
   fs::remove_all(Path("first"));

@@ -405,6 +405,13 @@ Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& 
   if (options.index.empty()) {
     ASSIGN_OR_RETURN(location.directory, FindIndex(id));
   }
+  std::vector<std::string> named = options.devices;
+  named.push_back(location.directory);
+  for (const std::string& path : named) {
+    std::error_code error;
+    RETURN_IF_ERROR(CheckNoComma(path));
+    RETURN_IF_ERROR(CheckNoComma(fs::weakly_canonical(path, error).string()));
+  }
   RETURN_IF_ERROR(PrepareIndex(location));
   auto made = Formatter(location.directory, options, id, true).Run();
   if (!made) {

@@ -176,8 +176,8 @@ Result<void> CheckNoCopy(const NamedDevice& one, const StoreDescription& last, c
   const auto other = ReadDevice(path, options.damaged_too);
   if (!other || other->store != one.store || other->device.index != one.device.index) return {};
   return Error{ErrorCode::kInvalid,
-               fmt::format("{}: has the same superblock as {}: one is a copy; name all {} devices of the store that you "
-                           "mean, with commas between them",
+               fmt::format("{}: has the same superblock as {}: one is a copy; name all {} devices of the store that "
+                           "you mean, with commas between them",
                            one.path, path, last.devices.size())};
 }
 
@@ -233,12 +233,14 @@ Result<StoreDescription> DescribeDevices(const std::vector<NamedDevice>& named, 
   return description;
 }
 
-std::string NameOf(const std::vector<NamedDevice>& named, const std::string& directory) {
+Result<std::string> NameOf(const std::vector<NamedDevice>& named, const std::string& directory) {
+  RETURN_IF_ERROR(CheckNoComma(directory));
   std::vector<std::string> words;
   for (const NamedDevice& one : named) {
     std::error_code error;
     const fs::path real = fs::canonical(one.path, error);
     words.push_back(error ? fs::absolute(one.path).string() : real.string());
+    RETURN_IF_ERROR(CheckNoComma(words.back()));
   }
   // What is said to anybody must not depend on who reads it.
   const std::string usual = fmt::format("{}/{}", kRootIndexes, ToString(named[0].store));
@@ -273,6 +275,13 @@ Result<void> CheckEntries(const std::string& directory) {
 
 }  // namespace
 
+Result<void> CheckNoComma(const std::string& path) {
+  if (path.find(',') == std::string::npos) return {};
+  return Error{ErrorCode::kInvalid,
+               fmt::format("{}: has a comma, which separates the devices of a store; rename it, or name another path",
+                           path)};
+}
+
 Result<std::string> FindIndex(const Uuid& id) {
   ASSIGN_OR_RETURN(const std::string cache, CacheDirectory());
   RETURN_IF_ERROR(CheckTrusted(cache, id));
@@ -306,7 +315,7 @@ Result<StoreLocation> FindStore(const std::string& argument, const FindOptions& 
     if (location.directory.ends_with('/')) location.directory.pop_back();
   }
   ASSIGN_OR_RETURN(location.described, DescribeDevices(named, location.directory, options));
-  location.name = NameOf(named, location.directory);
+  ASSIGN_OR_RETURN(location.name, NameOf(named, location.directory));
   return location;
 }
 
@@ -342,7 +351,9 @@ Result<void> PrepareIndex(const StoreLocation& location) {
   const auto usual = FindIndex(id);
   if (usual && *usual == location.directory) {
     ASSIGN_OR_RETURN(const std::string cache, CacheDirectory());
-    if (mkdir(cache.c_str(), 0700) != 0 && errno != EEXIST) return SystemError(cache, "cannot be made");
+    // /var/cache is for all users.
+    const mode_t mode = geteuid() == 0 ? 0755 : 0700;
+    if (mkdir(cache.c_str(), mode) != 0 && errno != EEXIST) return SystemError(cache, "cannot be made");
     ASSIGN_OR_RETURN(auto directory, GuardedDirectory::Open(cache));
     for (const std::string& name : {std::string(kCacheName), ToString(id)}) {
       auto next = directory.OpenDirectory(name);

@@ -27,6 +27,9 @@ struct StoreLocation {
   std::optional<StoreDescription> described;  // by the superblocks, with absolute paths; nullopt: a store directory
 };
 
+// kInvalid if the path cannot be a part of a name of a store.
+Result<void> CheckNoComma(const std::string& path);
+
 struct FindOptions {
   std::string index;  // the directory of the index; empty: the argument names it, or that of FindIndex
   bool damaged_too = false;  // devices without an intact superblock are taken for what the log says

@@ -363,6 +363,26 @@ TEST_F(StoreLocationTest, AStoreThatWasNeverMountedNeedsItsDirectory) {
   EXPECT_NE(opened.error().what.find("store directory"), std::string::npos) << opened.error().what;
 }
 
+TEST_F(StoreLocationTest, APathWithACommaIsRefused) {
+  FormatDevices({"one"});
+  EXPECT_EQ(Find(Path("one"), "a,b").error().code, ErrorCode::kInvalid);
+  fs::create_directory(Path("c,d"));
+  fs::copy_file(Path("one"), Path("c,d/one"));
+  fs::create_symlink(Path("c,d"), Path("link"));
+  EXPECT_EQ(FindError(Path("c,d/one")).code, ErrorCode::kInvalid);
+  FormatOptions options = Sized(kSmall);
+  for (const char* name : {"c,d/two", "link/two"}) {
+    options.devices = {Path(name)};
+    options.index = Path("second");
+    EXPECT_EQ(FormatStore("", options).error().code, ErrorCode::kInvalid);
+    EXPECT_FALSE(fs::exists(Path("c,d/two")));
+  }
+  options.devices = {Path("two")};
+  options.index = Path("e,f");
+  EXPECT_EQ(FormatStore("", options).error().code, ErrorCode::kInvalid);
+  EXPECT_FALSE(fs::exists(Path("two")) || fs::exists(Path("e,f")));
+}
+
 TEST_F(StoreLocationTest, FormatMakesDevicesAndOverwritesNone) {
   FormatDevices({"one"});
   FormatOptions options = OnDevices({Path("one")});

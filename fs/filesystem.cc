@@ -24,7 +24,11 @@ constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr uint64_t kMostOpens = 65536;              // of a user
 constexpr uint64_t kMostWaitingValues = 16 * kMiB;  // of a user
 constexpr uint64_t kMostPublications = 2;           // of a user
-constexpr std::chrono::milliseconds kCollect{10};   // for a deletion of many inodes together
+// The deletion of a larger file takes longer than a receiver may be busy.
+constexpr uint64_t kQuickDeletion = 64 * kMiB / kBlockSize;
+// After a deletion that took longer, the deleter has the work for a while: the catalog is busy.
+constexpr std::chrono::milliseconds kQuickly{4};
+constexpr std::chrono::seconds kSlowCatalog{5};
 // One request reads a smaller file either way, so even its first read fills the page cache.
 constexpr uint64_t kSmallFile = 128 * kKiB;
 constexpr uint32_t kNobody = UINT32_MAX;  // a user of the executors, for the work of no user
@@ -80,35 +84,39 @@ Filesystem::~Filesystem() {
 }
 
 void Filesystem::DeleteUnused(const InodePtr& inode) {
+  bool quick;
+  {
+    MutexLock lock(inode->mutex);
+    quick = inode->attributes.blocks <= kQuickDeletion;
+  }
+  using Clock = std::chrono::steady_clock;
+  if (const auto begin = Clock::now(); quick && begin - slow_deletion_.load() > kSlowCatalog) {
+    names().DeleteOrphan(inode);
+    if (const auto end = Clock::now(); end - begin > kQuickly) slow_deletion_ = end;
+    return;
+  }
   {
     MutexLock lock(unused_mutex_);
     unused_.push_back(inode);
-    if (unused_.size() > 1) return;  // a task is paused
+    if (unused_.size() > 1) return;  // a task is queued
   }
   requests_.Begin();  // Finish waits for it
-  deleter_.RunAfter(kCollect, kNobody, [this] {
-    DeleteCollected();
+  deleter_.Run(kNobody, [this] {
+    std::vector<InodePtr> unused;
+    {
+      MutexLock lock(unused_mutex_);
+      std::swap(unused, unused_);
+    }
+    // Together they need the namespace's mutex less often than their creation and removal does.
+    names().DeleteOrphans(unused);
     requests_.End();
   });
-}
-
-// Together they need the namespace's mutex, and batches of the catalog, less often than their creation and removal does.
-void Filesystem::DeleteCollected() {
-  std::vector<InodePtr> unused;
-  {
-    MutexLock lock(unused_mutex_);
-    std::swap(unused, unused_);
-  }
-  names().DeleteOrphans(unused);
 }
 
 // The deleter runs its tasks in order.
 void Filesystem::WaitForDeletions() {
   std::promise<void> reached;
-  deleter_.Run(kNobody, [this, &reached] {
-    DeleteCollected();
-    reached.set_value();
-  });
+  deleter_.Run(kNobody, [&reached] { reached.set_value(); });
   reached.get_future().wait();
 }
 
@@ -118,7 +126,6 @@ void Filesystem::WaitForOrphans() {
   const bool again = begin - last_timeout_.load() < kSoon;
   const auto end = begin + (again ? kUnservedEndsAgain : kUnservedEnds);
   while (names().HasOrphans()) {
-    DeleteCollected();
     if (Clock::now() >= end) {
       if (!again) last_timeout_ = end;
       return;

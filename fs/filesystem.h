@@ -197,9 +197,9 @@ class Filesystem {
     bool admitted_ = false;
   };
 
-  // Deletes an unlinked inode that is no longer used, soon, together with others.
-  void DeleteUnused(const InodePtr& inode) EXCLUDES(unused_mutex_);
-  void DeleteCollected() EXCLUDES(unused_mutex_);
+  // Deletes an unlinked inode that is no longer used. A quick deletion runs on the calling receiver, because handing
+  // over costs more. If the catalog is slow, one deletion in five seconds may delay look-ups.
+  void DeleteUnused(const InodePtr& inode);
   // Waits for releases and forgets of deleted files that have not arrived yet, and for the deletions that have begun.
   void WaitForOrphans();
   void WaitForDeletions();
@@ -230,6 +230,7 @@ class Filesystem {
   RequestCounter requests_, ends_, dropping_, commits_;
   std::atomic<bool> remounted_read_only_{false}, checking_catalog_{false};
   std::atomic<bool> ending_{false};                                       // no page is dropped, no program waited for
+  std::atomic<std::chrono::steady_clock::time_point> slow_deletion_{{}};  // last deletion that took long
   std::atomic<std::chrono::steady_clock::time_point> last_timeout_{{}};   // last timeout of WaitForOrphans
   Executor executor_;                                                     // its threads use the members above
   Executor page_executor_;                                                // same, and may wait for replies of executor_

@@ -24,12 +24,6 @@ using rocksdb::Slice;
 // Space is allocated in pieces of this size beyond the end of the file. The rest is given back when it is closed.
 constexpr uint64_t kPiece = 256 * kKiB;
 
-// RocksDB has no code for an exhausted quota.
-bool IsFull(const IOStatus& status) {
-  if (status.IsNoSpace()) return true;
-  return status.IsIOError() && status.ToString().find(std::strerror(EDQUOT)) != std::string::npos;
-}
-
 template <typename Attempt>
 IOStatus AwaitSpace(CatalogSpace& space, Attempt attempt) {
   IOStatus status = attempt();
@@ -161,6 +155,12 @@ class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
 };
 
 }  // namespace
+
+bool IsFull(const rocksdb::Status& status) {
+  if (status.ok()) return false;
+  const auto says = [&](int error) { return status.ToString().find(std::strerror(error)) != std::string::npos; };
+  return status.IsNoSpace() || (status.IsIOError() && (says(ENOSPC) || says(EDQUOT)));
+}
 
 std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, CatalogSpace& space,
                                              std::function<bool()> may_write) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <rocksdb/env.h>
+#include <rocksdb/status.h>
 
 #include <functional>
 #include <memory>
@@ -11,6 +12,10 @@
 #include "meta/catalog_space.h"
 
 namespace weightfs {
+
+// True for an error of a full filesystem, or of an exhausted quota, for which RocksDB has no code. It wraps some errors
+// and keeps only their text, for example those of writing its OPTIONS file (9.10).
+bool IsFull(const rocksdb::Status& status);
 
 // Returns an environment for a database in `directory`.
 //

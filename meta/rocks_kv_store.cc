@@ -52,18 +52,11 @@ rocksdb::Slice ToSlice(std::string_view text) { return {text.data(), text.size()
 // RocksDB counts each key comparison per thread unless the thread disables it. Counting takes a tenth of the time.
 void CountNothing() { rocksdb::SetPerfLevel(rocksdb::PerfLevel::kDisable); }
 
-// RocksDB wraps some errors and keeps only their text, for example errors of writing its OPTIONS file (9.10).
-bool IsNoSpace(const rocksdb::Status& status) {
-  return status.IsNoSpace() ||
-         (status.IsIOError() && (status.ToString().find(std::strerror(ENOSPC)) != std::string::npos ||
-                                 status.ToString().find(std::strerror(EDQUOT)) != std::string::npos));
-}
-
 ErrorCode CodeOf(const rocksdb::Status& status) {
   if (status.IsNotFound()) return ErrorCode::kNotFound;
   if (status.IsBusy()) return ErrorCode::kBusy;
   if (status.IsCorruption()) return ErrorCode::kCorrupt;
-  if (IsNoSpace(status)) return ErrorCode::kNoSpace;
+  if (IsFull(status)) return ErrorCode::kNoSpace;
   return ErrorCode::kIo;
 }
 
@@ -279,7 +272,7 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
     return {ErrorCode::kCorrupt,
             fmt::format("{}: the catalog is damaged: {}", directory, text)};
   }
-  if (IsNoSpace(status)) {
+  if (IsFull(status)) {
     return {ErrorCode::kNoSpace,
             fmt::format("{}: the filesystem of the catalog is full: {}; make some space there (nothing is lost; until "
                         "then the store can be mounted with -o ro)",

@@ -10,7 +10,8 @@
 
 namespace weightfs {
 
-// Rejects a mountpoint that contains the store's directory or is inside it. Both paths are absolute, without links.
+// Rejects a mountpoint that contains the store's directory or device, or is inside it. Both paths are absolute, without
+// links.
 Result<void> CheckApart(const std::string& mountpoint, const std::string& store);
 
 // Returns the absolute path of a directory that can be mounted on. Errors are full lines: it does not exist, is not a

@@ -14,6 +14,7 @@
 #include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 
 #include "cli/commands.h"
@@ -129,6 +130,13 @@ Result<Plan> MakePlan(const Arguments& arguments) {
                      ShellQuote(plan.store.name));
   }
   RETURN_IF_ERROR(CheckApart(plan.mount.mountpoint, plan.store.directory));
+  if (plan.store.described) {
+    for (const auto& device : plan.store.described->devices) {
+      std::error_code error;
+      const auto path = std::filesystem::weakly_canonical(device.path, error);
+      RETURN_IF_ERROR(CheckApart(plan.mount.mountpoint, path.string()));
+    }
+  }
   RETURN_IF_ERROR(CheckMemory(plan.mount, plan.store_options));
   if (arguments.read_only) plan.mount.read_only = true;
   plan.store_options.read_only = plan.mount.read_only;

@@ -74,6 +74,12 @@ def test_a_store_moves_with_its_devices(factory, local, cache, count):
     mount.fsck()
 
 
+def test_a_pool_is_not_hidden_by_its_own_mount(factory, local, cache):
+    store = new_store(factory, local)
+    refused = weightfs("mount", store.directory, local, codes=(2,)).err
+    assert str(store.devices[0]) in refused and "must not lie in one another" in refused
+
+
 def test_a_killed_mount_moves_too(factory, local, cache):
     store = new_store(factory, local)
     mount = fill(factory.mount(store))

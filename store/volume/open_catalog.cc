@@ -338,10 +338,16 @@ Result<void> Opening::ReplayAll(const std::function<Result<void>(KvBatch)>& appl
 // Beside the old one, which goes only when the log is known to replace it.
 Result<void> Opening::Rebuild() {
   spdlog::warn("{}; rebuilding the index of the catalog from the log on the devices", damage_.what);
-  const auto build = [&]() -> Result<void> {
-    ASSIGN_OR_RETURN(const auto built, CreateNewCatalog(store_.directory));
-    RETURN_IF_ERROR(ReplayAll([&](KvBatch batch) { return built->Write(std::move(batch)); }));
-    return built->Sync();
+  const auto fill = [&]() -> Result<void> {
+    ASSIGN_OR_RETURN(const auto made, CreateNewCatalog(store_.directory));
+    RETURN_IF_ERROR(ReplayAll([&](KvBatch batch) { return made->Write(std::move(batch)); }));
+    return made->Sync();
+  };
+  const auto build = [&] {
+    const auto filled = fill();
+    std::error_code error;
+    if (!filled) std::filesystem::remove_all(store_.directory + "/" + kNewCatalogName, error);  // it takes space
+    return filled;
   };
   auto built = build();
   // An index that is ahead has what the devices have lost, or it is newer than a copy of them that was put back.

@@ -43,10 +43,9 @@ Result<std::string> FindIndex(const Uuid& id);
 // Finds out what `argument` names: a store directory, a device, or several with commas between them, of which one may
 // be index=DIRECTORY. A path that does not exist is taken for a directory. Devices of the store that are not named are
 // looked for where they were last, and by their superblocks, unless a named one is known to have a copy. Changes
-// nothing. Errors are full lines: kNotFound (a
-// device is missing, or has no store), kInvalid (given twice, a copy, of several stores, neither a directory nor a
-// device), kPermission (the directory of the index is not trusted), kCorrupt (the superblock is damaged), kVersion,
-// kIo.
+// nothing. Errors are full lines: kNotFound (a device is missing, or has no store), kInvalid (given twice, a copy, of
+// several stores, neither a directory nor a device), kPermission (the directory of the index is not trusted), kCorrupt
+// (the superblock is damaged), kVersion, kIo.
 Result<StoreLocation> FindStore(const std::string& argument, const FindOptions& options = {});
 
 // True if both are the same devices, by whatever path.

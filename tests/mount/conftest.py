@@ -4,6 +4,7 @@
 import pytest
 
 from harness.namespaces import own_mounts
+from small_filesystem import FILESYSTEMS, small_filesystem
 from store_files import filled_store
 
 
@@ -27,3 +28,10 @@ def mount_apart(apart, factory):
     made = factory.mount(factory.store("64M"))
     (made.path / "file").write_bytes(b"content")
     return made
+
+
+@pytest.fixture(params=FILESYSTEMS)
+def small(factory, request):
+    """A small filesystem for a store."""
+    with small_filesystem(factory, request.param) as path:
+        yield path

@@ -35,6 +35,14 @@ def small_filesystem(factory, kind):
     process.run(["umount", "-l", path])   # also if a failed test left a mount below it
 
 
+def new_store(factory, small, size):
+    """A store in the small filesystem, with its pool elsewhere."""
+    pool = factory.directory("pool") / "pool"
+    with open(pool, "wb") as stream:
+        stream.truncate(size)
+    return factory.store(devices=[pool], at=small / "store")   # the root of ext4 has lost+found
+
+
 def free_bytes(path):
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize

@@ -11,7 +11,7 @@ import pytest
 
 from harness import needs, process
 from harness.filesystems import wait_until, weightfs
-from small_filesystem import FILESYSTEMS, fill, is_refused, small_filesystem
+from small_filesystem import fill, is_refused, new_store
 from store_files import ROOT_OFFSETS, read_at
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root]
@@ -20,20 +20,9 @@ COUNT = 200
 LIMIT_S = 60
 
 
-@pytest.fixture(params=FILESYSTEMS)
-def small(factory, request):
-    """A small filesystem for a store."""
-    with small_filesystem(factory, request.param) as path:
-        yield path
-
-
 @pytest.fixture
 def store(factory, small):
-    pool = factory.directory("pool") / "pool"
-    with open(pool, "wb") as stream:
-        stream.truncate(64 << 20)
-    # The root of an ext4 filesystem contains lost+found.
-    made = factory.store(devices=[pool], at=small / "store")
+    made = new_store(factory, small, 64 << 20)
     mount = factory.mount(made)
     for number in range(COUNT):
         (mount.path / f"file-{number}").write_bytes(b"%d" % number * 500)
@@ -141,6 +130,7 @@ def all_refuse(store, point):
         line = weightfs(*words, codes=(code,), limit=LIMIT_S).err.splitlines()[-1]
         assert "full" in line and str(store.directory) in line and "make some space" in line and "-o ro" in line
     assert store.daemons() == []
+    assert not (store.directory / "meta.recovering").exists(), "others need the space"
 
 
 def test_a_failed_format_is_rolled_back(factory, small):

@@ -12,23 +12,14 @@ from harness import needs, process
 from harness.filesystems import program, wait_until
 from harness.users import NOBODY, call_as
 from lease_client import Lease, Refused, permit, ticket
-from small_filesystem import FILESYSTEMS, fill, free_bytes, is_refused, small_filesystem, until_refused
+from small_filesystem import fill, free_bytes, is_refused, new_store, until_refused
 
 pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root]
 
 
-@pytest.fixture(params=FILESYSTEMS)
-def small(factory, request):
-    with small_filesystem(factory, request.param) as path:
-        yield path
-
-
 @pytest.fixture
 def store(factory, small):
-    pool = factory.directory("pool") / "pool"
-    with open(pool, "wb") as stream:
-        stream.truncate(256 << 20)
-    return factory.store(devices=[pool], at=small / "store")
+    return new_store(factory, small, 256 << 20)
 
 
 def delete_and_write_again(mount):

@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant("listed-by-path", "A pending atomic write is listed by its path alone.",
            "client/open/opener.cc",
            "  if (!file.atomic) ranges.push_back(", "  ranges.push_back(",
-           ("unit_client:OrderTest.APendingAtomic*",)),
+           ("unit_client:AtomicOrderTest.APendingAtomic*",)),
     Mutant("most-tasks", "Ends that block leave a thread for callbacks.",
            "client/ring.h",
            " && working_ < kMostTasks", "",

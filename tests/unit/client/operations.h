@@ -20,6 +20,14 @@ namespace weightfs::client {
 
 inline MemoryView View(Bytes& bytes) { return MemoryView(std::span<std::byte>(bytes)); }
 
+// Operations inside one block are distributed over the rings in turn; larger ones have a slice on each of several
+// rings.
+inline std::unique_ptr<Handle> MakeHandle(unsigned threads = 2) {
+  return std::move(
+      Handle::Create({.block_size = 4096, .queue_depth = 4, .overlap_events = true, .intra_op_parallelism = threads})
+          .value());
+}
+
 // Returns when the threads of all handles and `others` wait for other threads. By then an operation that has begun has
 // ended, unless a callback prevents it.
 inline void WaitUntilIdle(const std::vector<pid_t>& others = {}) {

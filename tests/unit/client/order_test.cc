@@ -22,17 +22,9 @@
 namespace weightfs::client {
 namespace {
 
-// Operations inside one block are distributed over the rings in turn; larger ones have a slice on each of several
-// rings.
-std::unique_ptr<Handle> Make(unsigned threads = 2) {
-  return std::move(
-      Handle::Create({.block_size = 4096, .queue_depth = 4, .overlap_events = true, .intra_op_parallelism = threads})
-          .value());
-}
-
 TEST(OrderTest, AnOverlappingWriteWaitsForTheEarlierOneAndOthersDoNot) {
   const Folder folder;
-  const auto handle = Make(5);
+  const auto handle = MakeHandle(5);
   WriteFile(folder / "file", Bytes(16'384));
   Bytes first = RandomBytes(4096, 1);
   Bytes second = RandomBytes(4096, 2);
@@ -51,23 +43,9 @@ TEST(OrderTest, AnOverlappingWriteWaitsForTheEarlierOneAndOthersDoNot) {
   EXPECT_EQ(handle->Wait().count, 4U);
 }
 
-// The number of its temporary file may become that of another file.
-TEST(OrderTest, APendingAtomicWriteIsListedByItsPathAlone) {
-  const Folder folder;
-  const auto handle = Make();
-  Bytes bytes = RandomBytes(300'000, 1);
-  StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, /*atomic=*/true);
-  const auto temporary = std::filesystem::directory_iterator(folder / "")->path();  // the only file
-  std::filesystem::create_hard_link(temporary, folder / "other");
-  const auto other = handle->StartWrite(folder / "other", View(bytes), {.offset = 0}).value();
-  EXPECT_TRUE(other->Wait(std::chrono::minutes(1)));
-  EXPECT_FALSE(other->error());
-  EXPECT_FALSE(standing->done());
-}
-
 TEST(OrderTest, AReadWaitsForAWriteOfItsRangeAndReadsDoNotWaitForEachOther) {
   const Folder folder;
-  const auto handle = Make(3);
+  const auto handle = MakeHandle(3);
   WriteFile(folder / "file", Bytes(8192));
   Bytes bytes = RandomBytes(4096, 1);
   Bytes target(4096);
@@ -84,7 +62,7 @@ TEST(OrderTest, AReadWaitsForAWriteOfItsRangeAndReadsDoNotWaitForEachOther) {
 
 TEST(OrderTest, ASynchronousReadWaitsForAnEarlierWrite) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes bytes = RandomBytes(4096, 1);
   WriteFile(folder / "file", Bytes(4096));
   StandingWrite standing(*handle, folder / "file", bytes);
@@ -98,7 +76,7 @@ TEST(OrderTest, ASynchronousReadWaitsForAnEarlierWrite) {
 
 TEST(OrderTest, TheLastOfSeveralWholeWritesRemains) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes large = RandomBytes(300'000, 1);
   Bytes small = RandomBytes(1000, 2);
   Bytes none;
@@ -118,7 +96,7 @@ struct TwoWrites {
   const std::string path = folder / "new";
   Bytes first = RandomBytes(300'000, 1);
   Bytes second = RandomBytes(1000, 2);
-  const std::unique_ptr<Handle> handle = Make();
+  const std::unique_ptr<Handle> handle = MakeHandle();
   StandingWrite standing{*handle, path, first, std::nullopt};
   const std::shared_ptr<Operation> held = handle->StartWrite(path, View(second)).value();
 };
@@ -147,7 +125,7 @@ TEST(OrderTest, ACanceledWriteKeepsTheFileOfTheLaterWrite) {
 TEST(OrderTest, AFileThatIsCreatedAgainKeepsTheOrder) {
   const Folder folder;
   const std::string path = folder / "new";
-  const auto handle = Make(3);
+  const auto handle = MakeHandle(3);
   Bytes first = RandomBytes(300'000, 1);
   Bytes second = RandomBytes(300'000, 2);
   Bytes last = RandomBytes(1000, 3);
@@ -176,7 +154,7 @@ TEST(OrderTest, AFileThatIsCreatedAgainKeepsTheOrder) {
 TEST(OrderTest, APathKeepsItsOrderWhenAnotherFileIsRenamedToIt) {
   const Folder folder;
   const std::string path = folder / "file";
-  const auto handle = Make(3);
+  const auto handle = MakeHandle(3);
   Bytes first = RandomBytes(3000, 1);
   Bytes second = RandomBytes(4096, 2);
   Bytes last = RandomBytes(1000, 3);
@@ -203,7 +181,7 @@ TEST(OrderTest, AWriteThatFailsToBeginKeepsTheFileOfTheLaterWrite) {
   void* reserved = mmap(nullptr, kTooLarge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) GTEST_SKIP() << "no address space";
   const MemoryView too_large(std::span(static_cast<std::byte*>(reserved), kTooLarge));
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes bytes = RandomBytes(1000);
   size_t lost = 0;
   for (int i = 0; i < 500; ++i) {
@@ -231,7 +209,7 @@ TEST(OrderTest, AWriteThatFailsToBeginKeepsTheFileOfTheLaterWrite) {
 
 TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeld) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes first = RandomBytes(4096, 1);
   Bytes second = RandomBytes(4096, 2);
   StandingWrite standing(*handle, folder / "file", first);
@@ -246,7 +224,7 @@ TEST(OrderTest, ADescriptorMayBeClosedWhileItsOperationIsHeld) {
 
 TEST(OrderTest, DestroyingTheHandleCancelsHeldOperations) {
   const Folder folder;
-  auto handle = Make();
+  auto handle = MakeHandle();
   Bytes first = RandomBytes(300'000, 1);
   Bytes second = RandomBytes(1000, 2);
   auto standing = std::make_unique<StandingWrite>(*handle, folder / "file", first, std::nullopt);
@@ -266,7 +244,7 @@ TEST(OrderTest, DestroyingTheHandleCancelsHeldOperations) {
 
 TEST(OrderTest, ACallbackMayStartAnOverlappingOperation) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes first = RandomBytes(4096, 1);
   Bytes second = RandomBytes(4096, 2);
   StandingWrite standing(*handle, folder / "file", first);
@@ -285,7 +263,7 @@ TEST(OrderTest, ACallbackMayStartAnOverlappingOperation) {
 
 TEST(OrderTest, AReadOfAFileThatIsBeingWrittenGetsTheWholeFile) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes bytes = RandomBytes(300'000, 1);
   Bytes target(bytes.size());
   StandingWrite standing(*handle, folder / "new", bytes, std::nullopt);
@@ -298,7 +276,7 @@ TEST(OrderTest, AReadOfAFileThatIsBeingWrittenGetsTheWholeFile) {
 
 TEST(OrderTest, AHeldReadVerifiesTheFileThatTheEarlierWriteLeaves) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes old = RandomBytes(8192, 1);
   Bytes bytes = RandomBytes(8192, 2);
   Bytes target(bytes.size());
@@ -315,7 +293,7 @@ TEST(OrderTest, AHeldReadVerifiesTheFileThatTheEarlierWriteLeaves) {
 
 TEST(OrderTest, AHeldWriteThatIsCanceledChangesNothing) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes bytes = RandomBytes(300'000, 1);
   Bytes larger = RandomBytes(8 << 20, 2);  // blocks would be reserved for it
   Bytes none;
@@ -333,7 +311,7 @@ TEST(OrderTest, AHeldWriteThatIsCanceledChangesNothing) {
 
 TEST(OrderTest, AWriteThatWaitsCreatesItsFileWhenItBegins) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes bytes = RandomBytes(300'000, 1);
   Bytes later = RandomBytes(5000, 2);
   for (const std::optional<uint64_t> offset : {std::optional<uint64_t>{}, std::optional<uint64_t>{0}}) {
@@ -356,7 +334,7 @@ TEST(OrderTest, AWriteThatWaitsCreatesItsFileWhenItBegins) {
 
 TEST(OrderTest, AppendsKeepTheOrderOfTheirStart) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   WriteFile(folder / "file", RandomBytes(5000));
   Bytes expected = RandomBytes(5000);
   const int descriptor = open((folder / "file").c_str(), O_WRONLY | O_APPEND);
@@ -373,8 +351,8 @@ TEST(OrderTest, AppendsKeepTheOrderOfTheirStart) {
 
 TEST(OrderTest, ARelativePathIsResolvedAtTheStart) {
   const Folder folder;
-  const auto handle = Make();
-  const auto second = Make();
+  const auto handle = MakeHandle();
+  const auto second = MakeHandle();
   const auto before = std::filesystem::current_path();
   Bytes bytes = RandomBytes(300'000, 1);
   Bytes later = RandomBytes(5000, 2);
@@ -393,75 +371,9 @@ TEST(OrderTest, ARelativePathIsResolvedAtTheStart) {
   EXPECT_EQ(folder.entries(), 2U);
 }
 
-TEST(OrderTest, TheLastOfSeveralAtomicWritesRemainsAndIsReadAfterIt) {
-  const Folder folder;
-  const auto handle = Make(4);
-  WriteFile(folder / "file", Bytes(4000));
-  Bytes first = RandomBytes(3000, 1);
-  Bytes second = RandomBytes(4000, 2);
-  Bytes patch = RandomBytes(100, 3);
-  Bytes target(4000);
-  StandingWrite standing(*handle, folder / "file", first, std::nullopt, true);
-  ASSERT_TRUE(handle->StartWrite(folder / "file", View(second), {.atomic = true}).has_value());
-  ASSERT_TRUE(handle->StartWrite(folder / "file", View(patch), {.offset = 1000}).has_value());
-  ASSERT_TRUE(handle->StartRead(folder / "file", View(target)).has_value());
-  WaitUntilIdle();
-  EXPECT_EQ(ReadFile(folder / "file"), Bytes(4000));
-  standing.LetGo();
-  EXPECT_EQ(handle->Wait().count, 4U);
-  EXPECT_EQ(target, AfterWrite(second, 1000, patch));
-  EXPECT_EQ(ReadFile(folder / "file"), target);
-  EXPECT_EQ(folder.entries(), 1U);
-}
-
-TEST(OrderTest, AReadWaitsForTheFileThatAnAtomicWriteIsGoingToCreate) {
-  const Folder folder;
-  const auto handle = Make();
-  Bytes bytes = RandomBytes(300'000, 1);
-  Bytes target(bytes.size());
-  EXPECT_EQ(handle->StartRead(folder / "new", View(target)).error().error_number(), ENOENT);
-  {
-    StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
-    const auto read = handle->StartRead(folder / "new", View(target));
-    ASSERT_TRUE(read.has_value()) << read.error().what;
-    WaitUntilIdle();
-    EXPECT_FALSE((*read)->done());
-    EXPECT_EQ(handle->StartRead(folder / "other", View(target)).error().error_number(), ENOENT);
-    standing.LetGo();
-    EXPECT_EQ(handle->Wait().count, 2U);
-    EXPECT_EQ(target, bytes);
-  }
-  // The file does not exist either when the write fails.
-  std::filesystem::remove(folder / "new");
-  StandingWrite standing(*handle, folder / "new", bytes, std::nullopt, true);
-  const auto read = handle->StartRead(folder / "new", View(target), {.own_errors = true}).value();
-  standing->Cancel();
-  standing.LetGo();
-  EXPECT_TRUE(read->Wait());
-  EXPECT_EQ(read->error().value_or(Error{}).error_number(), ENOENT);
-}
-
-// The write was pending before the read looked for the file, and done afterwards.
-TEST(OrderTest, AReadFindsTheFileThatAnAtomicWriteHasJustCreated) {
-  const Folder folder;
-  const auto handle = Make();
-  Bytes bytes = RandomBytes(100, 1);
-  Bytes target(bytes.size());
-  for (int i = 0; i < 2000; ++i) {
-    ASSERT_TRUE(handle->StartWrite(folder / "new", View(bytes), {.atomic = true}).has_value());
-    const auto begin = std::chrono::steady_clock::now();  // vary the delay, to hit every moment of the write
-    while (std::chrono::steady_clock::now() - begin < std::chrono::microseconds(i % 200)) {
-    }
-    ASSERT_TRUE(handle->StartRead(folder / "new", View(target)).has_value()) << i;
-    ASSERT_EQ(handle->Wait().count, 2U);
-    ASSERT_EQ(target, bytes);
-    std::filesystem::remove(folder / "new");
-  }
-}
-
 TEST(OrderTest, SaveManyAndLoadManyWaitForEarlierOperations) {
   const Folder folder;
-  const auto handle = Make(3);
+  const auto handle = MakeHandle(3);
   Bytes first = RandomBytes(3000, 1);
   Bytes second = RandomBytes(3000, 2);
   Bytes target(3000);
@@ -497,7 +409,7 @@ TEST(OrderTest, SaveManyAndLoadManyWaitForEarlierOperations) {
 
 TEST(OrderTest, AnInterruptedSaveManyKeepsTheOrderOfOtherOperations) {
   const Folder folder;
-  const auto handle = Make(3);
+  const auto handle = MakeHandle(3);
   Bytes first = RandomBytes(3000, 1);
   Bytes second = RandomBytes(1000, 2);
   StandingWrite standing(*handle, folder / "a", first, std::nullopt);
@@ -512,26 +424,10 @@ TEST(OrderTest, AnInterruptedSaveManyKeepsTheOrderOfOtherOperations) {
   EXPECT_EQ(ReadFile(folder / "a"), second);
 }
 
-TEST(OrderTest, AHeldAtomicWriteThatIsCanceledLeavesNoFile) {
-  const Folder folder;
-  const auto handle = Make();
-  Bytes first = RandomBytes(300'000, 1);
-  Bytes second = RandomBytes(5000, 2);
-  StandingWrite standing(*handle, folder / "file", first, std::nullopt, true);
-  const auto held = handle->StartWrite(folder / "file", View(second), {.atomic = true}).value();
-  EXPECT_TRUE(held->Cancel());
-  standing.LetGo();
-  EXPECT_TRUE(held->Wait());
-  EXPECT_TRUE(held->cancelled());
-  standing->Wait();
-  EXPECT_EQ(ReadFile(folder / "file"), first);
-  EXPECT_EQ(folder.entries(), 1U);
-}
-
 // The open at the turn of a held operation waits for another program to release its fcntl(2) lease of the file.
 TEST(OrderTest, ASlowOpenDelaysNoOtherOperation) {
   const Folder folder;
-  const auto handle = Make(1);
+  const auto handle = MakeHandle(1);
   Bytes bytes = RandomBytes(4096, 1);
   WriteFile(folder / "slow", Bytes(8192));
   WriteFile(folder / "leased", Bytes(8192));
@@ -562,7 +458,7 @@ TEST(OrderTest, ASlowOpenDelaysNoOtherOperation) {
 TEST(OrderTest, ARelativePathNeedsNoPermissionForTheDirectoriesAbove) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root";
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   const auto before = std::filesystem::current_path();
   std::filesystem::create_directories(folder / "closed/open");
   std::filesystem::permissions(folder / "closed/open", std::filesystem::perms::all);
@@ -586,7 +482,7 @@ TEST(OrderTest, ARelativePathNeedsNoPermissionForTheDirectoriesAbove) {
 
 TEST(OrderTest, AnInterruptedReadDoesNotWaitForTheEarlierWrite) {
   const Folder folder;
-  const auto handle = Make();
+  const auto handle = MakeHandle();
   Bytes bytes = RandomBytes(4096, 1);
   WriteFile(folder / "file", Bytes(4096));
   StandingWrite standing(*handle, folder / "file", bytes);

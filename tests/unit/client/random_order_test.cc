@@ -15,18 +15,12 @@
 namespace weightfs::client {
 namespace {
 
-std::unique_ptr<Handle> Make(unsigned threads) {
-  return std::move(
-      Handle::Create({.block_size = 4096, .queue_depth = 4, .overlap_events = true, .intra_op_parallelism = threads})
-          .value());
-}
-
 // The kernel cannot drop a page from the page cache after a direct write while another access uses it there. The page
 // then stays stale, and the kernel records EIO for all who have the file open.
 TEST(RandomPartsTest, ConcurrentPartsLeaveThePageCacheConsistent) {
   constexpr unsigned kRounds = 200;
   const Folder folder;
-  const auto handle = Make(2);
+  const auto handle = MakeHandle(2);
   Bytes bytes = RandomBytes(1 << 20);
   WriteFile(folder / "file", bytes);
   const UniqueFd watch(open((folder / "file").c_str(), O_RDONLY));
@@ -62,7 +56,7 @@ TEST_P(RandomOrderTest, ReadsAndTheFileEqualThoseOfASequentialRun) {
   std::mt19937 random(GetParam());
   const auto below = [&](size_t limit) { return std::uniform_int_distribution<size_t>(0, limit - 1)(random); };
   const Folder folder(GetParam() % 3 == 0 ? "" : "/dev/shm");
-  const auto handle = Make(1 + GetParam() % 4);
+  const auto handle = MakeHandle(1 + GetParam() % 4);
   Bytes model(kSize);
   WriteFile(folder / "file", model);
   std::vector<Bytes> memory(kOperations);

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/check/fsck.h"
-
+// Names, inodes and facts, and the check as a whole.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "meta/facts.h"
 #include "meta/keys.h"
-#include "store/names/acl.h"
-#include "tests/support/catalog_check.h"
+#include "store/check/fsck.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
+#include "tests/unit/store/fsck_rig.h"
 
 namespace weightfs {
 namespace {
@@ -19,106 +18,6 @@ using Kind = FindingKind;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAreArray;
-
-// A closed store with an instance of everything. Each test damages its catalog and checks what fsck reports and does.
-class Fsck : public ::testing::Test {
- protected:
-  Fsck() {
-    TestStore store(options_);
-    auto& names = store->names();
-    directory_ = names.Create(kRootInode, "d", {.mode = S_IFDIR | 0755})->ino;
-    sub_ = names.Create(directory_, "sub", {.mode = S_IFDIR | 0755})->ino;
-    std::string data(3 * kMiB + 1000, 'x');
-    for (size_t i = 0; i < data.size(); i += 512) data[i] = static_cast<char>(i / 512);
-    EXPECT_TRUE(store.WriteFile("d/big", data));
-    EXPECT_TRUE(store.WriteFile("d/sub/small", "hello"));
-    big_ = *store.Resolve("d/big");
-    small_ = *store.Resolve("d/sub/small");
-    EXPECT_TRUE(names.Link(small_, kRootInode, "hard"));
-    link_ = names.Create(kRootInode, "link", {.mode = S_IFLNK, .symlink = "d/big"})->ino;
-    EXPECT_TRUE(names.SetExtendedAttribute(big_, "user.note", "v", AttributeWrite::kAny));
-    orphan_ = names.CreateUnnamed(kRootInode, {.mode = S_IFREG | 0600})->ino;
-    EXPECT_TRUE(store->SyncAll());
-    EXPECT_TRUE(store->Close());
-    image_ = store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill});
-  }
-
-  KvContent& kv() { return image_.kv; }
-  InodeRecord Record(InodeId ino) { return InodeRecord::Decode(kv().at(keys::Inode(ino))).value(); }
-  void SetRecord(InodeId ino, const InodeRecord& record) { kv()[keys::Inode(ino)] = record.Encode(); }
-  void SetEntry(InodeId parent, std::string_view name, InodeId ino, uint32_t type) {
-    kv()[keys::Entry(parent, name)] = EntryRecord{ino, type}.Encode();
-  }
-  std::pair<std::string, ExtentRecord> FirstExtent(InodeId ino) {
-    const auto found = kv().lower_bound(keys::ExtentPrefix(ino));
-    return {found->first, ExtentRecord::Decode(found->first, found->second).value()};
-  }
-  void SetExtent(InodeId ino, uint64_t block, const ExtentRecord& record) {
-    const std::string key = keys::Extent(ino, FileBlock{block});
-    kv()[key] = record.Encode(key);
-  }
-
-  // Runs one check. The image takes over its changes.
-  FsckReport Check(bool repair, bool verify = false) {
-    Restarted media = Restart(image_);
-    std::vector<BlockDevice*> devices;
-    for (const auto& device : media.devices) devices.push_back(device.get());
-    if (prepare_) prepare_(*media.devices[0]);
-    iterators_ = 0;
-    media.kv->AfterNewIterator([this] { ++iterators_; });
-    const FsckOptions options{.repair = repair, .verify_data = verify, .device_sizes = {options_.device_size}};
-    auto report = CheckStore(*media.kv, devices, options);
-    EXPECT_TRUE(report) << ToString(report.error());
-    kv() = media.kv->content();
-    return report ? *report : FsckReport();
-  }
-  static std::vector<std::string> Kinds(const FsckReport& report) {
-    std::vector<std::string> kinds;
-    for (const Finding& finding : report.findings) kinds.emplace_back(FindingKindName(finding.kind));
-    return kinds;
-  }
-  // Checks that exactly these problems are found, that nothing changes without a repair, that a repair fixes all of
-  // them, and that the next check finds none.
-  FsckReport ExpectFoundAndRepaired(const std::vector<Kind>& expected) {
-    std::vector<std::string> names;
-    for (const Kind kind : expected) names.emplace_back(FindingKindName(kind));
-    const KvContent before = kv();
-    const FsckReport found = Check(/*repair=*/false);
-    EXPECT_THAT(Kinds(found), UnorderedElementsAreArray(names));
-    EXPECT_FALSE(found.clean());
-    EXPECT_EQ(found.repaired, 0u);
-    EXPECT_EQ(kv(), before);
-    FsckReport repaired = Check(/*repair=*/true);
-    EXPECT_THAT(Kinds(repaired), UnorderedElementsAreArray(names));
-    EXPECT_TRUE(repaired.sound());
-    for (const Finding& finding : repaired.findings) EXPECT_TRUE(finding.repaired) << finding.text;
-    ExpectCleanAndMountable();
-    return repaired;
-  }
-  void ExpectCleanAndMountable() {
-    const FsckReport again = Check(/*repair=*/false);
-    EXPECT_TRUE(again.clean());
-    for (const Finding& finding : again.findings) {
-      ADD_FAILURE() << FindingKindName(finding.kind) << ": " << finding.text;
-    }
-    EXPECT_THAT(CheckCatalog(kv()), IsEmpty());
-    TestStore store(image_, options_);
-    ASSERT_TRUE(store.opened());
-    EXPECT_FALSE(store->read_only());
-  }
-  // Reads the path in a mount of the image.
-  Result<std::string> ReadPath(std::string_view path) {
-    TestStore store(image_, options_);
-    return store.ReadPath(path);
-  }
-
-  const TestStoreOptions options_{.device_size = ByteCount{32 * kMiB}};
-  CrashImage image_;
-  std::function<void(FaultDevice&)> prepare_;
-  int iterators_ = 0;  // that the last check made
-  InodeId directory_, sub_, big_, small_, link_, orphan_;
-};
 
 TEST_F(Fsck, AStoreInOrderIsClean) {
   const KvContent before = kv();
@@ -345,95 +244,6 @@ TEST_F(Fsck, WrongOrphanRecordsAreRemoved) {
   EXPECT_TRUE(ReadPath("d/big"));
 }
 
-TEST_F(Fsck, ImpossibleExtentsAreRemoved) {
-  auto [key, extent] = FirstExtent(big_);
-  ExtentRecord wrong = extent;
-  wrong.device = DeviceId{7};
-  SetExtent(big_, 5000, wrong);
-  wrong = extent;
-  wrong.start = DeviceBlock{1};  // location of the superblock
-  SetExtent(big_, 6000, wrong);
-  wrong.start = DeviceBlock{32 * kMiB / kBlockSize};
-  SetExtent(big_, 7000, wrong);
-  wrong.start = DeviceBlock{32 * kMiB / kBlockSize - 1};  // only its end lies outside
-  wrong.count = BlockCount{2};
-  SetExtent(big_, 7500, wrong);
-  wrong = extent;
-  wrong.start = DeviceBlock{4000};
-  SetExtent(big_, (uint64_t{1} << 48) - 1, wrong);
-  kv()[keys::Extent(big_, FileBlock{8000})] = "garbage";
-  SetExtent(link_, 0, extent);
-  SetExtent(InodeId{5000}, 0, extent);
-  ExpectFoundAndRepaired({Kind::kExtentOutside, Kind::kExtentOutside, Kind::kExtentOutside, Kind::kExtentOutside,
-                          Kind::kExtentOutside, Kind::kDamagedRecord, Kind::kStrayRecord, Kind::kStrayRecord});
-  EXPECT_TRUE(ReadPath("d/big"));
-}
-
-TEST_F(Fsck, ExtentsBeyondTheFormattedDeviceSizeAreFound) {
-  const ExtentRecord extent = FirstExtent(big_).second;
-  Restarted media = Restart(image_);
-  BlockDevice* device = media.devices[0].get();
-  const auto check = [&](ByteCount size) {
-    return CheckStore(*media.kv, {&device, 1}, {.device_sizes = {size}})->clean();
-  };
-  EXPECT_TRUE(check(options_.device_size));
-  EXPECT_FALSE(check(ToBytes(BlockCount{extent.start.value})));
-}
-
-TEST_F(Fsck, TheYoungerOfOverlappingExtentsIsKept) {
-  const ExtentRecord big = FirstExtent(big_).second, small = FirstExtent(small_).second;
-  ExtentRecord young = big;
-  young.generation += 10;
-  young.count = {1};
-  young.start = small.start;
-  SetExtent(small_, 0, young);  // same location in the same file
-  ExtentRecord old = small;
-  old.generation = 0;
-  old.flags = kExtentUnwritten;
-  SetExtent(small_, 9, old);  // again the location of the young one
-  ExpectFoundAndRepaired({Kind::kExtentOverlap});
-  EXPECT_EQ(FirstExtent(small_).second, young);
-}
-
-TEST_F(Fsck, OverlapsInsideAFileAreFound) {
-  ExtentRecord extent = FirstExtent(big_).second;
-  ASSERT_GT(extent.count.value, 2u);
-  ExtentRecord inner = extent;
-  inner.start = DeviceBlock{(32 * kMiB - kMiB) / kBlockSize};
-  inner.count = {1};
-  inner.generation = extent.generation - 1;
-  SetExtent(big_, 1, inner);
-  ExpectFoundAndRepaired({Kind::kExtentOverlap});
-  EXPECT_EQ(ReadPath("d/big")->size(), 3 * kMiB + 1000);
-}
-
-TEST_F(Fsck, MissingChecksumsAreMadeFromTheData) {
-  const std::string before = *ReadPath("d/big");
-  const KvContent intact = kv();
-  kv().erase(keys::Checksums(big_, 0));
-  kv()[keys::Checksums(big_, 1)] = "garbage";
-  auto checksums = DecodeChecksums(kv()[keys::Checksums(big_, 2)]).value();
-  checksums.resize(10);
-  kv()[keys::Checksums(big_, 2)] = EncodeChecksums(checksums);
-  ExpectFoundAndRepaired({Kind::kMissingChecksums, Kind::kMissingChecksums, Kind::kMissingChecksums});
-  EXPECT_EQ(*ReadPath("d/big"), before);
-  for (const uint64_t segment : {0, 1, 2}) {
-    EXPECT_EQ(kv().at(keys::Checksums(big_, segment)), intact.at(keys::Checksums(big_, segment)));
-  }
-}
-
-TEST_F(Fsck, StrayChecksumsAndAttributesAreRemoved) {
-  kv()[keys::Checksums(InodeId{5000}, 0)] = EncodeChecksums({1, 2});
-  kv()[keys::Checksums(directory_, 0)] = EncodeChecksums({1, 2});
-  kv()[keys::Checksums(big_, 5000)] = "garbage";
-  kv()[keys::Attribute(InodeId{5000}, "user.a")] = "v";
-  kv()[keys::Attribute(big_, kAccessAclName)] = "garbage";
-  kv()[keys::Attribute(big_, "user.long")] = std::string(65537, 'v');
-  ExpectFoundAndRepaired({Kind::kStrayRecord, Kind::kStrayRecord, Kind::kStrayRecord, Kind::kDamagedRecord,
-                          Kind::kDamagedRecord, Kind::kDamagedRecord});
-  EXPECT_TRUE(kv().contains(keys::Attribute(big_, "user.note")));
-}
-
 TEST_F(Fsck, WrongFactsAreCorrected) {
   for (const auto& [next, count] : std::vector<std::pair<std::string, std::string>>{
            {EncodeFact(3), EncodeFact(99)}, {"garbage", ""}, {EncodeFact(UINT64_MAX), EncodeFact(0)}}) {
@@ -456,35 +266,6 @@ TEST_F(Fsck, WrongFactsOfPublicationsAreRemoved) {
       EXPECT_FALSE(kv().contains(keys::Store(fact)));
     }
   }
-}
-
-TEST_F(Fsck, BadBlocksAreReportedByPathAndOffset) {
-  const ExtentRecord extent = FirstExtent(big_).second;
-  prepare_ = [&](FaultDevice& device) {
-    for (const uint64_t block : {3, 4, 9}) device.Corrupt(ToBytes(extent.start + BlockCount{block}));
-  };
-  EXPECT_TRUE(Check(/*repair=*/false).clean()) << "data is read only where it is asked for";
-  const FsckReport report = Check(/*repair=*/true, /*verify=*/true);
-  EXPECT_THAT(Kinds(report), UnorderedElementsAreArray({"data mismatch", "data mismatch"}));
-  EXPECT_FALSE(report.sound());
-  EXPECT_FALSE(report.findings[0].repaired);
-  EXPECT_THAT(report.findings[0].text, HasSubstr("/d/big"));
-  EXPECT_THAT(report.findings[0].text, HasSubstr("bytes 12288 to 20479"));
-  EXPECT_THAT(report.findings[0].text, HasSubstr(fmt::format("byte {}", (extent.start.value + 3) * kBlockSize)));
-  EXPECT_THAT(report.findings[1].text, HasSubstr("bytes 36864 to 40959"));
-}
-
-TEST_F(Fsck, ATransientReadErrorIsNotReported) {
-  prepare_ = [](FaultDevice& device) { device.Fail(FaultDevice::Target::kRead, {.nth = 1}); };
-  EXPECT_TRUE(Check(/*repair=*/false, /*verify=*/true).clean());
-}
-
-TEST_F(Fsck, UnreadableBlocksAreReported) {
-  prepare_ = [](FaultDevice& device) { device.Fail(FaultDevice::Target::kRead, {.nth = 1, .and_later = true}); };
-  const FsckReport report = Check(/*repair=*/false, /*verify=*/true);
-  EXPECT_THAT(Kinds(report), Contains("data unreadable"));
-  EXPECT_FALSE(report.sound());
-  EXPECT_EQ(report.verified_bytes, ByteCount{0});
 }
 
 TEST_F(Fsck, ErrorsOfTheCatalogEndTheCheck) {

@@ -240,7 +240,7 @@ std::vector<Check> CheckFuseFeatures(bool each) {
 
 Check CheckStore(const StoreLocation& store) {
   constexpr uint64_t kMuchUsed = 90;             // percent
-  constexpr uint64_t kLittleSpace = 512 * kMiB;  // of the catalog's filesystem: twice its largest reserve
+  constexpr uint64_t kLittleSpace = 512 * kMiB;  // of the catalog's filesystem: twice its largest need
   constexpr int64_t kLong = 31 * 86400 * int64_t{1'000'000'000};  // between scrubs, in nanoseconds
   const StoreView view = ViewStore(store);
   if (!view.look.has_value()) {

@@ -16,14 +16,16 @@ void History::Wrote(FileId file, size_t began, std::string data) {
 
 void History::Synced(FileId file, size_t done) {
   files_[file].syncs.push_back({done, files_[file].versions.size() - 1});
-  name_syncs_.push_back({done, changes_.size() - 1});
+  SyncedNames(done);
 }
 
 void History::SyncedAll(size_t done) {
   for (FileId file = 0; file < files_.size(); ++file)
     files_[file].syncs.push_back({done, files_[file].versions.size() - 1});
-  name_syncs_.push_back({done, changes_.size() - 1});
+  SyncedNames(done);
 }
+
+void History::SyncedNames(size_t done) { name_syncs_.push_back({done, changes_.size() - 1}); }
 
 void History::Named(size_t began, Names names, std::vector<FileId> ordered) {
   Change change{began, std::move(names), {}};
@@ -45,6 +47,18 @@ std::string History::Check(size_t cut, const Tree& found) const {
     if (nearest.empty() || wrong.find("content") != std::string::npos || nearest[0] == 'n') nearest = std::move(wrong);
   }
   return nearest;
+}
+
+size_t History::Phase(size_t cut) const {
+  const auto begins = [cut](const auto& change) { return change.began <= cut; };
+  const auto ends = [cut](const Sync& sync) { return sync.done <= cut; };
+  auto count = std::count_if(changes_.begin(), changes_.end(), begins);
+  count += std::count_if(name_syncs_.begin(), name_syncs_.end(), ends);
+  for (const File& file : files_) {
+    count += std::count_if(file.versions.begin(), file.versions.end(), begins);
+    count += std::count_if(file.syncs.begin(), file.syncs.end(), ends);
+  }
+  return static_cast<size_t>(count);
 }
 
 std::string History::CheckChange(size_t cut, size_t change, const Tree& found) const {

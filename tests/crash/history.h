@@ -22,6 +22,8 @@ class History {
   // Everything written to the file so far, and every namespace change so far, is durable.
   void Synced(FileId file, size_t done);
   void SyncedAll(size_t done);
+  // Every namespace change so far is durable.
+  void SyncedNames(size_t done);
   FileId NewFile(std::string data = {});
 
   // Records that the tree changed to `names` (path → file; directories map to kDirectory). The files in `ordered` were
@@ -36,6 +38,8 @@ class History {
   // Returns an empty string if a crash after `cut` events may leave `found`. Otherwise describes the difference to the
   // nearest possible state.
   std::string Check(size_t cut, const Tree& found) const;
+  // The number of positions up to `cut` that matter: Check has the same result for all cuts with the same number.
+  size_t Phase(size_t cut) const;
 
  private:
   struct Version {

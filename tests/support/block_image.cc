@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <string_view>
 
 namespace weightfs {
 
@@ -47,6 +49,16 @@ void BlockImage::Write(ByteOffset offset, std::span<const std::byte> in) {
     slot = std::shared_ptr<const std::byte>(block, block->data());
     done += step;
   }
+}
+
+uint64_t BlockImage::Fingerprint() const {
+  uint64_t sum = 0;
+  for (const auto& [index, bytes] : blocks_) {
+    const std::string_view block(reinterpret_cast<const char*>(bytes.get()), kBlockSize);
+    const uint64_t hash = std::hash<std::string_view>()(block) + index * 0x9E37'79B9'7F4A'7C15ULL;
+    sum += (hash ^ (hash >> 29)) * 0xBF58'476D'1CE4'E5B9ULL;
+  }
+  return sum;
 }
 
 void BlockImage::WriteShared(ByteOffset offset, const SharedBytes& in) {

@@ -28,6 +28,9 @@ class BlockImage {
   // Keeps references into `in` instead of copying. `offset` and the size are multiples of kBlockSize.
   void WriteShared(ByteOffset offset, const SharedBytes& in);
 
+  // A number that differs for different contents, nearly always.
+  uint64_t Fingerprint() const;
+
  private:
   void CheckRange(ByteOffset offset, size_t size) const;
 

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs every history of one and of two operations, each followed by every way to make it durable, with files closed and
+// with files that stay open. Cuts the power after every event. What is left must be a state that docs/GUARANTEES.md
+// allows: tests/crash/history.h has the rules.
+//
+// WEIGHTFS_OPERATIONS=3 runs the histories of three operations on names, which take hours (scripts/soak).
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cctype>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/crash/short_history.h"
+#include "tests/support/catalog_check.h"
+#include "tests/support/seeds.h"
+
+namespace weightfs {
+namespace {
+
+using Operation = ShortHistory::Operation;
+struct Plan {
+  std::vector<std::pair<const Operation*, Persist>> steps;
+  bool keeps_open = false;  // the files
+  size_t devices = 1;
+  bool again = false;  // also the crashes of each recovery
+};
+
+constexpr std::array kPersists = {Persist::kNothing, Persist::kFile, Persist::kDirectory, Persist::kAll};
+
+struct Totals {
+  std::atomic<uint64_t> histories{0}, cuts{0}, images{0};
+};
+
+uint64_t Fingerprint(const CrashImage& image) {
+  uint64_t sum = 0;
+  const auto add = [&](uint64_t value) { sum = (sum ^ value) * 0x9E37'79B9'7F4A'7C15ULL; };
+  for (const BlockImage& device : image.devices) add(device.Fingerprint());
+  for (const auto& [key, value] : image.kv) {
+    add(std::hash<std::string>()(key));
+    add(std::hash<std::string>()(value));
+  }
+  return sum;
+}
+
+// What a crash may leave after `cut` events: nothing of what was in flight, all of it, some of it, and what a killed
+// process leaves.
+std::vector<CrashOptions> Crashes(uint64_t seed) {
+  using Kind = CrashOptions::Kind;
+  return {{.seed = seed, .device_survival = 0, .kv_survival = 0},
+          {.seed = seed, .device_survival = 1, .kv_survival = 1, .torn = false},
+          {.seed = seed, .device_survival = 0.5, .kv_survival = 1, .torn = false},
+          {.seed = seed, .device_survival = 0.5, .kv_survival = 0},
+          {.kind = Kind::kProcessKill, .seed = seed}};
+}
+
+// Returns what is wrong with the state that a crash has left, or an empty string.
+std::string Wrong(const History& history, size_t cut, TestStore* store) {
+  if (!store->opened()) return ToString(store->opened().error());
+  if ((*store)->read_only()) return "the recovered store is read-only";
+  History::Tree tree;
+  ShortHistory::ReadTree(*store, &tree);
+  if (testing::Test::HasFatalFailure()) return "the recovered store cannot be read";
+  std::string wrong = history.Check(cut, tree);
+  if (!wrong.empty()) return wrong;
+  const auto broken = CheckCatalog(store->kv().content());
+  return broken.empty() ? std::string() : broken.front();
+}
+
+class ShortHistories : public testing::TestWithParam<size_t> {
+ protected:
+  static const std::vector<Operation>& operations() { return ShortHistory::Operations(); }
+
+  // In several threads: a history mostly waits for the threads of its store.
+  void CheckAll(const std::vector<Plan>& plans) {
+    std::atomic<size_t> next{0};
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&] {
+        for (size_t index = next++; index < plans.size() && !HasFailure(); index = next++) Check(plans[index]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  // Runs the steps, and checks every crash from the last one on; shorter histories have the others.
+  void Check(const Plan& plan) {
+    std::string title = fmt::format("{} devices, files {}: ", plan.devices, plan.keeps_open ? "stay open" : "are closed");
+    for (const auto& [operation, persist] : plan.steps) {
+      title += fmt::format("{}{}; ", operation->name, ToText(persist));
+    }
+    SCOPED_TRACE(title);
+    ShortHistory history(plan.keeps_open, ShortHistory::Options(plan.devices));
+    for (const auto& [operation, persist] : plan.steps) history.Run(*operation, persist);
+    const size_t from = history.began() + (plan.steps.size() > 1 ? 1 : 0);
+    history.End();
+    if (HasFailure()) return;
+    ++totals_.histories;
+    CheckCuts(history.store().journal(), history.history(), from, plan.again);
+  }
+
+  void CheckCuts(const Journal& journal, const History& history, size_t from, bool again) {
+    std::set<std::pair<uint64_t, size_t>> seen;  // fingerprints and phases
+    for (size_t cut = from; cut <= journal.size(); ++cut) {
+      ++totals_.cuts;
+      for (const CrashOptions& crash : Crashes(FirstSeed() + cut)) {
+        const CrashImage image = journal.ImageAt(cut, crash);
+        if (!seen.emplace(Fingerprint(image), history.Phase(cut)).second) continue;
+        ++totals_.images;
+        TestStore store(image, ShortHistory::Options(image.devices.size()));
+        const std::string wrong = Wrong(history, cut, &store);
+        ASSERT_EQ(wrong, "") << "cut after event " << cut << " of " << journal.size();
+        if (again) CheckRecovery(store.journal(), history, cut);
+        if (HasFailure()) return;
+      }
+    }
+  }
+
+  // The recovery of the crash at `cut` is cut, too.
+  void CheckRecovery(const Journal& journal, const History& history, size_t cut) {
+    const size_t end = journal.size();
+    for (size_t second = 0; second <= end; ++second) {
+      ++totals_.cuts;
+      for (const double survival : {0.0, 0.5}) {
+        const CrashOptions crash{.seed = second, .device_survival = survival, .kv_survival = survival};
+        const CrashImage image = journal.ImageAt(second, crash);
+        ++totals_.images;
+        TestStore store(image, ShortHistory::Options(image.devices.size()));
+        const std::string wrong = Wrong(history, cut, &store);
+        ASSERT_EQ(wrong, "") << "cut after event " << cut << ", and after event " << second << " of the recovery";
+      }
+    }
+  }
+
+  void TearDown() override {
+    fmt::print("{} histories, {} cuts, {} states\n", totals_.histories.load(), totals_.cuts.load(),
+               totals_.images.load());
+  }
+
+  Totals totals_;
+};
+
+TEST_P(ShortHistories, OfOneOperationLeaveAGuaranteedState) {
+  std::vector<Plan> plans;
+  for (const bool keeps_open : {false, true}) {
+    for (const size_t devices : {1, 2}) {
+      for (const Persist persist : kPersists) {
+        plans.push_back({{{&operations()[GetParam()], persist}}, keeps_open, devices, /*again=*/devices == 1});
+      }
+    }
+  }
+  CheckAll(plans);
+}
+
+// A pair has eight ways to become durable; of the four kinds of stores, these and those of its neighbors have all.
+TEST_P(ShortHistories, OfTwoOperationsLeaveAGuaranteedState) {
+  std::vector<Plan> plans;
+  for (const Operation& second : operations()) {
+    for (const Persist persist : {Persist::kNothing, Persist::kFile}) {
+      for (const Persist last : kPersists) {
+        const size_t kind = GetParam() + plans.size() + plans.size() / 8;
+        plans.push_back({{{&operations()[GetParam()], persist}, {&second, last}}, kind % 2 == 1, 1 + kind / 2 % 2});
+      }
+    }
+  }
+  CheckAll(plans);
+}
+
+TEST_P(ShortHistories, OfThreeOperationsOnNamesLeaveAGuaranteedState) {
+  const char* given = std::getenv("WEIGHTFS_OPERATIONS");
+  if (given == nullptr || std::string_view(given) != "3") GTEST_SKIP() << "runs with WEIGHTFS_OPERATIONS=3";
+  if (!operations()[GetParam()].of_names) return;
+  std::vector<Plan> plans;
+  for (const Operation& second : operations()) {
+    for (const Operation& third : operations()) {
+      if (!second.of_names || !third.of_names) continue;
+      const size_t kind = GetParam() + plans.size() + plans.size() / 8;
+      plans.push_back({{{&operations()[GetParam()], kPersists[kind / 4 % 2]},
+                        {&second, kPersists[kind / 8 % 2]},
+                        {&third, kPersists[kind / 16 % 4]}},
+                       kind % 2 == 1,
+                       1 + kind / 2 % 2});
+    }
+  }
+  CheckAll(plans);
+}
+
+TEST_P(ShortHistories, AreDurableInTimeWithoutASync) {
+  for (const bool keeps_open : {false, true}) {
+    TestStoreOptions options = ShortHistory::Options(1);
+    options.store.commit_interval = options.store.close_delay = std::chrono::milliseconds(10);
+    ShortHistory history(keeps_open, options);
+    history.Run(operations()[GetParam()], Persist::kNothing);
+    history.ExpectAll();
+    const Journal& journal = history.store().journal();
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    std::string wrong = "the deadline has passed";
+    size_t checked = 0;
+    while (!wrong.empty() && std::chrono::steady_clock::now() < deadline) {
+      const size_t now = journal.size();
+      if (now == checked) continue;
+      checked = now;
+      TestStore store(journal.ImageAt(now, {.device_survival = 0, .kv_survival = 0}), ShortHistory::Options(1));
+      wrong = Wrong(history.history(), now, &store);
+    }
+    EXPECT_EQ(wrong, "") << (keeps_open ? "files stay open" : "files are closed");
+    history.End();
+  }
+}
+
+std::string NameOf(const testing::TestParamInfo<size_t>& parameter) {
+  std::string name;
+  for (const char letter : ShortHistory::Operations()[parameter.param].name) {
+    name += std::isalnum(static_cast<unsigned char>(letter)) != 0 ? letter : '_';
+  }
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(From, ShortHistories, testing::Range(size_t{0}, ShortHistory::Operations().size()), NameOf);
+
+}  // namespace
+}  // namespace weightfs

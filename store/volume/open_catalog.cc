@@ -219,6 +219,12 @@ Result<void> Opening::UseLog() {
     ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, log_.root->checkpoint));
   }
   const uint64_t last = log_.tail.version.sequence;
+  // The last unmount has noted what the log has, and 0 if there was none.
+  const uint64_t noted = std::ranges::min(parts_.superblocks, {}, &Superblock::catalog_sequence).catalog_sequence;
+  if (last < noted) {
+    log_.tail.damaged = true;
+    log_.tail.durable = std::max(log_.tail.durable, noted);
+  }
   if (log_.tail.unreadable && !log_.tail.damaged) {
     RETURN_IF_ERROR(AcceptDamage(fmt::format("the device cannot read the log of the catalog behind {}",
                                              FormatUtc(log_.tail.time_ns))));

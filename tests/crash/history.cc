@@ -49,6 +49,36 @@ std::string History::Check(size_t cut, const Tree& found) const {
   return nearest;
 }
 
+std::string History::CheckForWrongBytes(const Tree& found) const {
+  std::string wrong;
+  for (size_t change = changes_.size(); change-- > 0;) {
+    wrong = CheckKnown(change, false, found);
+    if (wrong.empty()) break;
+  }
+  return wrong;
+}
+
+std::string History::CheckLast(const Tree& found) const { return CheckKnown(changes_.size() - 1, true, found); }
+
+std::string History::CheckKnown(size_t change, bool last, const Tree& found) const {
+  const Names& names = changes_[change].names;
+  for (const auto& [path, content] : found) {
+    if (!names.contains(path)) return "state " + std::to_string(change) + ": " + path + " should not exist";
+  }
+  for (const auto& [path, id] : names) {
+    const auto match = found.find(path);
+    if (match == found.end()) return "state " + std::to_string(change) + ": " + path + " is missing";
+    if (id == kDirectory || match->second == kUnreadable) continue;
+    const auto& versions = files_[id].versions;
+    const auto begin = last ? versions.end() - 1 : versions.begin();
+    const auto is_found = [&](const Version& version) { return version.data == match->second; };
+    if (std::none_of(begin, versions.end(), is_found)) {
+      return path + " has wrong bytes: " + std::to_string(match->second.size());
+    }
+  }
+  return {};
+}
+
 size_t History::Phase(size_t cut) const {
   const auto begins = [cut](const auto& change) { return change.began <= cut; };
   const auto ends = [cut](const Sync& sync) { return sync.done <= cut; };

@@ -38,6 +38,12 @@ class History {
   // Returns an empty string if a crash after `cut` events may leave `found`. Otherwise describes the difference to the
   // nearest possible state.
   std::string Check(size_t cut, const Tree& found) const;
+  // The content, in a Tree, of a file that cannot be read.
+  static constexpr char kUnreadable[] = "unreadable";
+  // Same for disks that lie: a file that cannot be read is no difference, and neither is any state that was there once.
+  std::string CheckForWrongBytes(const Tree& found) const;
+  // Same, but only for the last state.
+  std::string CheckLast(const Tree& found) const;
   // The number of positions up to `cut` that matter: Check has the same result for all cuts with the same number.
   size_t Phase(size_t cut) const;
 
@@ -61,6 +67,7 @@ class History {
   };
 
   std::string CheckChange(size_t cut, size_t change, const Tree& found) const;
+  std::string CheckKnown(size_t change, bool last, const Tree& found) const;
 
   std::vector<File> files_;
   std::vector<Change> changes_ = {{0, {}, {}}};

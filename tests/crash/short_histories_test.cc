@@ -3,13 +3,12 @@
 // with files that stay open. Cuts the power after every event. What is left must be a state that docs/GUARANTEES.md
 // allows: tests/crash/history.h has the rules.
 //
-// WEIGHTFS_OPERATIONS=3 runs the histories of three operations on names, which take hours (scripts/soak).
+// WEIGHTFS_OPERATIONS=3 also runs the histories of three operations on names (scripts/soak).
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
-#include <cctype>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -30,8 +29,7 @@ namespace {
 using Operation = ShortHistory::Operation;
 struct Plan {
   std::vector<std::pair<const Operation*, Persist>> steps;
-  bool keeps_open = false;  // the files
-  size_t devices = 1;
+  ShortHistory::Kind kind = {};
   bool again = false;  // also the crashes of each recovery
 };
 
@@ -94,12 +92,14 @@ class ShortHistories : public testing::TestWithParam<size_t> {
 
   // Runs the steps, and checks every crash from the last one on; shorter histories have the others.
   void Check(const Plan& plan) {
-    std::string title = fmt::format("{} devices, files {}: ", plan.devices, plan.keeps_open ? "stay open" : "are closed");
+    const ShortHistory::Kind& kind = plan.kind;
+    std::string title = fmt::format("{} devices{}, files {}: ", kind.devices, kind.full ? " that are full" : "",
+                                    kind.keeps_open ? "stay open" : "are closed");
     for (const auto& [operation, persist] : plan.steps) {
       title += fmt::format("{}{}; ", operation->name, ToText(persist));
     }
     SCOPED_TRACE(title);
-    ShortHistory history(plan.keeps_open, ShortHistory::Options(plan.devices));
+    ShortHistory history(plan.kind);
     for (const auto& [operation, persist] : plan.steps) history.Run(*operation, persist);
     const size_t from = history.began() + (plan.steps.size() > 1 ? 1 : 0);
     history.End();
@@ -149,56 +149,58 @@ class ShortHistories : public testing::TestWithParam<size_t> {
   Totals totals_;
 };
 
+// Each number is another kind; eight in a row are all.
+ShortHistory::Kind KindOf(size_t number) {
+  return {.devices = 1 + number / 2 % 2, .keeps_open = number % 2 == 1, .full = number / 4 % 2 == 1};
+}
+
 TEST_P(ShortHistories, OfOneOperationLeaveAGuaranteedState) {
   std::vector<Plan> plans;
-  for (const bool keeps_open : {false, true}) {
-    for (const size_t devices : {1, 2}) {
-      for (const Persist persist : kPersists) {
-        plans.push_back({{{&operations()[GetParam()], persist}}, keeps_open, devices, /*again=*/devices == 1});
-      }
+  for (size_t number = 0; number < 8; ++number) {
+    const ShortHistory::Kind kind = KindOf(number);
+    for (const Persist persist : kPersists) {
+      plans.push_back({{{&operations()[GetParam()], persist}}, kind, /*again=*/kind.devices == 1 && !kind.full});
     }
   }
   CheckAll(plans);
 }
 
-// A pair has eight ways to become durable; of the four kinds of stores, these and those of its neighbors have all.
+// A pair has eight ways to become durable, each with another kind of store. Its neighbors have the other kinds.
 TEST_P(ShortHistories, OfTwoOperationsLeaveAGuaranteedState) {
   std::vector<Plan> plans;
   for (const Operation& second : operations()) {
     for (const Persist persist : {Persist::kNothing, Persist::kFile}) {
       for (const Persist last : kPersists) {
-        const size_t kind = GetParam() + plans.size() + plans.size() / 8;
-        plans.push_back({{{&operations()[GetParam()], persist}, {&second, last}}, kind % 2 == 1, 1 + kind / 2 % 2});
+        const size_t number = GetParam() + plans.size() + plans.size() / 8;
+        plans.push_back({{{&operations()[GetParam()], persist}, {&second, last}}, KindOf(number)});
       }
     }
   }
   CheckAll(plans);
 }
 
-TEST_P(ShortHistories, OfThreeOperationsOnNamesLeaveAGuaranteedState) {
-  const char* given = std::getenv("WEIGHTFS_OPERATIONS");
-  if (given == nullptr || std::string_view(given) != "3") GTEST_SKIP() << "runs with WEIGHTFS_OPERATIONS=3";
-  if (!operations()[GetParam()].of_names) return;
+class LongerHistories : public ShortHistories {};
+
+TEST_P(LongerHistories, OfThreeOperationsOnNamesLeaveAGuaranteedState) {
   std::vector<Plan> plans;
   for (const Operation& second : operations()) {
     for (const Operation& third : operations()) {
       if (!second.of_names || !third.of_names) continue;
-      const size_t kind = GetParam() + plans.size() + plans.size() / 8;
-      plans.push_back({{{&operations()[GetParam()], kPersists[kind / 4 % 2]},
-                        {&second, kPersists[kind / 8 % 2]},
-                        {&third, kPersists[kind / 16 % 4]}},
-                       kind % 2 == 1,
-                       1 + kind / 2 % 2});
+      const size_t number = GetParam() + plans.size() + plans.size() / 8;
+      plans.push_back({{{&operations()[GetParam()], kPersists[number / 8 % 2]},
+                        {&second, kPersists[number / 16 % 2]},
+                        {&third, kPersists[number / 32 % 4]}},
+                       KindOf(number)});
     }
   }
   CheckAll(plans);
 }
 
 TEST_P(ShortHistories, AreDurableInTimeWithoutASync) {
-  for (const bool keeps_open : {false, true}) {
+  for (const size_t number : {0, 1}) {
     TestStoreOptions options = ShortHistory::Options(1);
     options.store.commit_interval = options.store.close_delay = std::chrono::milliseconds(10);
-    ShortHistory history(keeps_open, options);
+    ShortHistory history(KindOf(number), options);
     history.Run(operations()[GetParam()], Persist::kNothing);
     history.ExpectAll();
     const Journal& journal = history.store().journal();
@@ -212,20 +214,29 @@ TEST_P(ShortHistories, AreDurableInTimeWithoutASync) {
       TestStore store(journal.ImageAt(now, {.device_survival = 0, .kv_survival = 0}), ShortHistory::Options(1));
       wrong = Wrong(history.history(), now, &store);
     }
-    EXPECT_EQ(wrong, "") << (keeps_open ? "files stay open" : "files are closed");
+    EXPECT_EQ(wrong, "") << (number == 1 ? "files stay open" : "files are closed");
     history.End();
   }
 }
 
 std::string NameOf(const testing::TestParamInfo<size_t>& parameter) {
-  std::string name;
-  for (const char letter : ShortHistory::Operations()[parameter.param].name) {
-    name += std::isalnum(static_cast<unsigned char>(letter)) != 0 ? letter : '_';
+  return ShortHistory::Operations()[parameter.param].Word();
+}
+
+std::vector<size_t> FirstOfThree() {
+  std::vector<size_t> first;
+  const char* given = std::getenv("WEIGHTFS_OPERATIONS");
+  for (size_t index = 0; index < ShortHistory::Operations().size(); ++index) {
+    if (given != nullptr && std::string_view(given) == "3" && ShortHistory::Operations()[index].of_names) {
+      first.push_back(index);
+    }
   }
-  return name;
+  return first;
 }
 
 INSTANTIATE_TEST_SUITE_P(From, ShortHistories, testing::Range(size_t{0}, ShortHistory::Operations().size()), NameOf);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LongerHistories);
+INSTANTIATE_TEST_SUITE_P(From, LongerHistories, testing::ValuesIn(FirstOfThree()), NameOf);
 
 }  // namespace
 }  // namespace weightfs

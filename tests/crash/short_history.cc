@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cctype>
 #include <memory>
 #include <set>
 #include <utility>
@@ -114,6 +115,7 @@ TestStoreOptions ShortHistory::Options(size_t devices) {
   options.store.memory = ByteCount{32 * kMiB};
   options.store.commit_interval = std::chrono::hours(1);
   options.store.close_delay = std::chrono::hours(1);
+  options.store.space_wait = std::chrono::milliseconds(1);
   return options;
 }
 
@@ -125,9 +127,9 @@ struct ShortHistory::Base {
   Paths paths;
 };
 
-const ShortHistory::Base& ShortHistory::BaseOn(size_t devices) {
-  const auto make = [](size_t count) {
-    TestStore store(Options(count));
+const ShortHistory::Base& ShortHistory::BaseOf(const Kind& kind) {
+  const auto make = [](size_t devices, bool full) {
+    TestStore store(Options(devices));
     Base made;
     const auto add = [&](const std::string& path, uint32_t mode, const std::string& data, std::string_view target) {
       const size_t slash = path.rfind('/');
@@ -135,7 +137,8 @@ const ShortHistory::Base& ShortHistory::BaseOn(size_t devices) {
       CreateRequest request;
       request.mode = mode;
       request.symlink = target;
-      const auto created = store->names().Create(parent, path.substr(slash == std::string::npos ? 0 : slash + 1), request);
+      const std::string name = path.substr(slash == std::string::npos ? 0 : slash + 1);
+      const auto created = store->names().Create(parent, name, request);
       made.paths[path] = made.nodes.size();
       made.nodes.push_back({.ino = created.value().ino, .mode = created.value().mode, .target = std::string(target)});
       if (!S_ISREG(mode)) return;
@@ -154,20 +157,29 @@ const ShortHistory::Base& ShortHistory::BaseOn(size_t devices) {
     bar.attributes[kAttribute] = "first";
     EXPECT_TRUE(store->names().Link(bar.ino, kRootInode, "bar").has_value());
     made.paths["bar"] = made.paths["A/bar"];
+    if (full) {
+      add("fill", S_IFREG | 0644, {}, {});
+      const uint64_t size = (store->Space().available.value - 100) * kBlockSize;
+      const InodePtr fill = store.OpenPath("fill").value();
+      EXPECT_TRUE(store->files().Fallocate(fill, FallocateMode::kAllocateKeepSize, 0, size).has_value());
+      store->CloseFile(fill);
+    }
     EXPECT_TRUE(store->Close().has_value());
     made.image = store.journal().ImageAt(store.journal().size(), {.kind = CrashOptions::Kind::kProcessKill});
     return made;
   };
-  static const std::array<Base, 2> bases = {make(1), make(2)};
-  return bases[devices - 1];
+  static const std::array<Base, 4> bases = {make(1, false), make(2, false), make(1, true), make(2, true)};
+  return bases[kind.devices - 1 + (kind.full ? 2 : 0)];
 }
 
-ShortHistory::ShortHistory(bool keeps_open, const TestStoreOptions& options)
-    : keeps_open_(keeps_open),
-      store_(BaseOn(options.devices).image, options),
-      history_(BaseOn(options.devices).history),
-      nodes_(BaseOn(options.devices).nodes),
-      paths_(BaseOn(options.devices).paths) {
+ShortHistory::ShortHistory(const Kind& kind) : ShortHistory(kind, Options(kind.devices)) {}
+
+ShortHistory::ShortHistory(const Kind& kind, const TestStoreOptions& options)
+    : keeps_open_(kind.keeps_open),
+      store_(BaseOf(kind).image, options),
+      history_(BaseOf(kind).history),
+      nodes_(BaseOf(kind).nodes),
+      paths_(BaseOf(kind).paths) {
   EXPECT_TRUE(store_.opened().has_value());
   Named(0);
   ExpectAll();
@@ -181,7 +193,7 @@ void ShortHistory::Run(const Operation& operation, Persist persist) {
   switch (persist) {
     case Persist::kNothing: break;
     case Persist::kFile:
-      if (used_.inode == nullptr || !Took(store_->Sync(used_.inode))) break;
+      if (used_.inode == nullptr || !Took(store_->Sync(used_.inode)) || failed_) break;
       if (used_.file == History::kDirectory) {
         history_.SyncedNames(Now());
       } else {
@@ -192,7 +204,7 @@ void ShortHistory::Run(const Operation& operation, Persist persist) {
     case Persist::kDirectory: {
       if (directory_.value == 0) break;
       const auto inode = store_->inodes().Get(directory_);
-      if (inode && Took(store_->Sync(*inode))) history_.SyncedNames(Now());
+      if (inode && Took(store_->Sync(*inode)) && !failed_) history_.SyncedNames(Now());
       break;
     }
     case Persist::kAll:
@@ -206,7 +218,10 @@ void ShortHistory::CloseUsed() {
   for (const Used& used : open_) {
     const auto reported = std::make_shared<std::atomic<uint64_t>>(0);
     store_->Flush(used.inode, reported.get(),
-                  [reported](const Result<void>& result) { EXPECT_TRUE(result.has_value()); });
+                  [this, reported](const Result<void>& result) {
+                    EXPECT_TRUE(result.has_value() || expects_errors_);
+                    if (!result) failed_ = true;
+                  });
     store_->CloseFile(used.inode, 0, used.writes);
   }
   open_.clear();
@@ -214,19 +229,30 @@ void ShortHistory::CloseUsed() {
 }
 
 void ShortHistory::ExpectAll() {
+  if (failed_) return;
   for (const Node& node : nodes_) {
     if (node.file != History::kDirectory && !replacing_.contains(node.file)) history_.Synced(node.file, Now());
   }
   history_.SyncedNames(Now());
 }
 
-void ShortHistory::End() {
+void ShortHistory::End() { EXPECT_TRUE(TryToEnd()); }
+
+bool ShortHistory::TryToEnd() {
   used_ = {};
   CloseUsed();
-  if (Took(store_->Close())) ExpectAll();
+  if (!store_->Close()) return false;
+  ExpectAll();
+  return true;
 }
 
-void ShortHistory::ReadTree(TestStore& store, History::Tree* tree) {
+std::string ShortHistory::Operation::Word() const {
+  std::string word;
+  for (const char letter : name) word += std::isalnum(static_cast<unsigned char>(letter)) != 0 ? letter : '_';
+  return word;
+}
+
+void ShortHistory::ReadTree(TestStore& store, History::Tree* tree, size_t* damaged) {
   const std::function<void(InodeId, const std::string&)> read = [&](InodeId directory, const std::string& prefix) {
     const auto entries = ReadDirectory(store->names(), directory);
     ASSERT_TRUE(entries.has_value()) << ToString(entries.error());
@@ -253,9 +279,10 @@ void ShortHistory::ReadTree(TestStore& store, History::Tree* tree) {
       }
       if (S_ISREG(entry.type)) {
         const auto text = store.ReadPath(path);
-        ASSERT_TRUE(text.has_value()) << path << ": " << ToString(text.error());
-        content = *text;
-        ASSERT_EQ(found->size, content.size()) << path;
+        ASSERT_TRUE(text.has_value() || damaged != nullptr) << path << ": " << ToString(text.error());
+        content = text.value_or(History::kUnreadable);
+        if (!text) ++*damaged;
+        ASSERT_TRUE(!text || found->size == content.size()) << path;
       }
       bool published = false;
       {
@@ -312,8 +339,11 @@ bool ShortHistory::Took(const Result<T>& result) {
   static const std::set<ErrorCode> refusals = {ErrorCode::kNotFound,  ErrorCode::kExists,      ErrorCode::kNotDirectory,
                                                ErrorCode::kNotEmpty,  ErrorCode::kIsDirectory, ErrorCode::kPermission,
                                                ErrorCode::kInvalid,   ErrorCode::kNoAttribute, ErrorCode{ETXTBSY},
-                                               ErrorCode::kTooManyLinks, ErrorCode::kBusy};
-  EXPECT_TRUE(refusals.contains(result.error().code)) << ToString(result.error());
+                                               ErrorCode::kTooManyLinks, ErrorCode::kBusy,
+                                               ErrorCode::kNoSpace};
+  if (refusals.contains(result.error().code)) return false;
+  EXPECT_TRUE(expects_errors_) << ToString(result.error());
+  failed_ = true;
   return false;
 }
 
@@ -322,8 +352,10 @@ InodePtr ShortHistory::Open(const std::string& path, bool truncate) {
   const Node* node = Find(path);
   if (node == nullptr) return nullptr;
   if (!S_ISREG(node->mode)) {
-    Use(store_->inodes().Get(node->ino).value(), History::kDirectory, path, false, false);
-    return used_.inode;
+    const auto inode = store_->inodes().Get(node->ino);
+    if (!Took(inode)) return nullptr;
+    Use(*inode, History::kDirectory, path, false, false);
+    return *inode;
   }
   const auto inode = store_->OpenFile(node->ino, truncate, true);
   if (!Took(inode)) return nullptr;
@@ -443,7 +475,7 @@ void ShortHistory::Write(const std::string& path, uint64_t at, size_t size) {
   if (inode == nullptr) return;
   const std::string text = NewData(size);
   const size_t began = Now();
-  if (!Took(store_.WriteAt(inode, at, text))) return;
+  if (!Changed(store_.WriteAt(inode, at, text))) return;
   std::string data = history_.content(used_.file);
   if (data.size() < at + size) data.resize(at + size, '\0');
   data.replace(at, size, text);
@@ -455,7 +487,7 @@ void ShortHistory::Append(const std::string& path, size_t size) {
   if (inode == nullptr) return;
   const std::string text = NewData(size);
   const size_t began = Now();
-  if (!Took(store_->files().Append(inode, AsBytes(text)))) return;
+  if (!Changed(store_->files().Append(inode, AsBytes(text)))) return;
   history_.Wrote(used_.file, began, history_.content(used_.file) + text);
 }
 
@@ -463,7 +495,7 @@ void ShortHistory::Replace(const std::string& path, size_t size) {
   const std::string text = NewData(size);
   const size_t began = Now();
   const InodePtr inode = Open(path, true);
-  if (inode == nullptr || (size > 0 && !Took(store_.WriteAt(inode, 0, text)))) return;
+  if (inode == nullptr || (size > 0 && !Changed(store_.WriteAt(inode, 0, text)))) return;
   history_.Wrote(used_.file, began, text);
   replacing_.insert(used_.file);
 }
@@ -474,7 +506,7 @@ void ShortHistory::Truncate(const std::string& path, uint64_t size) {
   std::string data = history_.content(used_.file);
   data.resize(size, '\0');
   const size_t began = Now();
-  if (Took(store_->files().Truncate(inode, size))) history_.Wrote(used_.file, began, std::move(data));
+  if (Changed(store_->files().Truncate(inode, size))) history_.Wrote(used_.file, began, std::move(data));
 }
 
 void ShortHistory::Allocate(const std::string& path, FallocateMode mode, uint64_t at, uint64_t size) {
@@ -487,7 +519,7 @@ void ShortHistory::Allocate(const std::string& path, FallocateMode mode, uint64_
     for (uint64_t byte = at; byte < std::min<uint64_t>(at + size, data.size()); ++byte) data[byte] = '\0';
   }
   const size_t began = Now();
-  if (Took(store_->files().Fallocate(inode, mode, at, size))) history_.Wrote(used_.file, began, std::move(data));
+  if (Changed(store_->files().Fallocate(inode, mode, at, size))) history_.Wrote(used_.file, began, std::move(data));
 }
 
 void ShortHistory::SetMode(const std::string& path, uint32_t mode) {
@@ -526,14 +558,15 @@ void ShortHistory::Publish(const std::string& path) {
   const size_t began = Now();
   auto published = store_->PublishTree(&call);
   if (!published && published.error().code == ErrorCode::kAgain) return;  // a file is open for writing
-  if (!Took(published)) return;
+  if (!Changed(published)) return;
   for (auto& [other, index] : paths_) {
     if (other == path || other.starts_with(path + "/")) nodes_[index].published = true;
   }
   Named(began, FilesBelow(path));
+  if (failed_) return;
   for (const History::FileId file : FilesBelow(path)) history_.Synced(file, Now());
   history_.SyncedNames(Now());
-  Use(store_->inodes().Get(Find(path)->ino).value(), History::kDirectory, path, false, false);
+  static_cast<void>(Open(path));
 }
 
 void ShortHistory::Unpublish(const std::string& path) {
@@ -542,12 +575,12 @@ void ShortHistory::Unpublish(const std::string& path) {
   if (node == nullptr) return;
   std::string failed;
   const size_t began = Now();
-  if (!Took(store_->UnpublishTree(node->ino, kRoot, &failed))) return;
+  if (!Changed(store_->UnpublishTree(node->ino, kRoot, &failed))) return;
   for (auto& [other, index] : paths_) {
     if (other == path || other.starts_with(path + "/")) nodes_[index].published = false;
   }
   Named(began);
-  history_.SyncedNames(Now());
+  if (!failed_) history_.SyncedNames(Now());
 }
 
 void ShortHistory::WriteLeased(const std::string& path, size_t size) {
@@ -555,7 +588,7 @@ void ShortHistory::WriteLeased(const std::string& path, size_t size) {
   if (inode == nullptr) return;
   const std::string text = NewData(size);
   const size_t began = Now();
-  if (Took(store_.WriteDirect(inode, 0, text, size))) history_.Wrote(used_.file, began, text);
+  if (Changed(store_.WriteDirect(inode, 0, text, size))) history_.Wrote(used_.file, began, text);
 }
 
 void ShortHistory::SaveMany(const std::vector<std::string>& names, size_t size) {
@@ -565,9 +598,10 @@ void ShortHistory::SaveMany(const std::vector<std::string>& names, size_t size) 
   const size_t began = Now();
   if (!Took(store_.CreateMany("", files))) return;
   for (const auto& file : files) {
-    const auto attributes = store_->names().Lookup(kRootInode, file.name).value();
+    auto found = store_->names().Lookup(kRootInode, file.name);
+    if (!Took(found)) found = store_->names().Lookup(kRootInode, file.name);  // one read of the index may fail
     paths_[file.name] = nodes_.size();
-    nodes_.push_back({.ino = attributes.ino, .mode = attributes.mode, .file = history_.NewFile(file.data)});
+    nodes_.push_back({.ino = found.value().ino, .mode = found.value().mode, .file = history_.NewFile(file.data)});
   }
   Named(began);
   static_cast<void>(Open(names.front()));

@@ -4,6 +4,7 @@
 // Black-Box Crash Testing", OSDI 2018.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <set>
@@ -35,18 +36,31 @@ class ShortHistory {
     std::string_view name;
     bool of_names;  // changes no data
     std::function<void(ShortHistory&)> run;
+    std::string Word() const;  // the name, as a part of a test's name
   };
   static const std::vector<Operation>& Operations();
 
-  // `keeps_open`: descriptors stay open until the end, as those of a program that uses its files further.
-  ShortHistory(bool keeps_open, const TestStoreOptions& options);
+  struct Kind {
+    size_t devices = 1;       // or 2
+    bool keeps_open = false;  // descriptors stay open until the end, as those of a program that uses its files further
+    bool full = false;        // 100 blocks are free, so that freed blocks are soon used again
+  };
+  explicit ShortHistory(const Kind& kind);
+  ShortHistory(const Kind& kind, const TestStoreOptions& options);
   // With 1 or 2 devices. Only what somebody asks for becomes durable.
   static TestStoreOptions Options(size_t devices);
+
+  // The operations after it may fail, because a device lies; then failed() is true, and what they would have written
+  // counts as written.
+  void ExpectErrors() { expects_errors_ = true; }
+  bool failed() const { return failed_; }
 
   // An operation that POSIX refuses in this state changes nothing. Any other error fails the test.
   void Run(const Operation& operation, Persist persist);
   // Closes everything, and the store.
   void End();
+  // Same, and returns false if the store reports an error.
+  bool TryToEnd();
 
   TestStore& store() { return store_; }
   const History& history() const { return history_; }
@@ -56,8 +70,9 @@ class ShortHistory {
   // being replaced.
   void ExpectAll();
 
-  // What is in a store: path and attributes, as History's paths, and content.
-  static void ReadTree(TestStore& store, History::Tree* tree);
+  // What is in a store: path and attributes, as History's paths, and content. A file that cannot be read fails the
+  // test, or with `damaged` it has History::kUnreadable, and is counted there.
+  static void ReadTree(TestStore& store, History::Tree* tree, size_t* damaged = nullptr);
 
  private:
   struct Node {
@@ -70,7 +85,7 @@ class ShortHistory {
   };
   using Paths = std::map<std::string, size_t>;  // path → index in nodes_
   struct Base;
-  static const Base& BaseOn(size_t devices);
+  static const Base& BaseOf(const Kind& kind);
   friend struct Base;
 
   size_t Now() { return store_.journal().size(); }
@@ -83,6 +98,11 @@ class ShortHistory {
   std::vector<History::FileId> FilesBelow(const std::string& path);
   template <typename T>
   bool Took(const Result<T>& result);
+  // Took, or may have changed something.
+  template <typename T>
+  bool Changed(const Result<T>& result) {
+    return Took(result) || failed_;
+  }
   // Opens a file, or notes a directory, as what the operation changed.
   InodePtr Open(const std::string& path, bool truncate = false);
   void Use(InodePtr inode, History::FileId file, const std::string& path, bool opened, bool writes);
@@ -109,6 +129,8 @@ class ShortHistory {
   std::string NewData(size_t size) { return Pattern(++seed_, size); }
 
   const bool keeps_open_;
+  bool expects_errors_ = false;
+  std::atomic<bool> failed_{false};
   TestStore store_;
   History history_;
   std::vector<Node> nodes_;

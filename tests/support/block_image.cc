@@ -51,6 +51,13 @@ void BlockImage::Write(ByteOffset offset, std::span<const std::byte> in) {
   }
 }
 
+std::vector<uint64_t> BlockImage::blocks() const {
+  std::vector<uint64_t> indexes;
+  for (const auto& block : blocks_) indexes.push_back(block.first);
+  std::sort(indexes.begin(), indexes.end());
+  return indexes;
+}
+
 uint64_t BlockImage::Fingerprint() const {
   uint64_t sum = 0;
   for (const auto& [index, bytes] : blocks_) {

@@ -28,6 +28,8 @@ class BlockImage {
   // Keeps references into `in` instead of copying. `offset` and the size are multiples of kBlockSize.
   void WriteShared(ByteOffset offset, const SharedBytes& in);
 
+  // The indexes of the blocks that were written, in order.
+  std::vector<uint64_t> blocks() const;
   // A number that differs for different contents, nearly always.
   uint64_t Fingerprint() const;
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -61,6 +62,7 @@ void FaultDevice::Submit(std::span<IoRequest* const> requests) {
       ++counts_.reads;
       counts_.read += request->size;
       pending.failure = NextFailureLocked(Target::kRead);
+      pending.lie = NextLieLocked({Lie::kStaleRead, Lie::kMisdirectedRead, Lie::kFlippedRead});
     } else {
       ++counts_.writes;
       counts_.written += request->size;
@@ -68,8 +70,7 @@ void FaultDevice::Submit(std::span<IoRequest* const> requests) {
       if (!pending.failure) pending.failure = ChargeBudgetLocked(request->size);
       pending.bytes =
           std::make_shared<const std::vector<std::byte>>(request->data, request->data + request->size.value);
-      pending.event = journal_->Append(
-          {.kind = Journal::Event::Kind::kWrite, .device = index_, .offset = request->offset, .bytes = pending.bytes});
+      pending.stored = StoreLocked(request->offset, pending.bytes);
     }
     pending_.push_back(std::move(pending));
   }
@@ -80,14 +81,8 @@ Result<void> FaultDevice::Write(ByteOffset offset, std::span<const std::byte> in
   CheckRequest(SynchronousWrite(offset, in));
   MutexLock lock(mutex_);
   const auto failure = NextFailureLocked(Target::kSynchronousWrite);
-  const size_t event = journal_->Append({.kind = Journal::Event::Kind::kWrite,
-                                         .device = index_,
-                                         .offset = offset,
-                                         .bytes =
-                                              std::make_shared<const std::vector<std::byte>>(in.begin(), in.end())});
-  if (!failure) image_.Write(offset, in);
-  const auto kind = failure ? Journal::Event::Kind::kWriteFailed : Journal::Event::Kind::kWriteDone;
-  journal_->Append({.kind = kind, .device = index_, .subject = event});
+  FinishWriteLocked(StoreLocked(offset, std::make_shared<const std::vector<std::byte>>(in.begin(), in.end())),
+                    failure.has_value());
   if (failure) return *failure;
   return {};
 }
@@ -100,6 +95,7 @@ Result<void> FaultDevice::Flush() {
     journal_->Append({.kind = Journal::Event::Kind::kFlushFailed, .device = index_, .subject = covered});
     return *code;
   }
+  if (NextLieLocked({Lie::kLostFlush})) return {};
   journal_->Append({.kind = Journal::Event::Kind::kFlush, .device = index_, .subject = covered});
   return {};
 }
@@ -112,7 +108,75 @@ void FaultDevice::Fail(Target target, Failure failure) {
 void FaultDevice::StopFailing() {
   MutexLock lock(mutex_);
   triggers_ = {};
+  lying_ = {};
   budget_ = {std::numeric_limits<uint64_t>::max()};
+}
+
+void FaultDevice::StartLying(Lie lie, uint64_t nth, bool and_later) {
+  MutexLock lock(mutex_);
+  lie_ = lie;
+  lying_ = {nth, and_later};
+  has_lied_ = false;
+  stale_ = image_;
+}
+
+bool FaultDevice::has_lied() const {
+  MutexLock lock(mutex_);
+  return has_lied_;
+}
+
+std::optional<FaultDevice::Lie> FaultDevice::NextLieLocked(std::initializer_list<Lie> lies) {
+  if (lying_.left == 0 || std::find(lies.begin(), lies.end(), lie_) == lies.end()) return std::nullopt;
+  if (lying_.left > 1) {
+    --lying_.left;
+    return std::nullopt;
+  }
+  if (!lying_.and_later) lying_.left = 0;
+  has_lied_ = true;
+  return lie_;
+}
+
+FaultDevice::Stored FaultDevice::StoreLocked(ByteOffset offset, SharedBytes bytes) {
+  Stored stored{offset, std::move(bytes)};
+  const size_t size = stored.bytes->size();
+  const auto lie = NextLieLocked({Lie::kLostWrite, Lie::kMisdirectedWrite, Lie::kTornWrite, Lie::kFlippedWrite});
+  if (lie == Lie::kLostWrite) {
+    stored.bytes = nullptr;
+  } else if (lie == Lie::kMisdirectedWrite) {
+    const bool repeats = last_write_ == offset || last_write_.value + size > size_.value;
+    stored.offset = repeats ? ByteOffset{offset.value + 2 * size <= size_.value ? offset.value + size : 0} : last_write_;
+  } else if (lie) {
+    std::vector<std::byte> changed = *stored.bytes;
+    constexpr size_t kSector = 512;
+    if (lie == Lie::kFlippedWrite) changed[size / 3] ^= std::byte{16};
+    for (size_t at = kSector; lie == Lie::kTornWrite && at < size; at += 2 * kSector) {
+      image_.Read(offset + ByteCount{at}, std::span(changed).subspan(at, kSector));
+    }
+    stored.bytes = std::make_shared<const std::vector<std::byte>>(std::move(changed));
+  }
+  last_write_ = offset;
+  if (stored.bytes != nullptr) {
+    stored.event = journal_->Append(
+        {.kind = Journal::Event::Kind::kWrite, .device = index_, .offset = stored.offset, .bytes = stored.bytes});
+  }
+  return stored;
+}
+
+void FaultDevice::FinishWriteLocked(const Stored& stored, bool failed) {
+  if (stored.bytes == nullptr) return;
+  if (!failed) image_.WriteShared(stored.offset, stored.bytes);
+  const auto kind = failed ? Journal::Event::Kind::kWriteFailed : Journal::Event::Kind::kWriteDone;
+  journal_->Append({.kind = kind, .device = index_, .subject = stored.event});
+}
+
+void FaultDevice::ReadLocked(ByteOffset offset, std::span<std::byte> out, std::optional<Lie> lie) {
+  if (lie == Lie::kStaleRead) return stale_->Read(offset, out);
+  if (lie == Lie::kMisdirectedRead) {
+    const uint64_t next = offset.value + out.size();
+    offset = {next + out.size() <= size_.value ? next : 0};
+  }
+  image_.Read(offset, out);
+  if (lie == Lie::kFlippedRead) out[out.size() / 3] ^= std::byte{16};
 }
 
 void FaultDevice::SetWriteBudget(ByteCount bytes, ErrorCode code) {
@@ -208,16 +272,14 @@ Result<void> FaultDevice::ExecuteLocked(const Pending& pending) {
   const IoRequest& request = *pending.request;
   if (request.operation == IoRequest::Operation::kRead) {
     if (pending.failure) return *pending.failure;
-    image_.Read(request.offset, {request.data, request.size.value});
+    ReadLocked(request.offset, {request.data, request.size.value}, pending.lie);
     return {};
   }
   if (std::memcmp(pending.bytes->data(), request.data, pending.bytes->size()) != 0) {
     Misuse(path(), request, "the memory changed while it was being written");
   }
-  const auto kind = pending.failure ? Journal::Event::Kind::kWriteFailed : Journal::Event::Kind::kWriteDone;
-  journal_->Append({.kind = kind, .device = index_, .subject = pending.event});
+  FinishWriteLocked(pending.stored, pending.failure.has_value());
   if (pending.failure) return *pending.failure;
-  image_.WriteShared(request.offset, pending.bytes);
   return {};
 }
 

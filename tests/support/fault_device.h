@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool device in memory that fails, delays and reorders requests on demand, and loses power through its journal.
+// A pool device in memory that fails, delays and reorders requests, and lies on demand, and loses power through its
+// journal.
 #pragma once
 
 #include <array>
 #include <deque>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <random>
@@ -49,7 +51,22 @@ class FaultDevice final : public BlockDevice {
     ErrorCode code = ErrorCode::kIo;
   };
   void Fail(Target target, Failure failure) EXCLUDES(mutex_);
-  void StopFailing() EXCLUDES(mutex_);  // also removes the write budget
+  void StopFailing() EXCLUDES(mutex_);  // also removes the write budget, and stops lying
+
+  // Makes the `nth` operation of its kind from now on (the first is 1), or it and all later ones, succeed without doing
+  // what it says. Asynchronous and synchronous writes count together.
+  enum class Lie : unsigned char {
+    kLostWrite,         // nothing is written
+    kMisdirectedWrite,  // the bytes of the write before are overwritten instead, or the next blocks
+    kTornWrite,         // every second sector of 512 bytes is written
+    kFlippedWrite,      // one bit is written wrong
+    kStaleRead,         // returns the bytes as of the call of StartLying
+    kMisdirectedRead,   // returns the blocks that follow
+    kFlippedRead,       // one bit is returned wrong
+    kLostFlush,         // nothing becomes durable
+  };
+  void StartLying(Lie lie, uint64_t nth, bool and_later = false) EXCLUDES(mutex_);
+  bool has_lied() const EXCLUDES(mutex_);
 
   // Writes beyond this many bytes from now on fail with `code`, each request as a whole.
   void SetWriteBudget(ByteCount bytes, ErrorCode code = ErrorCode::kNoSpace) EXCLUDES(mutex_);
@@ -75,11 +92,18 @@ class FaultDevice final : public BlockDevice {
   Counts counts() const EXCLUDES(mutex_);
 
  private:
+  // What a write does.
+  struct Stored {
+    ByteOffset offset = {};
+    SharedBytes bytes = nullptr;  // null: nothing
+    size_t event = 0;             // its kWrite event
+  };
   struct Pending {
     IoRequest* request;
-    size_t event = 0;             // for a write: its kWrite event
     SharedBytes bytes = nullptr;  // for a write: the bytes as submitted
+    Stored stored = {};
     std::optional<ErrorCode> failure = std::nullopt;
+    std::optional<Lie> lie = std::nullopt;  // for a read
   };
   struct Trigger {
     uint64_t left = 0;  // 0: not set
@@ -89,6 +113,10 @@ class FaultDevice final : public BlockDevice {
 
   void CheckRequest(const IoRequest& request) const;
   std::optional<ErrorCode> NextFailureLocked(Target target) REQUIRES(mutex_);
+  std::optional<Lie> NextLieLocked(std::initializer_list<Lie> lies) REQUIRES(mutex_);
+  Stored StoreLocked(ByteOffset offset, SharedBytes bytes) REQUIRES(mutex_);
+  void FinishWriteLocked(const Stored& stored, bool failed) REQUIRES(mutex_);
+  void ReadLocked(ByteOffset offset, std::span<std::byte> out, std::optional<Lie> lie) REQUIRES(mutex_);
   std::optional<ErrorCode> ChargeBudgetLocked(ByteCount bytes) REQUIRES(mutex_);
   bool CanCompleteLocked(const Pending& pending) const REQUIRES(mutex_);
   std::optional<Pending> TakeLocked() REQUIRES(mutex_);
@@ -107,6 +135,11 @@ class FaultDevice final : public BlockDevice {
   std::array<Trigger, 4> triggers_ GUARDED_BY(mutex_);
   ByteCount budget_ GUARDED_BY(mutex_) = {std::numeric_limits<uint64_t>::max()};
   ErrorCode budget_code_ GUARDED_BY(mutex_) = ErrorCode::kNoSpace;
+  Lie lie_ GUARDED_BY(mutex_) = Lie::kLostWrite;
+  Trigger lying_ GUARDED_BY(mutex_);
+  bool has_lied_ GUARDED_BY(mutex_) = false;
+  std::optional<BlockImage> stale_ GUARDED_BY(mutex_);
+  ByteOffset last_write_ GUARDED_BY(mutex_) = {};
   Counts counts_ GUARDED_BY(mutex_);
   bool held_ GUARDED_BY(mutex_) = false, reads_held_ GUARDED_BY(mutex_) = false;
   bool one_ GUARDED_BY(mutex_) = false;  // complete one request although requests are held

@@ -79,6 +79,7 @@ Result<wal::WriterOptions> TestStore::CatchUp(std::unique_ptr<MemoryKvStore>* kv
   if (!log.tail.continues) {
     from = log.root->checkpoint;
     ASSIGN_OR_RETURN(log.tail, wal::FindDurableTail(devices, *log.root, from));
+    index_was_ahead_ = version && version->sequence > log.tail.version.sequence;
     *kv = std::make_unique<MemoryKvStore>(journal_);
     ASSIGN_OR_RETURN(const auto checkpoint, wal::ReplayCheckpoint(devices, *log.root, [&](const wal::Entry& part) {
                        return (*kv)->Write(part.batch);

@@ -34,6 +34,9 @@ class TestStore {
   Store& operator*() { return *store_; }
   Store* operator->() { return store_.get(); }
   const Result<void>& opened() const { return opened_; }
+  // True if the index had entries that the log lacks. The index stores none before they are durable in the log, so the
+  // devices have lost them; a mount says so.
+  bool index_was_ahead() const { return index_was_ahead_; }
   Journal& journal() { return *journal_; }
   FaultDevice& device(size_t index = 0) { return *devices_[index]; }
   MemoryKvStore& kv() { return *kv_; }
@@ -79,6 +82,7 @@ class TestStore {
   MemoryKvStore* kv_ = nullptr;
   std::unique_ptr<Store> store_;
   Result<void> opened_;
+  bool index_was_ahead_ = false;
 };
 
 std::span<const std::byte> AsBytes(std::string_view text);

@@ -89,6 +89,26 @@ TEST_F(StoreLocationTest, TheDevicesHaveEverythingForAnotherIndex) {
   EXPECT_TRUE(Has(Must(Find(both, "a")), "e"));
 }
 
+// As if the disk had lost the last writes of the log.
+TEST_F(StoreLocationTest, ALogThatLacksWhatTheLastUnmountHadIsDamaged) {
+  FormatDevices({"one"});
+  Make(Must(Find(Path("one"), "a")), "d");
+  Superblock superblock = SuperblockOf(Path("one"));
+  ASSERT_GT(superblock.catalog_sequence, 0U);
+  ++superblock.catalog_sequence;
+  {
+    const auto device = FileDevice::Open(Path("one"), {});
+    ASSERT_TRUE(device.has_value() && WriteSuperblock(**device, superblock).has_value());
+  }
+  for (const char* index : {"a", "b"}) {
+    const auto opened = OpenStoreParts(Must(Find(Path("one"), index)), {});
+    ASSERT_FALSE(opened.has_value());
+    EXPECT_NE(opened.error().what.find("the log of the catalog on the devices is damaged"), std::string::npos)
+        << opened.error().what;
+  }
+  EXPECT_TRUE(Has(Must(Find(Path("one"), "b")), "d", /*read_only=*/true));
+}
+
 TEST_F(StoreLocationTest, TheNameIsAStoreAgain) {
   FormatDevices({"one"});
   fs::create_symlink(Path("one"), Path("link"));

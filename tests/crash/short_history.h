@@ -85,6 +85,7 @@ class ShortHistory {
   };
   using Paths = std::map<std::string, size_t>;  // path → index in nodes_
   struct Base;
+  static constexpr char kAttribute[] = "user.kind";
   static const Base& BaseOf(const Kind& kind);
   friend struct Base;
 
@@ -96,8 +97,12 @@ class ShortHistory {
   void Named(size_t began, std::vector<History::FileId> ordered = {});
   // The regular files at or below the path, without those below it that are being replaced.
   std::vector<History::FileId> FilesBelow(const std::string& path);
+  // Null: no error.
+  bool Takes(const Error* error);
   template <typename T>
-  bool Took(const Result<T>& result);
+  bool Took(const Result<T>& result) {
+    return Takes(result ? nullptr : &result.error());
+  }
   // Took, or may have changed something.
   template <typename T>
   bool Changed(const Result<T>& result) {

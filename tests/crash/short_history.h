@@ -43,7 +43,7 @@ class ShortHistory {
   struct Kind {
     size_t devices = 1;       // or 2
     bool keeps_open = false;  // descriptors stay open until the end, as those of a program that uses its files further
-    bool full = false;        // 100 blocks are free, so that freed blocks are soon used again
+    bool full = false;        // 24 blocks are free, so that freed blocks are soon used again
   };
   explicit ShortHistory(const Kind& kind);
   ShortHistory(const Kind& kind, const TestStoreOptions& options);

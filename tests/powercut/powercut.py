@@ -168,6 +168,7 @@ class Bench:
         """Makes the parts of an image devices of this machine, with the catalog's filesystem mounted."""
         with contextlib.ExitStack() as stack:
             DEVICES.mkdir(exist_ok=True)
+            stack.callback(self.wait_until_detached, device)
             for name, (start, length) in self.layout.parts.items():
                 loop = run("losetup", "--find", "--show", "--offset", start, "--sizelimit", length,
                            device).stdout.strip()
@@ -180,6 +181,16 @@ class Bench:
                     link.unlink(missing_ok=True)
                     link.symlink_to(loop)
             yield self.work / "catalog/store"
+
+    @staticmethod
+    def wait_until_detached(device):
+        """Another process may have a copy of the mount for a moment, in a namespace of its own. Until it is gone, the
+        filesystem may write to the image, which the next cut would overwrite."""
+        deadline = time.monotonic() + GUEST_SECONDS
+        while run("losetup", "--associated", device).stdout.strip():
+            if time.monotonic() > deadline:
+                raise Failure(f"{device} is still a loop device")
+            time.sleep(0.05)
 
     def check(self, device, history):
         """Returns the violations in an image, as texts."""

@@ -92,7 +92,7 @@ const ShortHistory::Base& ShortHistory::BaseOf(const Kind& kind) {
     made.paths["bar"] = made.paths["A/bar"];
     if (full) {
       add("fill", S_IFREG | 0644, {}, {});
-      const uint64_t size = (store->Space().available.value - 24) * kBlockSize;
+      const uint64_t size = (store->Space().available.value - 5) * kBlockSize;
       const InodePtr fill = store.OpenPath("fill").value();
       EXPECT_TRUE(store->files().Fallocate(fill, FallocateMode::kAllocateKeepSize, 0, size).has_value());
       store->CloseFile(fill);
@@ -109,6 +109,7 @@ ShortHistory::ShortHistory(const Kind& kind) : ShortHistory(kind, Options(kind.d
 
 ShortHistory::ShortHistory(const Kind& kind, const TestStoreOptions& options)
     : keeps_open_(kind.keeps_open),
+      full_(kind.full),
       store_(BaseOf(kind).image, options),
       history_(BaseOf(kind).history),
       nodes_(BaseOf(kind).nodes),

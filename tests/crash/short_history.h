@@ -43,7 +43,7 @@ class ShortHistory {
   struct Kind {
     size_t devices = 1;       // or 2
     bool keeps_open = false;  // descriptors stay open until the end, as those of a program that uses its files further
-    bool full = false;        // 24 blocks are free, so that freed blocks are soon used again
+    bool full = false;        // 5 blocks are free, so that freed blocks are soon used again
   };
   explicit ShortHistory(const Kind& kind);
   ShortHistory(const Kind& kind, const TestStoreOptions& options);
@@ -133,7 +133,7 @@ class ShortHistory {
   void SaveMany(const std::vector<std::string>& names, size_t size);
   std::string NewData(size_t size) { return Pattern(++seed_, size); }
 
-  const bool keeps_open_;
+  const bool keeps_open_, full_;
   bool expects_errors_ = false;
   std::atomic<bool> failed_{false};
   TestStore store_;

@@ -73,7 +73,8 @@ const std::vector<ShortHistory::Operation>& ShortHistory::Operations() {
       {"fallocate foo", false, [](H& h) { h.Allocate("foo", Mode::kAllocate, 8000, 20000); }},
       {"fallocate -n foo", false, [](H& h) { h.Allocate("foo", Mode::kAllocateKeepSize, 8000, 20000); }},
       {"punch foo", false, [](H& h) { h.Allocate("foo", Mode::kPunchHole, 1000, 6000); }},
-      {"zero foo", false, [](H& h) { h.Allocate("foo", Mode::kZeroRange, 4000, 9000); }},
+      // In several steps; for lack of space, one of them may be committed alone.
+      {"zero foo", false, [](H& h) { if (!h.full_) h.Allocate("foo", Mode::kZeroRange, 4000, 9000); }},
       {"lease write foo", false, [](H& h) { h.WriteLeased("foo", 12000); }},
       {"save_many foo new", false, [](H& h) { h.SaveMany({"foo", "new"}, 6000); }},
       {"save_many new", false, [](H& h) { h.SaveMany({"new", "more"}, 0); }},
@@ -207,7 +208,10 @@ void ShortHistory::Replace(const std::string& path, size_t size) {
   const std::string text = NewData(size);
   const size_t began = Now();
   const InodePtr inode = Open(path, true);
-  if (inode == nullptr || (size > 0 && !Changed(store_.WriteAt(inode, 0, text)))) return;
+  if (inode == nullptr) return;
+  // For lack of space, a replacement is committed as it is.
+  if (full_) history_.Wrote(used_.file, began, {});
+  if (size > 0 && !Changed(store_.WriteAt(inode, 0, text))) return;
   history_.Wrote(used_.file, began, text);
   replacing_.insert(used_.file);
 }
@@ -231,7 +235,10 @@ void ShortHistory::Allocate(const std::string& path, FallocateMode mode, uint64_
     for (uint64_t byte = at; byte < std::min<uint64_t>(at + size, data.size()); ++byte) data[byte] = '\0';
   }
   const size_t began = Now();
-  if (Changed(store_->files().Fallocate(inode, mode, at, size))) history_.Wrote(used_.file, began, std::move(data));
+  if (!Changed(store_->files().Fallocate(inode, mode, at, size))) {
+    data = store_.ReadAll(inode).value();  // for lack of space, a part of it
+  }
+  history_.Wrote(used_.file, began, std::move(data));
 }
 
 void ShortHistory::SetMode(const std::string& path, uint32_t mode) {

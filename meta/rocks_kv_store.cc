@@ -13,7 +13,6 @@
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #if __has_include(<rocksdb/advanced_cache.h>)
 // RocksDB 8 moved the definition of Cache to this header; its cache.h only declares the class.
 #include <rocksdb/advanced_cache.h>
@@ -34,7 +33,6 @@
 #include "meta/catalog_space.h"
 #include "meta/keys.h"
 #include "meta/rocks_file_system.h"
-#include "meta/shared_sync.h"
 
 namespace weightfs {
 namespace {
@@ -159,8 +157,6 @@ struct Database {
   ~Database() {
     if (db == nullptr) return;
     bool complete = !health->failed();
-    // RocksDB verifies tables when it reads them, but a damaged log ends silently at the damage, so leave nothing in
-    // the log.
     if (!read_only && complete) complete = space->Flush().has_value();
     if (!read_only && !complete && !health->failed()) {
       spdlog::info("{}: closed without its latest changes, because its filesystem is full; they are in the log on the "
@@ -185,7 +181,6 @@ struct Database {
   const std::shared_ptr<Health> health;
   std::shared_ptr<rocksdb::Cache> cache;
   bool read_only = false;
-  bool log = true;
   std::unique_ptr<CatalogSpace> space;  // null if read-only
   std::unique_ptr<rocksdb::Env> env;    // null if read-only: RocksDB's own
   std::unique_ptr<rocksdb::DB> db;
@@ -218,14 +213,10 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.create_if_missing = wanted.create;
   options.error_if_exists = wanted.create;
 
-  // Recovery returns a prefix of the batches, and every kind of damage is an error.
+  // Of the log of an older version, recovery returns a prefix. Any other damage is an error.
   options.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   options.paranoid_checks = true;
-  // Up to version 7.8, a WAL that is synced late may be recorded again in a manifest created after its deletion; the
-  // next open then reports it as missing. The manifest's default limit of 1 GiB, which one mount never reaches, avoids
-  // a second manifest. Do not lower it.
   options.track_and_verify_wals_in_manifest = true;
-  options.recycle_log_file_num = 0;  // recycled logs prevent point-in-time recovery
   options.max_bgerror_resume_count = 0;
   options.listeners.push_back(
       std::make_shared<FailureListener>(database.health, database.space.get(), wanted.before_flush));
@@ -420,31 +411,19 @@ size_t SizeOf(const KvBatch& batch) {
 
 class RocksKvStore::Impl {
  public:
-  explicit Impl(std::shared_ptr<Database> opened) : database(std::move(opened)), sync([this] { return SyncLog(); }) {}
+  explicit Impl(std::shared_ptr<Database> opened) : database(std::move(opened)) {}
 
-  Result<void> SyncLog() {
-    // A sync of a log whose file was deleted succeeds but makes nothing durable.
-    if (access((database->directory + "/CURRENT").c_str(), F_OK) != 0) {
-      const auto status = rocksdb::Status::IOError(database->directory, "its files are gone");
-      return database->health->Fail("syncing the catalog's log", status);
-    }
-    if (const auto status = database->db->SyncWAL(); !status.ok()) {
-      return database->health->Fail("syncing the catalog's log", status);
-    }
-    return {};
-  }
   // One thread may write the batches of several. ThreadSanitizer does not see the hand-over in RocksDB, which is built
   // without it. As a separate function, this one keeps its caller in the stack traces that tests/tsan.supp matches.
   [[gnu::noinline]] rocksdb::Status Apply(rocksdb::WriteBatch* changes) {
     CountNothing();
     rocksdb::WriteOptions options;
-    options.disableWAL = !database->log;
+    options.disableWAL = true;
     return database->db->Write(options, changes);
   }
   bool writable() const { return !database->read_only && !database->health->failed(); }
 
   const std::shared_ptr<Database> database;
-  SharedSync sync;
 };
 
 RocksKvStore::RocksKvStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -461,7 +440,6 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   auto database = std::make_shared<Database>(directory);
   database->cache = MakeCache(options.cache);
   database->read_only = options.read_only;
-  database->log = options.log;
   if (!options.read_only) {
     ASSIGN_OR_RETURN(database->space, CatalogSpace::Open(directory));
     database->env = MakeCatalogEnv(prepared, *database->space, options.may_write);
@@ -496,7 +474,6 @@ Result<void> RocksKvStore::Write(KvBatch batch) {
   if (const auto status = impl_->Apply(&changes); !status.ok()) {
     return impl_->database->health->Fail("writing the catalog", status);
   }
-  impl_->sync.NoteWrite();
   impl_->database->space->NoteWrite(size);
   return {};
 }
@@ -513,8 +490,7 @@ std::optional<uint64_t> RocksKvStore::FreeSpace() {
 
 Result<void> RocksKvStore::Sync() {
   if (failed()) return ErrorCode::kReadOnly;
-  if (impl_->database->read_only) return {};
-  return impl_->database->log ? impl_->sync.Sync() : impl_->database->space->Flush();
+  return impl_->database->read_only ? Result<void>() : impl_->database->space->Flush();
 }
 
 std::unique_ptr<KvIterator> RocksKvStore::NewIterator(std::string_view prefix, std::string_view first, KvScan scan) {

@@ -11,21 +11,20 @@
 
 namespace weightfs {
 
-// Uses point-in-time WAL recovery, paranoid checks, WALs tracked and verified in the manifest, and one bounded cache. A
-// failed write, sync, flush or compaction makes the store read-only until it is reopened, and is logged once. A failed
-// sync is never retried. Iterators may outlive the store: they keep the database, and its lock, open.
+// Uses no log of RocksDB: Sync writes and syncs everything as tables. Recovery restores the batches up to one of those
+// before the crash. A log that an older version has left counts up to its first damage. Uses paranoid checks and one
+// bounded cache. A failed write, flush or compaction makes the store read-only until it is reopened, and is logged
+// once. A failed Sync is never retried. Iterators may outlive the store: they keep the database, and its lock, open.
 class RocksKvStore final : public KvStore {
  public:
   struct Options {
     bool create = false;  // for format: the directory must be missing or empty, else kExists
     // For fsck and info: changes nothing in the directory and takes no lock, so a mount may be active. Shows the
-    // batches that the log has at the time of Open. Write returns kReadOnly.
+    // batches that are stored at the time of Open. Write returns kReadOnly.
     bool read_only = false;
-    // False: batches are not logged, because a log of the caller has them (store/wal). Recovery then restores the
-    // batches up to one of those before the crash; Sync writes and syncs all of them as tables.
-    bool log = true;
-    // Without a log: when the filesystem is full, changes collect in memory until it has space, Sync returns kNoSpace
-    // soon, and so is closed what could not be stored. Otherwise a lack of space is a failure.
+    // For a store whose changes are in a log elsewhere (store/wal): when the filesystem is full, they collect in memory
+    // until it has space, Sync returns kNoSpace soon, and what could not be stored is closed without them. Otherwise a
+    // lack of space is a failure.
     bool awaits_space = false;
     // With read_only: opens a catalog although some of its tables cannot be opened. Reads that need them fail.
     bool damaged_too = false;

@@ -115,10 +115,9 @@ Result<void> CheckParts(const VerifyArguments& arguments, const StoreLocation& s
   ProgressBar bar("verify");
   ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, arguments.repair, bar, checked));
   checked->was_clean = parts.was_clean;
-  const auto leave_log = [&]() -> Result<KvStore*> {
+  const auto leave_log = [&] {
     checked->left_log = true;
-    RETURN_IF_ERROR(LeaveLog(store.directory, &parts));
-    return parts.catalog.get();
+    return LeaveLog(&parts);
   };
   FsckOptions options;
   options.repair = arguments.repair;

@@ -42,7 +42,7 @@ Result<FsckReport> Checker::Run() {
   uint64_t catalog_size = 0;
   for (const char kind :
        {keys::kInode, keys::kOrphan, keys::kEntry, keys::kExtent, keys::kAttribute, keys::kChecksums}) {
-    catalog_size += catalog_->EstimateSize(keys::KindPrefix(kind));
+    catalog_size += catalog_.EstimateSize(keys::KindPrefix(kind));
   }
   StartPass(Progress::Unit::kBytes, catalog_size);
   RETURN_IF_ERROR(ScanInodes());
@@ -59,9 +59,7 @@ Result<FsckReport> Checker::Run() {
   if (options_.verify_data) RETURN_IF_ERROR(VerifyData());
   FinishTexts();
   if (options_.repair && report_.repaired > 0) {
-    if (options_.before_repair) {
-      ASSIGN_OR_RETURN(catalog_, options_.before_repair());
-    }
+    if (options_.before_repair) RETURN_IF_ERROR(options_.before_repair());
     RETURN_IF_ERROR(Repair());
     for (Finding& finding : report_.findings) finding.repaired = IsRepairable(finding.kind);
   } else {
@@ -103,7 +101,7 @@ Node* Checker::Find(uint64_t ino) {
 
 Result<Checker::Names> Checker::NamesIn(uint64_t directory, const std::set<uint64_t>& inodes) {
   Names names;
-  const auto entries = catalog_->NewIterator(keys::EntryPrefix(InodeId{directory}));
+  const auto entries = catalog_.NewIterator(keys::EntryPrefix(InodeId{directory}));
   for (; entries->Valid() && names.size() < inodes.size(); entries->Next()) {
     const auto key = keys::ParseNamed(entries->key());
     const auto entry = EntryRecord::Decode(entries->value());

@@ -28,8 +28,8 @@ struct FsckOptions {
   // The bytes of each device that belong to the store, from its superblock (StoreOptions::device_sizes); empty: all of
   // them.
   std::vector<ByteCount> device_sizes = {};
-  // Called once, when the check has ended and before the first change; gives the catalog to repair. May be empty.
-  std::function<Result<KvStore*>()> before_repair = nullptr;
+  // Called once, when the check has ended and before the first change. May be empty.
+  std::function<Result<void>()> before_repair = nullptr;
 };
 
 enum class FindingKind : unsigned char {

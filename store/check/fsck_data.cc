@@ -195,7 +195,7 @@ Result<void> Checker::VerifyData() {
   uint64_t total = 0;
   for (const Extent& extent : extents_) total += extent.IsWritten() ? extent.record.count.value * kBlockSize : 0;
   StartPass(Progress::Unit::kBytes, total);
-  ChecksumReader checksums(*catalog_);
+  ChecksumReader checksums(catalog_);
   ASSIGN_OR_RETURN(const auto reader, DataReader::Create(devices_, kDepth));
   BadRun bad;
   const auto report_bad = [&] {
@@ -244,7 +244,7 @@ Result<void> Checker::VerifyData() {
 // be read gets a checksum that will almost certainly never match, so that reading it remains an error.
 Result<void> Checker::RebuildChecksums(DataReader& reader, const Segment& segment) {
   const std::string key = keys::Checksums(InodeId{segment.ino}, segment.segment);
-  ASSIGN_OR_RETURN(const auto bytes, catalog_->Get(key));
+  ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));
   std::vector<uint32_t> checksums;
   if (bytes) {
     if (auto decoded = DecodeChecksums(*bytes)) checksums = std::move(*decoded);

@@ -78,7 +78,7 @@ struct Segment {
 class Checker {
  public:
   Checker(KvStore& catalog, std::span<BlockDevice* const> devices, const FsckOptions& options)
-      : catalog_(&catalog), devices_(devices), options_(options) {}
+      : catalog_(catalog), devices_(devices), options_(options) {}
   Result<FsckReport> Run();
 
  private:
@@ -144,7 +144,7 @@ class Checker {
   std::string PathOf(uint64_t ino);
   void FinishTexts();
 
-  KvStore* catalog_;
+  KvStore& catalog_;
   const std::span<BlockDevice* const> devices_;
   const FsckOptions& options_;
 
@@ -172,8 +172,8 @@ template <typename Visit>
 Result<void> Checker::ForEach(char kind, std::string_view step, Visit visit) {
   const std::string prefix = keys::KindPrefix(kind);
   // EstimateSize is approximate: the pass ends at its total whatever the actual sizes of the records.
-  const uint64_t end = progress_.done + catalog_->EstimateSize(prefix);
-  const auto iterator = catalog_->NewIterator(prefix);
+  const uint64_t end = progress_.done + catalog_.EstimateSize(prefix);
+  const auto iterator = catalog_.NewIterator(prefix);
   for (uint64_t records = 0; iterator->Valid(); iterator->Next(), ++records) {
     if (records % kTickInterval == 0) {
       RETURN_IF_ERROR(CheckCancelled());

@@ -51,8 +51,8 @@ Result<void> Checker::TakeInode(InodeId ino, std::string_view value) {
     Report(FindingKind::kDamagedRecord, ino.value, "its record cannot be decoded");
     node.damaged = node.rewrite = true;
     // The records that belong to the inode reveal its type; otherwise the entry that refers to it does.
-    const auto entries = catalog_->NewIterator(keys::EntryPrefix(ino));
-    const auto extents = catalog_->NewIterator(keys::ExtentPrefix(ino));
+    const auto entries = catalog_.NewIterator(keys::EntryPrefix(ino));
+    const auto extents = catalog_.NewIterator(keys::ExtentPrefix(ino));
     if (entries->Valid()) {
       node.mode = S_IFDIR;
     } else if (extents->Valid()) {
@@ -315,7 +315,7 @@ Result<void> Checker::ScanAttributes() {
 }
 
 Result<void> Checker::ScanPublishing() {
-  const auto facts = catalog_->NewIterator(keys::Store(kPublishingFact));
+  const auto facts = catalog_.NewIterator(keys::Store(kPublishingFact));
   for (; facts->Valid(); facts->Next()) {
     const auto ino = DecodeFact(facts->value());
     if (!ino) {
@@ -339,7 +339,7 @@ Result<void> Checker::CheckFacts() {
 }
 
 Result<void> Checker::CheckFact(const char* name, uint64_t least, uint64_t most, bool optional) {
-  const auto fact = ReadFact(*catalog_, name);
+  const auto fact = ReadFact(catalog_, name);
   if (!fact && fact.error().code == ErrorCode::kIo) return fact.error();
   const bool known = fact && *fact;
   if (known ? **fact >= least && **fact <= most : optional && fact) {

@@ -19,7 +19,7 @@ constexpr const char* kLostAndFound = "lost+found";
 
 Result<void> Checker::WriteBatch() {
   if (batch_.empty()) return {};
-  return catalog_->Write(std::exchange(batch_, KvBatch()));
+  return catalog_.Write(std::exchange(batch_, KvBatch()));
 }
 
 Result<void> Checker::Put(std::string key, std::string value) {
@@ -74,7 +74,7 @@ Result<void> Checker::Repair() {
   RETURN_IF_ERROR(Put(keys::Store(kNextInodeFact), EncodeFact(next_ino_)));
   RETURN_IF_ERROR(Put(keys::Store(kInodeCountFact), EncodeFact(nodes_.size())));
   RETURN_IF_ERROR(WriteBatch());
-  return catalog_->Sync();
+  return catalog_.Sync();
 }
 
 // Skips unused inode numbers for which records will be deleted at the end, because that would delete records of new
@@ -92,7 +92,7 @@ void Checker::SkipDroppedNumbers() {
 Result<void> Checker::MakeLostAndFound() {
   std::string name = kLostAndFound;
   for (int suffix = 1;; ++suffix) {
-    ASSIGN_OR_RETURN(const auto bytes, catalog_->Get(keys::Entry(kRootInode, name)));
+    ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(keys::Entry(kRootInode, name)));
     if (!bytes) break;
     const auto entry = EntryRecord::Decode(*bytes);
     const Node* node = entry ? Find(entry->ino.value) : nullptr;
@@ -121,7 +121,7 @@ Result<void> Checker::NameLost(Node& node) {
   const InodeId directory{lost_and_found_};
   std::string name = fmt::format("#{}", node.ino);
   for (int suffix = 1;; ++suffix) {
-    ASSIGN_OR_RETURN(const auto taken, catalog_->Get(keys::Entry(directory, name)));
+    ASSIGN_OR_RETURN(const auto taken, catalog_.Get(keys::Entry(directory, name)));
     if (!taken) break;
     name = fmt::format("#{}.{}", node.ino, suffix);
   }
@@ -146,7 +146,7 @@ Result<void> Checker::RewriteInode(const Node& node) {
     record.size = node.IsRegular() ? node.SizeAfterRepair() : 0;
     record.accessed = record.modified = record.changed = record.created = Timestamp::Now();
   } else {
-    ASSIGN_OR_RETURN(const auto bytes, catalog_->Get(key));
+    ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));
     if (!bytes) return ErrorCode::kCorrupt;  // it existed a moment ago
     ASSIGN_OR_RETURN(record, InodeRecord::Decode(*bytes));
   }

@@ -23,7 +23,6 @@ Result<std::unique_ptr<KvStore>> CreateNewCatalog(const std::string& directory) 
   if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", path, error.message())};
   RocksKvStore::Options options;
   options.create = true;
-  options.log = false;
   ASSIGN_OR_RETURN(auto catalog, RocksKvStore::Open(path, options));
   return std::unique_ptr<KvStore>(std::move(catalog));
 }

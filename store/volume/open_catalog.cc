@@ -315,8 +315,7 @@ Result<void> Opening::OpenForWriting() {
   index_.reset();
   RocksKvStore::Options index;
   index.cache = options_.catalog_cache;
-  index.log = false;
-  index.awaits_space = true;
+  index.awaits_space = !options_.repair;  // of which no log has the changes
   index.before_flush = [gate = log_.gate] { gate->Commit(); };
   if (parts_.guard != nullptr) index.may_write = [guard = parts_.guard.get()] { return guard->MayWrite(); };
   ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, index));
@@ -412,16 +411,9 @@ Result<void> OpenCatalog(const StoreLocation& store, const OpenOptions& options,
   return {};
 }
 
-Result<void> LeaveLog(const std::string& directory, StoreParts* parts) {
+Result<void> LeaveLog(StoreParts* parts) {
   RETURN_IF_ERROR(parts->catalog->Sync());
   ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(*parts->catalog));
-  parts->catalog.reset();
-  RocksKvStore::Options options;
-  if (parts->guard != nullptr) options.may_write = [guard = parts->guard.get()] { return guard->MayWrite(); };
-  ASSIGN_OR_RETURN(parts->catalog, RocksKvStore::Open(directory + "/" + kCatalogName, options));
-  if (parts->guard != nullptr) {
-    parts->catalog = std::make_unique<GuardedKvStore>(std::move(parts->catalog), *parts->guard);
-  }
   const auto is_left = [&](const Superblock& superblock) {
     return !superblock.logged && superblock.catalog_sequence != 0 &&
            wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version;

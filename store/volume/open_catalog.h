@@ -23,9 +23,9 @@ namespace weightfs {
 // devices, of which `repair` rebuilds it. A mount for writing then makes the log.
 Result<void> OpenCatalog(const StoreLocation& store, const OpenOptions& options, StoreParts* parts);
 
-// Before a check that repairs a catalog that was opened for writing: makes it the only one. The roots on the devices
-// are erased, and the index has a log of its own until the next mount. The superblocks name its version, which is new.
-Result<void> LeaveLog(const std::string& directory, StoreParts* parts);
+// Before a check changes a catalog that was opened with `repair`: makes it the only one until the next mount. The roots
+// on the devices are erased, and the superblocks name its version, which is new. Its Sync makes changes durable.
+Result<void> LeaveLog(StoreParts* parts);
 
 enum class ErasedRoots : uint8_t { kAll, kWithLists };
 // Clears roots that an older program may have made invalid: all, if it does not know replicas, and otherwise those with

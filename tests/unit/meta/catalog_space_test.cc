@@ -62,7 +62,7 @@ class CatalogSpaceTest : public testing::Test {
   void Unfill() { fs::remove(path() / "filler"); }
 
   std::unique_ptr<RocksKvStore> Open(bool create = false) {
-    auto store = RocksKvStore::Open((path() / "meta").string(), {.create = create, .log = false, .awaits_space = true});
+    auto store = RocksKvStore::Open((path() / "meta").string(), {.create = create, .awaits_space = true});
     EXPECT_TRUE(store.has_value()) << ToString(store.error());
     return store.has_value() ? std::move(*store) : nullptr;
   }

@@ -12,6 +12,7 @@
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/unit/meta/rocks_older_log.h"
 #include "tests/unit/meta/step_faults.h"
 
 namespace weightfs {
@@ -37,16 +38,17 @@ class RocksOpenTest : public testing::Test {
 
   fs::path At(const std::string& name = "meta") const { return temporary_.path() / name; }
 
-  // Creates a catalog that was closed, and one as a killed process leaves it, with everything in the log.
+  // Creates a catalog that was closed, and one as a killed process of an older version leaves it, with everything in
+  // the log.
   void Make(const fs::path& closed, const fs::path& killed) {
-    auto store = RocksKvStore::Open(closed.string(), {.create = true}).value();
+    std::vector<KvBatch> batches(kBatches);
     for (uint64_t number = 0; number < kBatches; ++number) {
-      KvBatch batch;
-      batch.Put(keys::Extent(InodeId{1}, FileBlock{number}), std::string(1000, 'x'));
-      ASSERT_TRUE(store->Write(batch).has_value());
+      batches[number].Put(keys::Extent(InodeId{1}, FileBlock{number}), std::string(1000, 'x'));
     }
+    auto store = RocksKvStore::Open(closed.string(), {.create = true}).value();
+    for (const KvBatch& batch : batches) ASSERT_TRUE(store->Write(batch).has_value());
     ASSERT_TRUE(store->Sync().has_value());
-    fs::copy(closed, killed);
+    WriteOlderLog(killed, batches);
     fs::remove(killed / "LOCK");
   }
 

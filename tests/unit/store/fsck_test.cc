@@ -297,10 +297,10 @@ TEST_F(Fsck, TheCatalogIsTakenForRepairsAtTheFirstOne) {
     BlockDevice* device = media.devices[0].get();
     std::atomic<bool> cancel{cancelled};
     int calls = 0;
-    const auto take = [&]() -> Result<KvStore*> {
+    const auto take = [&]() -> Result<void> {
       ++calls;
       EXPECT_EQ(media.kv->content(), kv());
-      return media.kv.get();
+      return {};
     };
     const FsckOptions options{.repair = true, .cancel = &cancel, .before_repair = take};
     EXPECT_EQ(CheckStore(*media.kv, {&device, 1}, options).has_value(), !cancelled);

@@ -24,6 +24,7 @@
 #include "tests/support/aligned_memory.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/thread_state.h"
+#include "tests/unit/meta/rocks_older_log.h"
 #include "tests/unit/store/store_directory_fixture.h"
 
 namespace weightfs {
@@ -117,6 +118,27 @@ TEST_F(StoreDirectoryTest, AnOpenErasesRootsThatAnOlderProgramDidNotKeep) {
     };
     EXPECT_EQ(std::ranges::count_if(wal::kRootOffsets, is_root), kept.left);
   }
+}
+
+// A version from before the log on the devices left its last changes in the log of RocksDB when it was killed.
+TEST_F(StoreDirectoryTest, TheFirstMountOfAnOlderStoreTakesTheLogOfRocksDbAlong) {
+  Format("s");
+  KvBatch batch;
+  batch.Put(keys::Store("last"), "change");
+  WriteOlderLog(Path("s/meta"), {batch});
+  const auto expect_change = [&](const OpenOptions& options) {
+    const auto parts = OpenStoreParts(Path("s"), options);
+    ASSERT_TRUE(parts.has_value()) << ToString(parts.error());
+    EXPECT_EQ(parts->catalog->Get(keys::Store("last")).value(), "change");
+  };
+  expect_change({.read_only = true});
+  EXPECT_FALSE(SuperblockOf(Path("s/pool")).logged);
+  const auto location = FindStore(Path("s"));
+  ASSERT_TRUE(location.has_value());
+  ASSERT_OK(WriteLog(*location));
+  EXPECT_TRUE(SuperblockOf(Path("s/pool")).logged);
+  fs::remove_all(Path("s/meta"));
+  expect_change({});
 }
 
 TEST_F(StoreDirectoryTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {

@@ -306,7 +306,7 @@ TEST_F(StoreLocationTest, OnlyTheRepairedIndexCountsUntilThereIsALog) {
   {
     auto parts = OpenStoreParts(repaired, {.repair = true});
     ASSERT_TRUE(parts.has_value());
-    ASSERT_TRUE(LeaveLog(repaired.directory, &*parts).has_value());
+    ASSERT_TRUE(LeaveLog(&*parts).has_value());
   }
   for (const char* index : {"a", "c"}) {
     const auto opened = OpenStoreParts(Must(Find(Path("one"), index)), {});
@@ -326,7 +326,7 @@ TEST_F(StoreLocationTest, AnIndexOfTheVersionBeforeTheRepairDoesNotCount) {
   const auto repair = [&](const std::string& fact) {
     auto parts = OpenStoreParts(repaired, {.repair = true});
     ASSERT_TRUE(parts.has_value()) << parts.error().what;
-    ASSERT_TRUE(LeaveLog(repaired.directory, &*parts).has_value());
+    ASSERT_TRUE(LeaveLog(&*parts).has_value());
     KvBatch batch;
     batch.Put(keys::Store(fact), "value");
     ASSERT_TRUE(parts->catalog->Write(std::move(batch)).has_value());
@@ -349,7 +349,7 @@ TEST_F(StoreLocationTest, AStoreDirectoryWithoutTheRepairsOfItsDeviceDoesNotCoun
   {
     auto parts = OpenStoreParts(device, {.repair = true});
     ASSERT_TRUE(parts.has_value()) << parts.error().what;
-    ASSERT_TRUE(LeaveLog(device.directory, &*parts).has_value());
+    ASSERT_TRUE(LeaveLog(&*parts).has_value());
   }
   const auto refused = OpenStoreParts(Path("s"), {});
   ASSERT_FALSE(refused.has_value());

@@ -156,12 +156,7 @@ struct Database {
   explicit Database(const std::string& path) : directory(path), health(std::make_shared<Health>(path)) {}
   ~Database() {
     if (db == nullptr) return;
-    bool complete = !health->failed();
-    if (!read_only && complete) complete = space->Flush().has_value();
-    if (!read_only && !complete && !health->failed()) {
-      spdlog::info("{}: closed without its latest changes, because its filesystem is full; they are in the log on the "
-                   "devices", directory);
-    }
+    const bool complete = !health->failed();
     health->Close();
     if (!read_only) space->Close();
     // Close repeats the error that stopped the writing; that error was logged then.
@@ -224,7 +219,7 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   // Bound memory, files and threads.
   options.write_buffer_size = wanted.write_buffer.value;
   options.max_write_buffer_number = kMemtables;  // CatalogSpace limits them
-  options.avoid_flush_during_shutdown = true;    // ~Database has tried
+  options.avoid_flush_during_shutdown = true;    // Sync stores what counts
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(TableOptions(database.cache)));
   options.max_open_files = kOpenTables;
   options.max_background_jobs = 2;

@@ -23,8 +23,7 @@ class RocksKvStore final : public KvStore {
     // batches that are stored at the time of Open. Write returns kReadOnly.
     bool read_only = false;
     // For a store whose changes are in a log elsewhere (store/wal): when the filesystem is full, they collect in memory
-    // until it has space, Sync returns kNoSpace soon, and what could not be stored is closed without them. Otherwise a
-    // lack of space is a failure.
+    // until it has space, and Sync returns kNoSpace soon. Otherwise a lack of space is a failure.
     bool awaits_space = false;
     // With read_only: opens a catalog although some of its tables cannot be opened. Reads that need them fail.
     bool damaged_too = false;
@@ -45,7 +44,7 @@ class RocksKvStore final : public KvStore {
   // Unless read_only, removes all permissions of other users from the directory and its files, and sets the umask of
   // the process to 077 for good, because RocksDB creates files at any time.
   static Result<std::unique_ptr<RocksKvStore>> Open(const std::string& directory, const Options& options);
-  ~RocksKvStore() override;
+  ~RocksKvStore() override;  // what was written since the last Sync may be lost
 
   Result<std::optional<std::string>> Get(std::string_view key) override;
   bool failed() const override;

@@ -107,7 +107,7 @@ class RocksFailureTest : public testing::Test {
   void MakeTables(uint64_t batches) {
     auto store = Create();
     for (uint64_t number = 1; number <= batches; ++number) ASSERT_TRUE(WriteNumbered(*store, number).has_value());
-    store.reset();
+    ASSERT_TRUE(store->Sync().has_value());
     ASSERT_EQ(FilesLike(directory(), ".sst").size(), 1U);
   }
 

@@ -149,6 +149,7 @@ TEST_F(StoreDirectoryTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {
     KvBatch batch;
     batch.Delete(keys::Inode(kRootInode));
     ASSERT_TRUE(parts->catalog->Write(batch).has_value());
+    ASSERT_OK(parts->catalog->Sync());
     ASSERT_TRUE(MarkClean(parts->devices, parts->superblocks).has_value());
   }
   EXPECT_EQ(Slurp(Path("s/lock")), "");
@@ -167,6 +168,7 @@ TEST_F(StoreDirectoryTest, AStoreThatAMountCouldNotWriteStaysMarkedInUse) {
     KvBatch batch;
     batch.Put(keys::Extent(InodeId{5}, FileBlock{0}), "damage");
     ASSERT_TRUE(parts->catalog->Write(batch).has_value());
+    ASSERT_OK(parts->catalog->Sync());
     ASSERT_TRUE(MarkClean(parts->devices, parts->superblocks).has_value());
   }
   const auto session = StoreSession::Open(Path("s"), {}, {});

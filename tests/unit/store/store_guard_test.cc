@@ -190,6 +190,7 @@ TEST_F(TakenStoreTest, AnOpenThatFailsLeavesAStoreThatWasClosed) {
     KvBatch batch;
     batch.Delete(keys::Inode(kRootInode));
     ASSERT_OK(parts.catalog->Write(batch));
+    ASSERT_OK(parts.catalog->Sync());
     ASSERT_OK(MarkClean(parts.devices, parts.superblocks));
   }
   EXPECT_EQ(StoreSession::Open(Path("store"), {.guard = true}, {}).error().code, ErrorCode::kCorrupt);

@@ -330,6 +330,7 @@ TEST_F(StoreLocationTest, AnIndexOfTheVersionBeforeTheRepairDoesNotCount) {
     KvBatch batch;
     batch.Put(keys::Store(fact), "value");
     ASSERT_TRUE(parts->catalog->Write(std::move(batch)).has_value());
+    ASSERT_TRUE(parts->catalog->Sync().has_value());
   };
   repair("one");
   EXPECT_EQ(OpenStoreParts(Must(Find(Path("one"), "b")), {}).error().code, ErrorCode::kNotFound);

@@ -34,10 +34,10 @@ uint64_t CatalogSpace::NeedOf(uint64_t catalog_bytes) {
   return std::clamp(2 * catalog_bytes, kLeastNeed, kLargestNeed);
 }
 
-Result<std::unique_ptr<CatalogSpace>> CatalogSpace::Open(const std::string& directory) {
+Result<std::unique_ptr<CatalogSpace>> CatalogSpace::Open(const std::string& directory, bool awaits_space) {
   UniqueFd descriptor(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!descriptor) return SystemError(directory, "cannot be opened");
-  return std::unique_ptr<CatalogSpace>(new CatalogSpace(directory, std::move(descriptor)));
+  return std::unique_ptr<CatalogSpace>(new CatalogSpace(directory, std::move(descriptor), awaits_space));
 }
 
 void CatalogSpace::Start(Catalog catalog) {
@@ -45,6 +45,7 @@ void CatalogSpace::Start(Catalog catalog) {
   {
     MutexLock lock(mutex_);
     closed_ = false;
+    opener_ = {};
   }
   Measure();
   thread_ = std::thread([this] {
@@ -193,7 +194,12 @@ void CatalogSpace::RunWork() {
 
 void CatalogSpace::Await(const std::function<bool()>& attempt) {
   MutexLock lock(mutex_);
-  if (closed_ || !catalog_.awaits_space) return;
+  if (std::this_thread::get_id() == opener_) {
+    // An opening that fails waits for the work in the background.
+    closed_ = true;
+    retry_.notify_all();
+  }
+  if (closed_ || !awaits_space_) return;
   LogFull(/*full=*/true);
   ++waiting_;
   changed_.notify_all();

@@ -49,10 +49,10 @@ class CatalogSpace {
     std::function<Usage()> usage;
     std::function<Result<void>(Work)> work;  // may take long
     std::function<bool()> failed;            // no flush will end any more
-    bool awaits_space = false;               // otherwise RocksDB gets errors of a full filesystem
   };
 
-  static Result<std::unique_ptr<CatalogSpace>> Open(const std::string& directory);
+  // Call it on the thread that then opens the catalog. Without `awaits_space` RocksDB gets errors of a full filesystem.
+  static Result<std::unique_ptr<CatalogSpace>> Open(const std::string& directory, bool awaits_space);
   ~CatalogSpace() { Close(); }
 
   // The catalog is open. Call it before the other functions except Await and FreeBytes.
@@ -71,14 +71,15 @@ class CatalogSpace {
   uint64_t FreeSpace();  // bytes by which the catalog may still grow
 
   // For a file that found no space: calls `attempt` until it returns true, with growing pauses. Returns early when the
-  // catalog is closed, and at once before the start.
+  // catalog is closed. On the thread that opens it, returns at once, and then all files do until the start.
   void Await(const std::function<bool()>& attempt) EXCLUDES(mutex_);
   uint64_t FreeBytes() const;  // of the filesystem
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  CatalogSpace(std::string path, UniqueFd directory) : path_(std::move(path)), directory_(std::move(directory)) {}
+  CatalogSpace(std::string path, UniqueFd directory, bool awaits_space)
+      : path_(std::move(path)), directory_(std::move(directory)), awaits_space_(awaits_space) {}
   bool Allows(KvChange change, uint64_t bytes = 0) const;
   void Measure() EXCLUDES(mutex_);
   void LogFull(bool full);
@@ -89,6 +90,7 @@ class CatalogSpace {
 
   const std::string path_;
   const UniqueFd directory_;
+  const bool awaits_space_;
   Catalog catalog_;
 
   std::atomic<Clock::time_point> measured_{Clock::time_point()};
@@ -105,7 +107,8 @@ class CatalogSpace {
   std::condition_variable changed_;  // of callers
   std::condition_variable retry_;    // of files in Await
   std::condition_variable work_;     // of the thread
-  bool closed_ GUARDED_BY(mutex_) = true;
+  std::thread::id opener_ GUARDED_BY(mutex_) = std::this_thread::get_id();  // none after the start
+  bool closed_ GUARDED_BY(mutex_) = false;
   // The work is done in runs: numbers of the last one that is wanted, begun and done.
   uint64_t requested_ GUARDED_BY(mutex_) = 0, running_ GUARDED_BY(mutex_) = 0, done_ GUARDED_BY(mutex_) = 0;
   bool compacts_ GUARDED_BY(mutex_) = false;    // in the next run

@@ -387,12 +387,11 @@ Result<void> Persist(Database& database, CatalogSpace::Work work) {
   return {};
 }
 
-void StartSpace(Database& database, bool awaits_space) {
+void StartSpace(Database& database) {
   database.space->Start({
       .usage = [db = database.db.get()] { return UsageOf(*db); },
       .work = [raw = &database](CatalogSpace::Work work) { return Persist(*raw, work); },
       .failed = [health = database.health] { return health->failed(); },
-      .awaits_space = awaits_space,
   });
 }
 
@@ -436,14 +435,14 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   database->cache = MakeCache(options.cache);
   database->read_only = options.read_only;
   if (!options.read_only) {
-    ASSIGN_OR_RETURN(database->space, CatalogSpace::Open(directory));
+    ASSIGN_OR_RETURN(database->space, CatalogSpace::Open(directory, options.awaits_space));
     database->env = MakeCatalogEnv(prepared, *database->space, options.may_write);
   }
   const auto status = OpenDatabase(directory, DatabaseOptions(options, *database), options.read_only, &database->db);
   if (!status.ok()) return OpenError(directory, status);
   if (!options.read_only) {
     TakePermissionsOfOthers(prepared);  // from files that older versions made
-    StartSpace(*database, options.awaits_space);
+    StartSpace(*database);
   }
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }

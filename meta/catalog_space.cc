@@ -23,8 +23,6 @@ constexpr std::chrono::seconds kMeasureTime{1};
 constexpr int kPauseFactor = 2;
 // This share of the need is much.
 constexpr uint64_t kMuchWritten = 32;
-// Full memtables at which writers wait for a flush.
-constexpr uint64_t kMostSealed = 2;
 // Pauses between two attempts of a file to get space.
 constexpr std::chrono::milliseconds kFirstPause{20}, kLongestPause{1000};
 
@@ -90,22 +88,22 @@ Result<void> CatalogSpace::Check(KvChange change, uint64_t bytes) {
 
 void CatalogSpace::NoteWrite(uint64_t bytes) {
   uncompacted_ += bytes;
-  if (unmeasured_.fetch_add(bytes) + bytes < kMeasureBytes && sealed_.load() < kMostSealed) return;
-  uint64_t flushes = flushes_.load();
+  if (unmeasured_.fetch_add(bytes) + bytes < kMeasureBytes && !behind_.load()) return;
+  uint64_t progress = progress_.load();
   Measure();
   // Removing records takes space, too, until they are compacted.
   if (surplus_.load() < static_cast<int64_t>(kMargin) && MayCompact()) Request(Work::kCompact);
-  for (; sealed_.load() >= kMostSealed; Measure()) {
+  for (; behind_.load(); Measure()) {
     MutexLock lock(mutex_);
-    while (flushes_.load() == flushes && waiting_.load() == 0 && !closed_) changed_.wait(lock.native());
+    while (progress_.load() == progress && waiting_.load() == 0 && !closed_) changed_.wait(lock.native());
     if (waiting_.load() > 0 || closed_ || catalog_.failed()) return;
-    flushes = flushes_.load();
+    progress = progress_.load();
   }
 }
 
-void CatalogSpace::NoteFlush() {
+void CatalogSpace::NoteProgress() {
   MutexLock lock(mutex_);
-  ++flushes_;
+  ++progress_;
   changed_.notify_all();
 }
 
@@ -117,7 +115,7 @@ void CatalogSpace::Measure() {
   const uint64_t need = NeedOf(usage.stored + usage.memory);
   need_ = need;
   memory_ = usage.memory;
-  sealed_ = usage.sealed;
+  behind_ = usage.behind;
   surplus_ = static_cast<int64_t>(FreeBytes()) - static_cast<int64_t>(usage.memory + need);
 }
 

@@ -42,7 +42,7 @@ class CatalogSpace {
   struct Usage {
     uint64_t stored = 0;  // bytes of all tables
     uint64_t memory = 0;  // bytes that are in memory only
-    uint64_t sealed = 0;  // full memtables that are not stored yet
+    bool behind = false;  // flushes or compactions, so that writers should wait
   };
   enum class Work : uint8_t { kFlush, kCompact };  // kCompact: after a flush, frees the space of removed records
   struct Catalog {
@@ -63,9 +63,9 @@ class CatalogSpace {
   // Returns kNoSpace when a change of this kind, which adds `bytes` (0: fewer than the margin), has no space. If
   // anything was written since the last compaction, waits for another one.
   Result<void> Check(KvChange change, uint64_t bytes = 0);
-  // Records a write. Waits while the flushes lag behind, unless they wait for space.
+  // Records a write. Waits while flushes or compactions lag behind, unless they wait for space.
   void NoteWrite(uint64_t bytes);
-  void NoteFlush() EXCLUDES(mutex_);  // a flush has ended, or failed
+  void NoteProgress() EXCLUDES(mutex_);  // a flush or compaction has ended, or failed
   // Stores in tables what was written before the call. kNoSpace if that has to wait for space; it is done later.
   Result<void> Flush() { return Do(Work::kFlush); }
   uint64_t FreeSpace();  // bytes by which the catalog may still grow
@@ -96,10 +96,11 @@ class CatalogSpace {
   std::atomic<Clock::time_point> measured_{Clock::time_point()};
   // Of the last measurement. The surplus is the free space beyond the need; negative when that is not met.
   std::atomic<int64_t> surplus_{0};
-  std::atomic<uint64_t> need_{kLeastNeed}, memory_{0}, sealed_{0};
+  std::atomic<uint64_t> need_{kLeastNeed}, memory_{0};
+  std::atomic<bool> behind_{false};
   std::atomic<uint64_t> unmeasured_{0};   // bytes written since then
   std::atomic<uint64_t> uncompacted_{0};  // bytes written since the last compaction
-  std::atomic<uint64_t> flushes_{0};      // that have ended
+  std::atomic<uint64_t> progress_{0};     // flushes and compactions that have ended
   std::atomic<uint64_t> waiting_{0};      // files in Await; changed under mutex_
   std::atomic<bool> logged_full_{false};
 

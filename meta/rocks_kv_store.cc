@@ -38,7 +38,9 @@ namespace weightfs {
 namespace {
 
 constexpr int kOpenTables = 512;
-constexpr int kMemtables = 1 << 20;
+constexpr int kUnlimited = 1 << 20;
+// Full memtables, and tables of level 0, at which writers wait.
+constexpr uint64_t kMostSealed = 2, kMostTables = 36;
 constexpr int kReadOnlyAttempts = 16;
 constexpr size_t kScanReadAhead = 2 * kMiB;
 constexpr size_t kVerifyReadAhead = kMiB;
@@ -89,7 +91,7 @@ std::string_view NameOf(rocksdb::BackgroundErrorReason reason) {
   }
 }
 
-// Announces flushes and their ends, reports failed ones and failed compactions, and keeps RocksDB from automatic
+// Announces flushes, and the ends of flushes and compactions, reports failed ones, and keeps RocksDB from automatic
 // recovery: after a failed write only the next open examines what is on disk.
 class FailureListener final : public rocksdb::EventListener {
  public:
@@ -100,12 +102,15 @@ class FailureListener final : public rocksdb::EventListener {
     if (before_flush_) before_flush_();
   }
   void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo&) override {
-    if (space_ != nullptr) space_->NoteFlush();
+    if (space_ != nullptr) space_->NoteProgress();
+  }
+  void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo&) override {
+    if (space_ != nullptr) space_->NoteProgress();
   }
   void OnBackgroundError(rocksdb::BackgroundErrorReason reason, rocksdb::Status* status) override {
     if (status->ok() || status->IsShutdownInProgress()) return;
     health_->Fail(NameOf(reason), *status);
-    if (space_ != nullptr) space_->NoteFlush();
+    if (space_ != nullptr) space_->NoteProgress();
   }
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* auto_recovery) override {
     *auto_recovery = false;
@@ -218,7 +223,9 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
 
   // Bound memory, files and threads.
   options.write_buffer_size = wanted.write_buffer.value;
-  options.max_write_buffer_number = kMemtables;  // CatalogSpace limits them
+  // RocksDB never delays a writer, because deletions go on while files wait for space. CatalogSpace delays them.
+  options.max_write_buffer_number = kUnlimited;
+  options.level0_slowdown_writes_trigger = options.level0_stop_writes_trigger = kUnlimited;
   options.avoid_flush_during_shutdown = true;    // Sync stores what counts
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(TableOptions(database.cache)));
   options.max_open_files = kOpenTables;
@@ -365,9 +372,12 @@ uint64_t PropertyOf(rocksdb::DB& db, const std::string& name) {
 
 CatalogSpace::Usage UsageOf(rocksdb::DB& db) {
   using Properties = rocksdb::DB::Properties;
+  std::string tables;
+  const bool known = db.GetProperty(Properties::kNumFilesAtLevelPrefix + "0", &tables);
   return {.stored = PropertyOf(db, Properties::kLiveSstFilesSize),
           .memory = PropertyOf(db, Properties::kCurSizeAllMemTables),
-          .sealed = PropertyOf(db, Properties::kNumImmutableMemTable)};
+          .behind = PropertyOf(db, Properties::kNumImmutableMemTable) >= kMostSealed ||
+                    (known && std::stoull(tables) >= kMostTables)};
 }
 
 // Stores everything in tables. Compacting gives the space of removed records back to the filesystem; those of a large

@@ -4,17 +4,20 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 #include <thread>
 
 #include "meta/keys.h"
@@ -28,6 +31,7 @@ namespace {
 namespace fs = std::filesystem;
 
 std::atomic<bool> no_fallocate = false;  // fallocate(2) fails as on a filesystem without it
+std::atomic<bool> full_for_compactions = false;
 
 // A tmpfs of 64 MiB.
 class CatalogSpaceTest : public testing::Test {
@@ -39,7 +43,7 @@ class CatalogSpaceTest : public testing::Test {
     mounted_ = true;
   }
   void TearDown() override {
-    no_fallocate = false;
+    no_fallocate = full_for_compactions = false;
     if (mounted_) umount2(path().c_str(), MNT_DETACH);
   }
 
@@ -193,6 +197,42 @@ TEST_F(CatalogSpaceTest, ALargeBatchIsNeverRefused) {
   EXPECT_TRUE(store->Get(Key(0)).value().has_value());
 }
 
+// Many small tables, which compactions would merge.
+TEST_F(CatalogSpaceTest, CompactionsThatWaitForSpaceDelayNoDeletion) {
+  const auto store = Open(true);
+  full_for_compactions = true;
+  const auto tables = [&] {
+    const fs::directory_iterator entries(path() / "meta");
+    return std::count_if(begin(entries), end(entries), [](const auto& e) { return e.path().extension() == ".sst"; });
+  };
+  for (uint64_t number = 0; tables() < 50; ++number) {
+    ASSERT_OK(store->Write(Batch(number)));
+    const auto stored = store->Sync();
+    ASSERT_TRUE(stored.has_value() || stored.error().code == ErrorCode::kNoSpace);
+  }
+  RemoveAll(*store, 50);
+  full_for_compactions = false;
+  PutWhenThereIsSpace(*store, 0);
+  ASSERT_OK(store->Sync());
+  EXPECT_FALSE(store->failed());
+}
+
+TEST_F(CatalogSpaceTest, ACompactionOfTheOpeningWaitsForSpace) {
+  auto store = Open(true);
+  full_for_compactions = true;
+  for (uint64_t number = 0; number < 20; ++number) {
+    ASSERT_OK(store->Write(Batch(number)));
+    static_cast<void>(store->Sync().has_value());
+  }
+  store.reset();
+  store = Open();
+  ASSERT_NE(store, nullptr);
+  full_for_compactions = false;
+  PutWhenThereIsSpace(*store, 0);
+  ASSERT_OK(store->Sync());
+  EXPECT_FALSE(store->failed());
+}
+
 TEST_F(CatalogSpaceTest, TheReserveOfAnOlderVersionIsRemoved) {
   auto store = Open(true);
   store.reset();
@@ -238,6 +278,12 @@ TEST(CatalogSpaceNeed, GrowsWithTheCatalogWithinLimits) {
 extern "C" int fallocate(int descriptor, int mode, off_t offset, off_t length) {
   if (weightfs::no_fallocate) {
     errno = EOPNOTSUPP;
+    return -1;
+  }
+  char name[16] = {};  // RocksDB compacts on threads of this name
+  if (weightfs::full_for_compactions && pthread_getname_np(pthread_self(), name, sizeof(name)) == 0 &&
+      std::string_view(name).starts_with("rocksdb:low")) {
+    errno = ENOSPC;
     return -1;
   }
   return static_cast<int>(syscall(SYS_fallocate, descriptor, mode, offset, length));

@@ -323,8 +323,8 @@ TEST_F(RocksFailureTest, AFailedFlushInTheBackgroundEndsAllWriting) {
   EXPECT_LE(CountNumbered(*store), accepted);
 }
 
-// A separate process for the tests below: it writes batches in order, syncs after every few of them, and then writes one
-// byte to the pipe for each. Threads do not survive a fork, so the executable is started again.
+// A separate process for the tests below: it writes batches in order, syncs after some of them, and then writes a byte
+// to the pipe for each. Threads do not survive a fork, so the executable is started again.
 TEST(RocksWriterProcess, DISABLED_WritesUntilKilled) {
   const char* directory = std::getenv(kWriterDirectory);
   const char* pipe = std::getenv(kWriterPipe);

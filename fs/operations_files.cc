@@ -25,7 +25,7 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
   const auto open = [&]() -> Result<InodePtr> {
     const bool truncate = (file.flags & O_TRUNC) != 0;
     if (truncate) {
-      ASSIGN_OR_RETURN(const InodePtr inode, filesystem.store().inodes().Get(ino));
+      ASSIGN_OR_RETURN(const InodePtr inode, filesystem.names().Get(ino));
       const bool set_ids = HasSetIds(*inode) && !CallerOf(reply).Can(CAP_FSETID);
       RETURN_IF_ERROR(filesystem.ClearPrivileges(inode, set_ids));
     }

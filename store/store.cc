@@ -237,7 +237,7 @@ bool Store::verifies() const { return p_->options.verify; }
 Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& change) {
   RETURN_IF_ERROR(p_->files->CheckWritable(change.size ? KvChange::kRemove : KvChange::kUpdate));
   if (change.size) {
-    ASSIGN_OR_RETURN(const InodePtr inode, p_->inodes->Get(ino));
+    ASSIGN_OR_RETURN(const InodePtr inode, p_->names->Get(ino));
     RETURN_IF_ERROR(p_->files->Truncate(inode, *change.size));
   }
   return p_->names->SetAttributes(ino, change);

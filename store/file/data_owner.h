@@ -2,6 +2,7 @@
 // The interface of the namespace to the owner of file data (FileIo, or a fake in tests).
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ struct DataRecords {
   uint64_t size = 0;                 // bytes, committed
   std::vector<std::string> extents;  // their keys
   std::vector<DeviceRun> runs;       // the blocks that they map
+  std::optional<KvBatch> restore;    // puts back what DeleteRecords deletes
 };
 
 // Thread-safe.
@@ -45,8 +47,9 @@ class DataOwner {
   // The files whose data may differ from the catalog, or that have an error to report.
   virtual std::vector<InodePtr> UncommittedFiles() = 0;
 
-  // Reads the records that a deletion needs. Called without the inode's mutex.
-  virtual Result<DataRecords> ReadRecords(const InodePtr& inode) = 0;
+  // Reads the records that a deletion needs. If they are to be `restorable`, a small file without uncommitted changes
+  // gets DataRecords::restore. Called without the inode's mutex.
+  virtual Result<DataRecords> ReadRecords(const InodePtr& inode, bool restorable) = 0;
   // Appends the deletion of the file's extents and checksums to `batch`. Returns false, and appends nothing, when
   // `records` are out of date.
   [[nodiscard]] virtual bool DeleteRecords(const InodePtr& inode, const DataRecords& records, KvBatch* batch)

@@ -384,11 +384,14 @@ void FileIo::CommitAllAndWait(CommitLevel level) {
   static_cast<void>(SyncWait(commit).has_value());
 }
 
-Result<DataRecords> FileIo::ReadRecords(const InodePtr& inode) { return ReadDataRecords(p_.catalog, inode); }
+Result<DataRecords> FileIo::ReadRecords(const InodePtr& inode, bool restorable) {
+  return ReadDataRecords(p_.catalog, inode, restorable);
+}
 
 bool FileIo::DeleteRecords(const InodePtr& inode, const DataRecords& records, KvBatch* batch) {
   if (!inode->file) return true;
   if (inode->committed.version != records.version) return false;
+  if (records.restore && inode->file->Uncommitted()) return false;
   // A batch of many deletions delays the batches of others.
   constexpr size_t kSingleDeletes = 4096;
   if (records.extents.size() > kSingleDeletes) {

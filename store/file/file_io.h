@@ -120,7 +120,7 @@ class FileIo final : public DataOwner {
   void CommitSettledBeforeNaming(const std::vector<InodePtr>* files) override;
   Result<void> ReportErrors(std::span<const InodePtr> files, bool kept) override;
   std::vector<InodePtr> UncommittedFiles() override;
-  Result<DataRecords> ReadRecords(const InodePtr& inode) override;
+  Result<DataRecords> ReadRecords(const InodePtr& inode, bool restorable) override;
   bool DeleteRecords(const InodePtr& inode, const DataRecords& records, KvBatch* batch) override;
   void DropData(const InodePtr& inode, const DataRecords& records) override;
 

@@ -78,7 +78,7 @@ Result<void> LoadFile(KvStore& catalog, const InodePtr& inode) {
   }
 }
 
-Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode) {
+Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode, bool restorable) {
   DataRecords records;
   CommittedData committed;
   bool loaded;
@@ -87,17 +87,26 @@ Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode) {
     if (!inode->file) return records;
     committed = inode->committed;
     loaded = inode->file->loaded();
+    // Of at most one segment: reading the checksums of a larger file costs more than a second batch.
+    const bool small = committed.blocks <= keys::kSegmentBlocks && keys::SegmentsOf(committed.size) <= 1;
+    if (restorable && small && !inode->file->Uncommitted()) records.restore.emplace();
   }
   records.version = committed.version;
   records.size = committed.size;
   const auto add = [&](std::string_view key, std::string_view value) -> Result<void> {
     records.extents.emplace_back(key);
+    if (records.restore) records.restore->Put(std::string(key), std::string(value));
     const auto record = ExtentRecord::Decode(key, value);
     if (record) records.runs.push_back({record->device, {record->start, record->count}});
     // A loaded file knows its blocks. Deleting any other file would leak its blocks.
     return record || loaded ? Result<void>() : record.error();
   };
   RETURN_IF_ERROR(ForEachExtent(catalog, inode->id, committed, add));
+  if (records.restore && committed.size > 0) {
+    std::string key = keys::Checksums(inode->id, 0);
+    ASSIGN_OR_RETURN(auto checksums, catalog.Get(key));
+    if (checksums) records.restore->Put(std::move(key), *std::move(checksums));
+  }
   return records;
 }
 

@@ -15,6 +15,6 @@ namespace weightfs {
 Result<void> LoadFile(KvStore& catalog, const InodePtr& inode);
 
 // See DataOwner::ReadRecords.
-Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode);
+Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode, bool restorable);
 
 }  // namespace weightfs

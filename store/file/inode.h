@@ -59,7 +59,7 @@ class Inode {
   // The sizes of its attributes in the catalog as of `changes`; nullopt until something needs them. Only
   // InodeTransactions change attributes, and they keep this current.
   std::optional<AttributeSizes> attribute_sizes GUARDED_BY(mutex);
-  // True when the records are gone from the catalog. Nothing may be written for the inode any more.
+  // True when the records are gone from the catalog. Nothing may be written for the inode, except by Namespace::Get.
   bool deleted GUARDED_BY(mutex) = false;
   // The data of a regular file; null for other types. The mutex also protects the File itself.
   std::unique_ptr<File> file GUARDED_BY(mutex);

@@ -6,7 +6,6 @@
 
 #include "common/assert.h"
 #include "meta/keys.h"
-#include "store/names/inode_table.h"
 
 namespace weightfs {
 
@@ -20,7 +19,7 @@ InodeTransaction::InodeTransaction(KvStore& catalog, const std::vector<InodePtr>
     inode->mutex.lock();
     const InodeRecord& record = inode->attributes;
     const std::optional<AttributeSizes> sizes = inode->attribute_sizes;
-    members_.push_back({.inode = std::move(inode), .record = record, .data = {}, .attribute_sizes = sizes});
+    members_.push_back({.inode = std::move(inode), .record = record, .attribute_sizes = sizes});
   }
 }
 
@@ -37,9 +36,7 @@ InodeTransaction::Member& InodeTransaction::Find(const InodePtr& inode) {
 
 bool InodeTransaction::deleted(const InodePtr& inode) const { return inode->deleted; }
 
-bool InodeTransaction::InUse(const InodePtr& inode, const InodeTable& inodes) const {
-  return inode->is_open() || inodes.lookups(inode->id) > 0;
-}
+bool InodeTransaction::is_open(const InodePtr& inode) const { return inode->is_open(); }
 
 uint64_t InodeTransaction::changes(const InodePtr& inode) const { return inode->changes; }
 
@@ -62,7 +59,8 @@ void InodeTransaction::DeleteAttribute(const InodePtr& inode, std::string_view n
   batch_.Delete(keys::Attribute(inode->id, name));
 }
 
-Result<DeletionRecords> InodeTransaction::ReadDeletion(KvStore& catalog, const InodePtr& inode, DataOwner& data) {
+Result<DeletionRecords> InodeTransaction::ReadDeletion(KvStore& catalog, const InodePtr& inode, DataOwner& data,
+                                                       bool restorable) {
   DeletionRecords records;
   bool has_attributes, regular;
   {
@@ -77,20 +75,25 @@ Result<DeletionRecords> InodeTransaction::ReadDeletion(KvStore& catalog, const I
     RETURN_IF_ERROR(attributes->status());
   }
   if (regular) {
-    ASSIGN_OR_RETURN(records.data, data.ReadRecords(inode));
+    ASSIGN_OR_RETURN(records.data, data.ReadRecords(inode, restorable));
   }
   return records;
 }
 
-bool InodeTransaction::Delete(const InodePtr& inode, DataOwner& data, DeletionRecords records) {
+bool InodeTransaction::Delete(const InodePtr& inode, DataOwner& data, const DeletionRecords& records) {
   Member& member = Find(inode);
   if (inode->changes != records.changes) return false;
   if (S_ISREG(member.record.mode) && !data.DeleteRecords(inode, records.data, &batch_)) return false;
-  for (std::string& key : records.attributes) batch_.Delete(std::move(key));
+  for (const std::string& key : records.attributes) batch_.Delete(key);
   batch_.Delete(keys::Inode(inode->id));
-  member.data = std::move(records.data);
+  member.data = &records.data;
   member.deletes_from = &data;
   return true;
+}
+
+void InodeTransaction::Restore(const InodePtr& inode, KvBatch records) {
+  batch_.Append(std::move(records));
+  Find(inode).restored = true;
 }
 
 Result<void> InodeTransaction::Commit() {
@@ -104,7 +107,8 @@ Result<void> InodeTransaction::CommitPublication() {
   // The inodes encode the records, because they know their committed state. Nobody else can see them yet.
   for (Member& member : members_) {
     std::swap(member.inode->attributes, member.record);
-    if (member.deletes_from != nullptr || member.inode->attributes == member.record) continue;
+    if (member.deletes_from != nullptr) continue;
+    if (member.inode->attributes == member.record && !member.restored) continue;
     batch_.Put(keys::Inode(member.inode->id), member.inode->CatalogRecord().Encode());
   }
   auto written = batch_.empty() ? Result<void>() : catalog_.Write(std::move(batch_));
@@ -113,9 +117,11 @@ Result<void> InodeTransaction::CommitPublication() {
     ++member.inode->changes;
     member.inode->NoteUse();
     if (written) member.inode->attribute_sizes = member.attribute_sizes;
+    if (written && member.restored) member.inode->deleted = false;
     if (!written || member.deletes_from == nullptr) continue;
     member.inode->deleted = true;
-    if (S_ISREG(member.inode->attributes.mode)) member.deletes_from->DropData(member.inode, member.data);
+    if (!S_ISREG(member.inode->attributes.mode) || member.data->restore) continue;
+    member.deletes_from->DropData(member.inode, *member.data);
   }
   return written;
 }

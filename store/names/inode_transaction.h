@@ -14,8 +14,6 @@
 
 namespace weightfs {
 
-class InodeTable;
-
 // The catalog records of an inode to be deleted, read without its mutex.
 struct DeletionRecords {
   uint64_t changes = 0;                 // the Inode::changes that the records belong to
@@ -37,8 +35,7 @@ class InodeTransaction {
   // The new attributes, which the caller may change. The inode must belong to this transaction.
   InodeRecord& record(const InodePtr& inode) { return Find(inode).record; }
   bool deleted(const InodePtr& inode) const NO_THREAD_SAFETY_ANALYSIS;
-  // True when an open handle or the kernel needs the inode even without links.
-  bool InUse(const InodePtr& inode, const InodeTable& inodes) const NO_THREAD_SAFETY_ANALYSIS;
+  bool is_open(const InodePtr& inode) const NO_THREAD_SAFETY_ANALYSIS;
 
   // Further changes of the catalog. Commit adds the records of the changed inodes.
   KvBatch& batch() { return batch_; }
@@ -52,11 +49,17 @@ class InodeTransaction {
   // since then.
   uint64_t changes(const InodePtr& inode) const NO_THREAD_SAFETY_ANALYSIS;
 
-  // Reads the records that Delete needs. Called without inode locks.
-  static Result<DeletionRecords> ReadDeletion(KvStore& catalog, const InodePtr& inode, DataOwner& data);
-  // Makes Commit delete the inode with its attributes and data. Returns false, and adds nothing to the batch, when
-  // `records` are out of date; then read them again in a new transaction.
-  [[nodiscard]] bool Delete(const InodePtr& inode, DataOwner& data, DeletionRecords records) NO_THREAD_SAFETY_ANALYSIS;
+  // Reads the records that Delete needs, and those that Restore needs if they are to be `restorable`
+  // (DataOwner::ReadRecords). Called without inode locks.
+  static Result<DeletionRecords> ReadDeletion(KvStore& catalog, const InodePtr& inode, DataOwner& data,
+                                              bool restorable = false);
+  // Makes Commit delete the inode with its attributes and data. Data with DataRecords::restore stays in memory and on
+  // the devices; drop it later. Returns false, and adds nothing to the batch, when `records` are out of date; then read
+  // them again in a new transaction. Keeps a pointer to `records`.
+  [[nodiscard]] bool Delete(const InodePtr& inode, DataOwner& data, const DeletionRecords& records)
+      NO_THREAD_SAFETY_ANALYSIS;
+  // Makes Commit put back the records of a deleted inode.
+  void Restore(const InodePtr& inode, KvBatch records);
 
   // Writes the batch, then makes the new attributes visible. Returns kPermission when an inode of the transaction is
   // immutable (published). On an error nothing changes.
@@ -72,7 +75,8 @@ class InodeTransaction {
     InodePtr inode;
     InodeRecord record;
     DataOwner* deletes_from = nullptr;  // the owner of the data of an inode to be deleted
-    DataRecords data;                   // the catalog records of that data
+    const DataRecords* data = nullptr;  // the catalog records of that data
+    bool restored = false;
     std::optional<AttributeSizes> attribute_sizes;  // the new Inode::attribute_sizes
   };
   Member& Find(const InodePtr& inode);

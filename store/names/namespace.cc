@@ -157,8 +157,28 @@ Result<Attributes> Namespace::Lookup(InodeId parent, std::string_view name) {
   }
 }
 
+Result<InodePtr> Namespace::Get(InodeId ino) {
+  ASSIGN_OR_RETURN(InodePtr inode, inodes_.Get(ino));
+  {
+    MutexLock lock(inode->mutex);
+    if (!inode->deleted) return inode;
+  }
+  MutexLock lock(mutex_);
+  const auto kept = kept_.find(ino);
+  if (kept == kept_.end()) return inode;  // it is back already, or gone
+  InodeTransaction transaction(catalog_, {inode});
+  transaction.Restore(inode, *kept->second.data.restore);
+  transaction.batch().Put(keys::Orphan(ino), "");
+  transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ + 1));
+  RETURN_IF_ERROR(transaction.Commit());
+  ++inode_count_;
+  orphans_.emplace(ino, inode);
+  kept_.erase(kept);
+  return inode;
+}
+
 Result<Attributes> Namespace::GetAttributes(InodeId ino) {
-  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   MutexLock lock(inode->mutex);
   if (inode->deleted) return ErrorCode::kStale;
   return inode->Stat();
@@ -168,7 +188,7 @@ Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& 
   const bool any = change.mode || change.uid || change.gid || change.accessed || change.modified || change.changed;
   if (!any) return GetAttributes(ino);
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kUpdate));
-  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   return WhileStale([&]() -> Result<Attributes> {
     // A chmod also changes the ACL.
     ASSIGN_OR_RETURN(const StoredAttribute list, ReadStored(inode, change.mode ? kAccessAclName : std::string_view()));
@@ -221,7 +241,7 @@ Result<void> Namespace::ListEntries(InodeId ino, std::string_view after,
 }
 
 Result<InodePtr> Namespace::Open(InodeId ino, bool writes) {
-  ASSIGN_OR_RETURN(InodePtr inode, inodes_.Get(ino));
+  ASSIGN_OR_RETURN(InodePtr inode, Get(ino));
   MutexLock lock(inode->mutex);
   RETURN_IF_ERROR(inode->AddOpen(writes));
   return inode;
@@ -244,7 +264,7 @@ void Namespace::Forget(InodeId ino, uint64_t count) {
   if (inode == nullptr) return;
   {
     MutexLock lock(inode->mutex);
-    if (inode->attributes.links > 0 || inode->is_open() || inode->deleted) return;
+    if (inode->attributes.links > 0 || inode->is_open()) return;
   }
   OrphanUnused(inode);
 }
@@ -259,7 +279,7 @@ void Namespace::OrphanUnused(const InodePtr& inode) {
 
 bool Namespace::HasOrphans() {
   MutexLock lock(mutex_);
-  return !orphans_.empty();
+  return !orphans_.empty() || !kept_.empty();
 }
 
 void Namespace::DeleteOrphan(const InodePtr& inode) {
@@ -283,16 +303,33 @@ void Namespace::DeleteOrphans(std::span<const InodePtr> inodes) {
 // Reads the records without the mutex, because a large file has many. An inode may be there twice: once for its last
 // close, and once because the kernel forgot it.
 Result<void> Namespace::DeleteGroup(std::span<const InodePtr> inodes) {
-  const std::set<InodePtr> once(inodes.begin(), inodes.end());
+  const std::vector<InodePtr> orphans = DropKept({inodes.begin(), inodes.end()});
   return WhileStale([&] {
     OrphanRecords group;
-    for (const InodePtr& inode : once) {
+    for (const InodePtr& inode : orphans) {
       group.emplace_back(inode, InodeTransaction::ReadDeletion(catalog_, inode, data_));
     }
     MutexLock lock(mutex_);
     std::erase_if(group, [this](const auto& member) REQUIRES(mutex_) { return !orphans_.contains(member.first->id); });
     return DeleteGroupLocked(std::move(group));
   });
+}
+
+std::vector<InodePtr> Namespace::DropKept(const std::set<InodePtr>& inodes) {
+  std::vector<InodePtr> others;
+  MutexLock lock(mutex_);
+  for (const InodePtr& inode : inodes) {
+    const auto kept = kept_.find(inode->id);
+    if (kept == kept_.end()) {
+      others.push_back(inode);
+    } else if (inodes_.lookups(inode->id) == 0) {
+      MutexLock inode_lock(inode->mutex);
+      data_.DropData(inode, kept->second.data);
+      inodes_.Erase(inode->id);
+      kept_.erase(kept);
+    }
+  }
+  return others;
 }
 
 Result<void> Namespace::DeleteGroupLocked(OrphanRecords group) {
@@ -307,12 +344,13 @@ Result<void> Namespace::DeleteGroupLocked(OrphanRecords group) {
       continue;
     }
     const bool linked = transaction.record(inode).links > 0;
-    if (!linked && (transaction.deleted(inode) || transaction.InUse(inode, inodes_))) continue;
+    const bool used = transaction.is_open(inode) || inodes_.lookups(inode->id) > 0;
+    if (!linked && (transaction.deleted(inode) || used)) continue;
     if (linked) {
       if (result) result = ErrorCode::kCorrupt;
       continue;
     }
-    if (!transaction.Delete(inode, data_, *std::move(records))) return ErrorCode::kAgain;
+    if (!transaction.Delete(inode, data_, *records)) return ErrorCode::kAgain;
     transaction.batch().Delete(keys::Orphan(inode->id));
     gone.push_back(inode->id);
   }
@@ -328,33 +366,43 @@ Result<void> Namespace::DeleteGroupLocked(OrphanRecords group) {
 }
 
 Result<std::optional<DeletionRecords>> Namespace::ReadReplaced(const InodePtr& replaced) {
-  std::optional<DeletionRecords> records;
-  if (replaced == nullptr || inodes_.lookups(replaced->id) > 0) return records;
+  if (replaced == nullptr) return std::optional<DeletionRecords>();
+  const bool known = inodes_.lookups(replaced->id) > 0;
   {
     MutexLock lock(replaced->mutex);
     // A directory has one name, whatever a damaged record says.
     const bool last = replaced->IsDirectory() || replaced->attributes.links <= 1;
-    if (!last || replaced->is_open()) return records;
+    const bool plain = replaced->IsRegular() && (replaced->attributes.flags & kInodeHasAttributes) == 0;
+    if (!last || replaced->is_open() || (known && !plain)) return std::optional<DeletionRecords>();
   }
-  ASSIGN_OR_RETURN(records, InodeTransaction::ReadDeletion(catalog_, replaced, data_));
-  return records;
+  auto records = InodeTransaction::ReadDeletion(catalog_, replaced, data_, known);
+  if (known && !(records && records->data.restore)) return std::optional<DeletionRecords>();
+  if (!records) return records.error();
+  return std::optional(*std::move(records));
 }
 
 Result<void> Namespace::CommitLocked(InodeTransaction& transaction, const InodePtr& replaced,
                                      std::optional<DeletionRecords> records, Timestamp now) {
   if (replaced != nullptr) transaction.record(replaced).changed = now;
   if (replaced == nullptr || transaction.record(replaced).links > 0) return transaction.Commit();
-  if (transaction.InUse(replaced, inodes_)) {
+  const bool known = inodes_.lookups(replaced->id) > 0;
+  if (records && !known) records->data.restore.reset();  // Forget has seen the link
+  const bool keep = records && records->data.restore;
+  if (transaction.is_open(replaced) || (known && !keep)) {
     transaction.batch().Put(keys::Orphan(replaced->id), "");
     RETURN_IF_ERROR(transaction.Commit());
     orphans_.emplace(replaced->id, replaced);
     return {};
   }
-  if (!records || !transaction.Delete(replaced, data_, *std::move(records))) return ErrorCode::kAgain;
+  if (!records || !transaction.Delete(replaced, data_, *records)) return ErrorCode::kAgain;
   transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - 1));
   RETURN_IF_ERROR(transaction.Commit());
   --inode_count_;
-  inodes_.Erase(replaced->id);
+  if (keep) {
+    kept_.emplace(replaced->id, Kept{replaced, std::move(records->data)});
+  } else {
+    inodes_.Erase(replaced->id);
+  }
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,6 +43,9 @@ class Namespace {
 
   Result<Attributes> Lookup(InodeId parent, std::string_view name);
   Result<Attributes> GetAttributes(InodeId ino);
+  // Returns the inode, like InodeTable::Get. One that was unlinked, but that the kernel has not forgotten, gets its
+  // records back, as an orphan. Call this before an operation on an inode that needs no name.
+  Result<InodePtr> Get(InodeId ino) EXCLUDES(mutex_);
 
   // Sets all members except `size` (call FileIo::Truncate first). A chmod also updates the mask of a POSIX ACL.
   Result<Attributes> SetAttributes(InodeId ino, const AttributeChange& change);
@@ -231,14 +235,16 @@ class Namespace {
                          std::span<const AncestryCheck> ancestries) REQUIRES(mutex_);
 
   // Reads the catalog records of an inode that is about to lose its last link. Returns nullopt when `replaced` is null
-  // or will not be deleted at once.
+  // or will become an orphan. They are restorable if the kernel knows the inode.
   Result<std::optional<DeletionRecords>> ReadReplaced(const InodePtr& replaced) REQUIRES(mutex_);
   // Commits a transaction in which `replaced` (may be null) may have lost its last link. The inode becomes an orphan if
-  // it is in use, and is deleted otherwise. `records` are from ReadReplaced. Returns kAgain, with no effect, when they
-  // are out of date.
+  // it is open, or the kernel knows it and it cannot be restored. Otherwise it is deleted. `records` are from
+  // ReadReplaced. Returns kAgain, with no effect, when they are out of date.
   Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& replaced,
                             std::optional<DeletionRecords> records, Timestamp now) REQUIRES(mutex_);
   void OrphanUnused(const InodePtr& inode) EXCLUDES(mutex_);
+  // Drops the data of those inodes that are in kept_, unless the kernel knows them. Returns the others.
+  std::vector<InodePtr> DropKept(const std::set<InodePtr>& inodes) EXCLUDES(mutex_);
   // Deletes those orphans that can be deleted, in one batch. Returns the error of the first one that cannot. The second
   // function returns kAgain when an inode has changed since its records were read.
   Result<void> DeleteGroup(std::span<const InodePtr> inodes) EXCLUDES(mutex_);
@@ -273,6 +279,13 @@ class Namespace {
   uint64_t ino_bound_ GUARDED_BY(mutex_) = 0;
   // Unlinked inodes in use. They stay in memory so that the last Close or Forget finds them here.
   std::unordered_map<InodeId, InodePtr> orphans_ GUARDED_BY(mutex_);
+  // Unlinked inodes that are not open and have no records, until the kernel forgets them. A program with an O_PATH
+  // descriptor may open one again (Get).
+  struct Kept {
+    InodePtr inode;
+    DataRecords data;
+  };
+  std::unordered_map<InodeId, Kept> kept_ GUARDED_BY(mutex_);
   std::atomic<uint64_t> inode_count_{0};
   uint64_t directory_moves_ GUARDED_BY(mutex_) = 0;  // changes of the parent of a directory
 };

@@ -31,8 +31,8 @@ Result<std::string> Namespace::ReadAttribute(InodeId ino, std::string_view name)
   ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
   {
     MutexLock lock(inode->mutex);
-    if (inode->deleted) return ErrorCode::kStale;
     if ((inode->attributes.flags & kInodeHasAttributes) == 0) return ErrorCode::kNoAttribute;
+    if (inode->deleted) return ErrorCode::kStale;
   }
   ASSIGN_OR_RETURN(auto value, catalog_.Get(keys::Attribute(ino, name)));
   if (!value) return ErrorCode::kNoAttribute;
@@ -63,8 +63,8 @@ Result<std::vector<std::string>> Namespace::ListExtendedAttributes(InodeId ino) 
   std::vector<std::string> names;
   {
     MutexLock lock(inode->mutex);
-    if (inode->deleted) return ErrorCode::kStale;
     if ((inode->attributes.flags & kInodeHasAttributes) == 0) return names;
+    if (inode->deleted) return ErrorCode::kStale;
   }
   const auto attributes = catalog_.NewIterator(keys::AttributePrefix(ino));
   for (; attributes->Valid(); attributes->Next()) {
@@ -114,7 +114,7 @@ Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name,
   RETURN_IF_ERROR(CheckAttributeName(name));
   if (value.size() > kMaximumAttributeValue) return ErrorCode::kTooLarge;
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
-  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   // ACLs do not follow the rules of xattr: the flags are meaningless for them.
   if (IsAcl(name)) {
     ASSIGN_OR_RETURN(const Acl acl, Acl::Decode(value));
@@ -199,7 +199,7 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
 Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view name) {
   RETURN_IF_ERROR(CheckAttributeName(name));
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kRemove));
-  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   // Removing a list that does not exist succeeds, as in the kernel's own filesystems.
   if (IsAcl(name)) return WhileStale([&] { return TrySetAcl(inode, name, Acl(), /*keeps_set_group_id=*/true); });
   return WhileStale([&] { return TryRemoveAttribute(inode, name); });

@@ -41,6 +41,34 @@ def test_unlinked_file_lives_while_it_is_open(mount, work):
     assert os.statvfs(work).f_bfree >= free - 16
 
 
+@pytest.mark.parametrize("size", [0, 5000, 3 << 20])
+def test_a_deleted_file_is_opened_again_through_a_descriptor(mount, work, size):
+    path, content = work / "file", os.urandom(size)
+    free = os.statvfs(work).f_bfree
+    for by_rename in (False, True):
+        path.write_bytes(content)
+        mount.remount()  # so that every handle is closed
+        descriptor = os.open(path, os.O_PATH)
+        try:
+            if by_rename:
+                (work / "other").write_bytes(b"")
+                os.rename(work / "other", path)
+            path.unlink()
+            (work / "more").write_bytes(os.urandom(2 * size))
+            assert os.fstat(descriptor).st_nlink == 0
+            with open(f"/proc/self/fd/{descriptor}", "r+b", buffering=0) as again:
+                assert again.read() == content
+                again.write(b"more")
+                os.fsync(again.fileno())
+            assert Path(f"/proc/self/fd/{descriptor}").read_bytes() == content + b"more"
+            Path(f"/proc/self/fd/{descriptor}").chmod(0o600)
+        finally:
+            os.close(descriptor)
+        (work / "more").unlink()
+    mount.remount()
+    assert not os.listdir(work) and os.statvfs(work).f_bfree >= free - 16
+
+
 def test_replaced_file_lives_while_it_is_open(work):
     (work / "old").write_bytes(b"old")
     (work / "new").write_bytes(b"new")

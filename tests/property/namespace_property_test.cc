@@ -24,7 +24,11 @@ class NoData final : public DataOwner {
   void CommitSettledBeforeNaming(const std::vector<InodePtr>*) override {}
   Result<void> ReportErrors(std::span<const InodePtr>, bool) override { return {}; }
   std::vector<InodePtr> UncommittedFiles() override { return {}; }
-  Result<DataRecords> ReadRecords(const InodePtr&) override { return DataRecords(); }
+  Result<DataRecords> ReadRecords(const InodePtr&, bool restorable) override {
+    DataRecords records;
+    if (restorable) records.restore.emplace();
+    return records;
+  }
   bool DeleteRecords(const InodePtr&, const DataRecords&, KvBatch*) override { return true; }
   void DropData(const InodePtr&, const DataRecords&) override {}
 };

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "meta/keys.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 
@@ -184,6 +185,67 @@ TEST(FileSpace, AnUnlinkedFileCountsAsFreeWhileItIsNotOpen) {
   EXPECT_EQ(used(), 0U);
   ASSERT_OK(store.Remount());
   EXPECT_EQ(used(), 0U);
+}
+
+// Unlinks "a", which the kernel knows and nobody has open, and opens it again, as /proc/self/fd does.
+void ExpectContentAfterUnlink(TestStore& store, const std::string& content) {
+  const uint64_t fresh = store->Space().free.value + BlocksFor(ByteCount{content.size()}).value;
+  const InodeId ino = store.Resolve("a").value();
+  store->inodes().AddLookups(ino, 1);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  EXPECT_EQ(store->Space().free.value, fresh);
+  ASSERT_OK(store.WriteFile("b", Pattern(7, kMiB)));  // not in the place of its blocks
+  ASSERT_OK(store->SyncAll());
+  const InodePtr file = store->OpenFile(ino, false).value();
+  EXPECT_TRUE(store.ReadAll(file).value() == content);
+  EXPECT_EQ(store->Space().free.value, fresh - (kMiB + content.size()) / kBlockSize);
+  store->CloseFile(file);
+  store->names().Forget(ino, 1);
+  ASSERT_OK(store.Remount());
+  EXPECT_EQ(store->Space().free.value, fresh - kMiB / kBlockSize);
+}
+
+TEST(FileSpace, AFileThatWasDeletedInOneBatchIsOpenedAgain) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 5 * kBlockSize)));
+  ASSERT_OK(store->SyncAll());
+  ExpectContentAfterUnlink(store, Pattern(1, 5 * kBlockSize));
+}
+
+TEST(FileSpace, AFileThatWasDeletedBeforeItWasLoadedIsOpenedAgain) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 5 * kBlockSize)));
+  ASSERT_OK(store.Remount());
+  ExpectContentAfterUnlink(store, Pattern(1, 5 * kBlockSize));
+}
+
+TEST(FileSpace, AnUnlinkedFileKeepsWhatWasNotCommitted) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 5 * kBlockSize)));
+  ExpectContentAfterUnlink(store, Pattern(1, 5 * kBlockSize));
+}
+
+TEST(FileSpace, AnUnlinkedFileKeepsWhatIsWrittenWhileItsRecordsAreRead) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 5 * kBlockSize)));
+  ASSERT_OK(store->SyncAll());
+  const InodeId ino = store.Resolve("a").value();
+  std::string content = Pattern(1, 5 * kBlockSize);
+  int reads = 0;
+  store.kv().AfterGet(
+      [&] {
+        if (++reads != 2) return;  // the first extent, after the name
+        const InodePtr file = store->OpenFile(ino, false).value();
+        ASSERT_OK(store.WriteAt(file, 0, "new"));
+        store->CloseFile(file);
+      },
+      /*once=*/false);
+  store->inodes().AddLookups(ino, 1);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  store.kv().AfterGet(nullptr);
+  EXPECT_GE(reads, 2);
+  EXPECT_TRUE(store.kv().content().contains(keys::Orphan(ino))) << "the committer writes its records";
+  EXPECT_TRUE(store.ReadAll(store->OpenFile(ino, false).value()).value() == content.replace(0, 3, "new"));
 }
 
 TEST(FileSpace, AnUnnamedFileThatGetsANameCountsAsUsed) {

@@ -54,9 +54,10 @@ class FakeDataOwner final : public DataOwner {
     if (looks_before_call > 0 && --looks_before_call == 0) on_look();
     return uncommitted;
   }
-  Result<DataRecords> ReadRecords(const InodePtr& inode) override {
+  Result<DataRecords> ReadRecords(const InodePtr& inode, bool restorable) override {
     if (on_read) std::exchange(on_read, nullptr)();
     DataRecords records;
+    if (restorable && uncommitted.empty()) records.restore.emplace();
     records.extents.push_back(keys::Extent(inode->id, FileBlock{0}));
     return records;
   }

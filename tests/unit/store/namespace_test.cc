@@ -287,10 +287,64 @@ TEST_F(NamespaceOrphans, AnUnusedFileGoesAtOnceInOneBatch) {
   EXPECT_THAT(data_.deleted(), ElementsAre(file.value));
 }
 
+TEST_F(NamespaceOrphans, AClosedFileThatTheKernelKnowsGoesInOneBatch) {
+  const InodeId file = MakeFile(kRootInode, "f");
+  inodes_->AddLookups(file, 1);
+  const size_t events = journal_->size();
+  ASSERT_TRUE(names_->Unlink(kRootInode, "f"));
+  EXPECT_FALSE(IsStored(keys::Inode(file)));
+  EXPECT_FALSE(IsStored(keys::Orphan(file)));
+  EXPECT_TRUE(names_->HasOrphans());
+  EXPECT_THAT(data_.deleted(), IsEmpty()) << "it may be opened again";
+  names_->Forget(file, 1);
+  EXPECT_EQ(journal_->size(), events + 1);
+  EXPECT_FALSE(names_->HasOrphans());
+  EXPECT_THAT(data_.deleted(), ElementsAre(file.value));
+  EXPECT_EQ(Code(names_->Open(file)), ErrorCode::kStale);
+  EXPECT_EQ(inodes_->Find(file), nullptr);
+}
+
+TEST_F(NamespaceOrphans, AnOperationOnADeletedFilePutsItsRecordsBack) {
+  const std::vector<std::function<bool(InodeId)>> operations = {
+      [&](InodeId ino) { return Stat(ino).links == 0; },
+      [&](InodeId ino) { return names_->SetAttributes(ino, {.mode = 0600}).has_value(); },
+      [&](InodeId ino) { return names_->SetExtendedAttribute(ino, "user.a", "v", AttributeWrite::kAny).has_value(); },
+      [&](InodeId ino) { return Code(names_->RemoveExtendedAttribute(ino, "user.a")) == ErrorCode::kNoAttribute; },
+      [&](InodeId ino) {
+        const auto opened = names_->Open(ino);
+        if (opened) names_->Close(*opened);
+        return opened.has_value();
+      },
+  };
+  for (size_t at = 0; at < operations.size(); ++at) {
+    const InodeId file = MakeFile(kRootInode, "f");
+    inodes_->AddLookups(file, 1);
+    ASSERT_TRUE(names_->Unlink(kRootInode, "f"));
+    EXPECT_EQ(Code(names_->GetExtendedAttribute(file, "user.a")), ErrorCode::kNoAttribute);
+    EXPECT_FALSE(IsStored(keys::Inode(file))) << at;
+    EXPECT_TRUE(operations[at](file)) << at;
+    EXPECT_TRUE(IsStored(keys::Inode(file)) && IsStored(keys::Orphan(file))) << at;
+    EXPECT_EQ(names_->inode_count(), 2u);
+    names_->Forget(file, 1);
+    EXPECT_FALSE(IsStored(keys::Inode(file)) || IsStored(keys::Orphan(file))) << at;
+    EXPECT_THAT(data_.deleted(), ::testing::Contains(file.value));
+  }
+}
+
+TEST_F(NamespaceOrphans, AFileThatTheKernelForgetsDuringItsUnlinkGoesAtOnce) {
+  const InodeId file = MakeFile(kRootInode, "f");
+  inodes_->AddLookups(file, 1);
+  data_.on_read = [&] { names_->Forget(file, 1); };
+  ASSERT_TRUE(names_->Unlink(kRootInode, "f"));
+  EXPECT_FALSE(names_->HasOrphans());
+  EXPECT_FALSE(IsStored(keys::Inode(file)));
+  EXPECT_THAT(data_.deleted(), ElementsAre(file.value));
+}
+
 TEST_F(NamespaceOrphans, AMountDeletesTheOrphansThatACrashLeft) {
   const InodeId file = MakeFile(kRootInode, "f"), directory = MakeDirectory(kRootInode, "d");
   const auto unnamed = names_->CreateUnnamed(kRootInode, File());
-  inodes_->AddLookups(file, 1);
+  const InodePtr open = *names_->Open(file);
   inodes_->AddLookups(directory, 1);
   ASSERT_TRUE(names_->Unlink(kRootInode, "f"));
   ASSERT_TRUE(names_->RemoveDirectory(kRootInode, "d"));

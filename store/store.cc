@@ -216,6 +216,7 @@ Result<void> Store::Close() {
   if (!p_->files->Close()) return {};
   p_->scrubber->Stop();
   auto stopped = p_->committer->Stop();
+  static_cast<void>(p_->names->StoreCount().has_value());  // without it, the next mount counts
   if (p_->log == nullptr) return stopped;
   const auto ended = p_->log->Stop();
   p_->logged->Attach(nullptr);

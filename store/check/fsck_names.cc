@@ -333,7 +333,7 @@ Result<void> Checker::CheckFacts() {
   const uint64_t greatest = nodes_.back().ino;
   next_ino_ = greatest + 1;
   RETURN_IF_ERROR(CheckFact(kNextInodeFact, greatest + 1, kMaximumInode + 1));
-  RETURN_IF_ERROR(CheckFact(kInodeCountFact, inode_records_, inode_records_));
+  RETURN_IF_ERROR(CheckFact(kInodeCountFact, inode_records_, inode_records_, /*optional=*/true));
   RETURN_IF_ERROR(CheckFact(kLastVersionFact, 0, kMaximumVersion, /*optional=*/true));
   return CheckFact(kLastPublicationFact, 0, INT64_MAX, /*optional=*/true);
 }
@@ -346,10 +346,11 @@ Result<void> Checker::CheckFact(const char* name, uint64_t least, uint64_t most,
     if (name == kNextInodeFact) next_ino_ = **fact;
     return {};
   }
+  const bool at_most = optional && least < most;
   if (optional) Drop(keys::Store(name));
   Report(FindingKind::kWrongFact, 0,
-         known ? fmt::format("the store's number {} is {}, not {}{}", Quoted(name), **fact, optional ? "at most " : "",
-                             optional ? most : least)
+         known ? fmt::format("the store's number {} is {}, not {}{}", Quoted(name), **fact, at_most ? "at most " : "",
+                             at_most ? most : least)
                : fmt::format("the store's number {} is missing or damaged", Quoted(name)));
   return {};
 }

@@ -68,6 +68,7 @@ Result<void> Namespace::Recover(bool read_only) {
   inode_count_ = count.value_or(0);
   {
     MutexLock lock(mutex_);
+    count_stored_ = true;  // perhaps
     next_ino_ = ino_bound_ = known ? **bound : 0;
   }
   if (auto root = GetDirectory(kRootInode); !root) {
@@ -169,9 +170,7 @@ Result<InodePtr> Namespace::Get(InodeId ino) {
   InodeTransaction transaction(catalog_, {inode});
   transaction.Restore(inode, *kept->second.data.restore);
   transaction.batch().Put(keys::Orphan(ino), "");
-  transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ + 1));
-  RETURN_IF_ERROR(transaction.Commit());
-  ++inode_count_;
+  RETURN_IF_ERROR(CommitCountLocked(transaction, 1));
   orphans_.emplace(ino, inode);
   kept_.erase(kept);
   return inode;
@@ -355,14 +354,30 @@ Result<void> Namespace::DeleteGroupLocked(OrphanRecords group) {
     gone.push_back(inode->id);
   }
   if (gone.empty()) return result;
-  transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - gone.size()));
-  RETURN_IF_ERROR(transaction.Commit());
-  inode_count_ -= gone.size();
+  RETURN_IF_ERROR(CommitCountLocked(transaction, -static_cast<int64_t>(gone.size())));
   for (const InodeId ino : gone) {
     inodes_.Erase(ino);
     orphans_.erase(ino);
   }
   return result;
+}
+
+Result<void> Namespace::CommitCountLocked(InodeTransaction& transaction, int64_t added) {
+  if (count_stored_) transaction.batch().Delete(keys::Store(kInodeCountFact));
+  RETURN_IF_ERROR(transaction.Commit());
+  count_stored_ = false;
+  inode_count_ += static_cast<uint64_t>(added);
+  return {};
+}
+
+Result<void> Namespace::StoreCount() {
+  MutexLock lock(mutex_);
+  if (read_only_ || count_stored_ || catalog_.failed()) return {};
+  KvBatch batch;
+  batch.Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_));
+  RETURN_IF_ERROR(catalog_.Write(std::move(batch)));
+  count_stored_ = true;
+  return {};
 }
 
 Result<std::optional<DeletionRecords>> Namespace::ReadReplaced(const InodePtr& replaced) {
@@ -395,9 +410,7 @@ Result<void> Namespace::CommitLocked(InodeTransaction& transaction, const InodeP
     return {};
   }
   if (!records || !transaction.Delete(replaced, data_, *records)) return ErrorCode::kAgain;
-  transaction.batch().Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ - 1));
-  RETURN_IF_ERROR(transaction.Commit());
-  --inode_count_;
+  RETURN_IF_ERROR(CommitCountLocked(transaction, -1));
   if (keep) {
     kept_.emplace(replaced->id, Kept{replaced, std::move(records->data)});
   } else {

@@ -142,6 +142,9 @@ class Namespace {
   // True while an unlinked inode still holds blocks, because it is open or not forgotten.
   bool HasOrphans() EXCLUDES(mutex_);
 
+  // Stores the number of inodes, which the next mount then need not count. Call it when nothing changes any more.
+  Result<void> StoreCount() EXCLUDES(mutex_);
+
   uint64_t inode_count() const { return inode_count_.load(); }  // orphans included
 
  private:
@@ -242,6 +245,8 @@ class Namespace {
   // ReadReplaced. Returns kAgain, with no effect, when they are out of date.
   Result<void> CommitLocked(InodeTransaction& transaction, const InodePtr& replaced,
                             std::optional<DeletionRecords> records, Timestamp now) REQUIRES(mutex_);
+  // Commits a transaction that adds so many inodes, or removes them.
+  Result<void> CommitCountLocked(InodeTransaction& transaction, int64_t added) REQUIRES(mutex_);
   void OrphanUnused(const InodePtr& inode) EXCLUDES(mutex_);
   // Drops the data of those inodes that are in kept_, unless the kernel knows them. Returns the others.
   std::vector<InodePtr> DropKept(const std::set<InodePtr>& inodes) EXCLUDES(mutex_);
@@ -287,6 +292,7 @@ class Namespace {
   };
   std::unordered_map<InodeId, Kept> kept_ GUARDED_BY(mutex_);
   std::atomic<uint64_t> inode_count_{0};
+  bool count_stored_ GUARDED_BY(mutex_) = false;  // the catalog may have the fact kInodeCountFact
   uint64_t directory_moves_ GUARDED_BY(mutex_) = 0;  // changes of the parent of a directory
 };
 

@@ -151,19 +151,17 @@ Result<Attributes> Namespace::CreateLocked(const InodePtr& parent, std::string_v
       batch.Put(keys::Orphan(ino), "");
     }
     batch.Put(keys::Inode(ino), record.Encode());
-    batch.Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ + 1));
 
     // Insert it into the table before the catalog: a thread that finds the new entry must find this Inode instead of
     // creating another.
     inode = inodes_.Insert(ino, std::move(record));
-    if (auto written = transaction.Commit(); !written) {
+    if (auto written = CommitCountLocked(transaction, 1); !written) {
       inodes_.Erase(ino);
       return written.error();
     }
   }
   ++next_ino_;
   ino_bound_ = bound;
-  ++inode_count_;
   if (!named) orphans_.emplace(inode->id, inode);
   MutexLock lock(inode->mutex);
   return inode->Stat();

@@ -250,9 +250,7 @@ Result<void> Namespace::CreateManyLocked(ManyFiles& work, std::vector<InodePtr>*
   }
   std::sort(orphans->begin(), orphans->end(), [](const InodePtr& a, const InodePtr& b) { return a->id < b->id; });
   for (const InodePtr& orphan : *orphans) batch.Put(keys::Orphan(orphan->id), "");
-  batch.Put(keys::Store(kInodeCountFact), EncodeFact(inode_count_ + work.files.size()));
-  RETURN_IF_ERROR(transaction.Commit());
-  inode_count_ += work.files.size();
+  RETURN_IF_ERROR(CommitCountLocked(transaction, static_cast<int64_t>(work.files.size())));
   for (const InodePtr& orphan : *orphans) orphans_.emplace(orphan->id, orphan);
   return {};
 }

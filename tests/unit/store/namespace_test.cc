@@ -225,6 +225,22 @@ TEST_F(NamespaceBasics, AReadOnlyNamespaceRefusesChangesAndKeepsOrphans) {
   EXPECT_EQ(kv_->content(), before);
 }
 
+TEST_F(NamespaceBasics, TheNumberOfInodesIsStoredAtTheEndAndOtherwiseCounted) {
+  const std::string fact = keys::Store(kInodeCountFact);
+  EXPECT_TRUE(IsStored(fact)) << "of a new store";
+  MakeFile(kRootInode, "f");
+  EXPECT_FALSE(IsStored(fact));
+  Restart();
+  EXPECT_EQ(names_->inode_count(), 2u);
+  MakeFile(kRootInode, "g");
+  ASSERT_TRUE(names_->StoreCount());
+  EXPECT_EQ(kv_->content().at(fact), EncodeFact(3));
+  Restart();
+  EXPECT_EQ(names_->inode_count(), 3u);
+  ASSERT_TRUE(names_->Unlink(kRootInode, "f"));
+  EXPECT_FALSE(IsStored(fact));
+}
+
 using NamespaceOrphans = NamespaceTest;
 
 TEST_F(NamespaceOrphans, AnUnlinkedFileLivesUntilItsLastClose) {

@@ -420,6 +420,7 @@ TEST_F(Publishing, AnInterruptedPublicationIsReverted) {
   const size_t begun = store_.journal().size();
   ASSERT_OK(Publish("e"));
   ASSERT_OK(Unpublish("e"));
+  store_.kv().BeforeWrite(nullptr);
   size_t published = 0, interrupted = 0;
   for (const size_t cut : BatchesAfter(begun)) {
     const CrashOptions killed{.kind = CrashOptions::Kind::kProcessKill};
@@ -483,6 +484,7 @@ TEST_F(Publishing, DamageInAnInterruptedPublicationIsLeftToFsck) {
   SyncEachBatch();
   const size_t begun = store_.journal().size();
   ASSERT_OK(Publish("d"));
+  store_.kv().BeforeWrite(nullptr);
   CrashImage image = store_.journal().ImageAt(BatchesAfter(begun).front(), {.kind = CrashOptions::Kind::kProcessKill});
   ASSERT_TRUE(HasFact(image.kv));
   const std::string entry = keys::Entry(Find("d/sub"), "g"), intact = image.kv.at(entry);

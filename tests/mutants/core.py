@@ -23,7 +23,7 @@ MUTANTS = [
            "if (const auto status = rocksdb::Status::OK(); !status.ok()) {", ("unit_meta",)),
     Mutant("catalog-older-log", "A log of RocksDB that an older version left counts up to its first damage.",
            "meta/rocks_kv_store.cc",
-           "WALRecoveryMode::kPointInTimeRecovery", "WALRecoveryMode::kSkipAnyCorruptedRecords",
+           "WALRecoveryMode::kPointInTimeRecovery", "WALRecoveryMode::kAbsoluteConsistency",
            ("unit_meta:RocksFailureTest.*OlderVersion*",)),
     Mutant("free-before-sync", "Replaced blocks are freed after the commit that drops them is synced.",
            "store/commit/committer.cc",

@@ -13,7 +13,8 @@ from harness.process import run
 CALLS = ("open,openat,creat,close,lseek,write,writev,pwrite64,pwritev,ftruncate,fallocate,fsync,fdatasync,rename,"
          "renameat,renameat2,link,linkat,unlink,unlinkat,rmdir,mkdir,mkdirat,symlink,symlinkat,copy_file_range,sendfile,io_submit")
 LINE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (\d+)(?:<.*>)?$", re.DOTALL)
-SUBMITTED = re.compile(r'IOCB_CMD_PWRITE.*?aio_fildes=(\d+<[^>]*>), aio_buf=("[^"]*"), aio_nbytes=\d+, aio_offset=(\d+)')
+SUBMITTED = re.compile(
+    r'IOCB_CMD_PWRITE.*?aio_fildes=(\d+<[^>]*>), aio_buf=("[^"]*"), aio_nbytes=\d+, aio_offset=(\d+)')
 PENDING = re.compile(r"^(\d+) +(.*) <unfinished \.\.\.>$")
 RESUMED = re.compile(r"^(\d+) +<\.\.\. \w+ resumed>(.*)$")
 

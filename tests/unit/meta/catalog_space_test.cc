@@ -206,7 +206,7 @@ TEST_F(CatalogSpaceTest, CompactionsThatWaitForSpaceDelayNoDeletion) {
     return std::count_if(begin(entries), end(entries), [](const auto& e) { return e.path().extension() == ".sst"; });
   };
   for (uint64_t number = 0; tables() < 50; ++number) {
-    ASSERT_OK(store->Write(Batch(number)));
+    ASSERT_OK(store->Write(Batch(0, number + 1, 10)));  // over the keys of the tables before
     const auto stored = store->Sync();
     ASSERT_TRUE(stored.has_value() || stored.error().code == ErrorCode::kNoSpace);
   }
@@ -221,7 +221,7 @@ TEST_F(CatalogSpaceTest, ACompactionOfTheOpeningWaitsForSpace) {
   auto store = Open(true);
   full_for_compactions = true;
   for (uint64_t number = 0; number < 20; ++number) {
-    ASSERT_OK(store->Write(Batch(number)));
+    ASSERT_OK(store->Write(Batch(0, number + 1, 10)));  // over the keys of the tables before
     static_cast<void>(store->Sync().has_value());
   }
   store.reset();
@@ -274,8 +274,9 @@ TEST(CatalogSpaceNeed, GrowsWithTheCatalogWithinLimits) {
 }  // namespace
 }  // namespace weightfs
 
-// Replaces libc's function.
-extern "C" int fallocate(int descriptor, int mode, off_t offset, off_t length) {
+// Replaces libc's function under the name that RocksDB uses. With 64-bit offsets, headers rename it to fallocate64.
+extern "C" int Fallocate(int descriptor, int mode, off_t offset, off_t length) __asm__("fallocate");
+extern "C" int Fallocate(int descriptor, int mode, off_t offset, off_t length) {
   if (weightfs::no_fallocate) {
     errno = EOPNOTSUPP;
     return -1;

@@ -66,24 +66,42 @@ void CatalogSpace::Close() {
 // What is added counts three times: it is stored once, and the need grows by twice as much.
 bool CatalogSpace::Allows(KvChange change, uint64_t bytes) const {
   if (change == KvChange::kRemove) return true;
-  const int64_t surplus = surplus_.load() - static_cast<int64_t>(3 * bytes);
+  const int64_t surplus = surplus_.load() - static_cast<int64_t>(3 * (claimed_.load() + bytes));
   if (change == KvChange::kGrow) return waiting_.load() == 0 && surplus >= static_cast<int64_t>(kMargin);
   return memory_.load() < kUpdatesInMemory ||
          (waiting_.load() == 0 && surplus >= -static_cast<int64_t>(need_.load() / 2));
 }
 
-Result<void> CatalogSpace::Check(KvChange change, uint64_t bytes) {
+Result<void> CatalogSpace::Check(KvChange change) {
   const bool outdated = change == KvChange::kGrow && Clock::now() - measured_.load() > kMeasureTime;
-  if (bytes > 0 || outdated || !Allows(change)) {
+  if (outdated || !Allows(change)) {
     Measure();
-    if (!Allows(change, bytes) && MayCompact() && Do(Work::kCompact)) Measure();
-    if (!Allows(change, bytes)) {
+    if (!Allows(change) && MayCompact() && Do(Work::kCompact)) Measure();
+    if (!Allows(change)) {
       LogFull(/*full=*/true);
       return ErrorCode::kNoSpace;
     }
   }
   if (change == KvChange::kGrow && logged_full_.load()) LogFull(/*full=*/false);
   return {};
+}
+
+Result<KvClaim> CatalogSpace::Claim(uint64_t bytes) {
+  const auto claim = [&] {
+    MutexLock lock(measuring_);
+    MeasureLocked();
+    if (!Allows(KvChange::kGrow, bytes)) return false;
+    claimed_ += bytes;
+    return true;
+  };
+  if (!claim() && !(MayCompact() && Do(Work::kCompact) && claim())) {
+    LogFull(/*full=*/true);
+    return ErrorCode::kNoSpace;
+  }
+  return KvClaim(this, [bytes](CatalogSpace* space) {
+    MutexLock lock(space->measuring_);
+    space->claimed_ -= bytes;
+  });
 }
 
 void CatalogSpace::NoteWrite(uint64_t bytes) {
@@ -107,8 +125,12 @@ void CatalogSpace::NoteProgress() {
   changed_.notify_all();
 }
 
-// Takes RocksDB's mutex.
 void CatalogSpace::Measure() {
+  MutexLock lock(measuring_);
+  MeasureLocked();
+}
+
+void CatalogSpace::MeasureLocked() {
   unmeasured_ = 0;
   measured_ = Clock::now();
   const Usage usage = catalog_.usage();
@@ -127,7 +149,8 @@ uint64_t CatalogSpace::FreeBytes() const {
 
 uint64_t CatalogSpace::FreeSpace() {
   Measure();
-  return Allows(KvChange::kGrow) ? static_cast<uint64_t>(surplus_.load()) - kMargin : 0;
+  const int64_t free = surplus_.load() - static_cast<int64_t>(3 * claimed_.load() + kMargin);
+  return waiting_.load() == 0 && free > 0 ? static_cast<uint64_t>(free) : 0;
 }
 
 void CatalogSpace::LogFull(bool full) {

@@ -60,9 +60,11 @@ class CatalogSpace {
   // Before the catalog is closed: no file waits any more. Waits for the work in progress.
   void Close() EXCLUDES(mutex_);
 
-  // Returns kNoSpace when a change of this kind, which adds `bytes` (0: fewer than the margin), has no space. If
-  // anything was written since the last compaction, waits for another one.
-  Result<void> Check(KvChange change, uint64_t bytes = 0);
+  // Returns kNoSpace when a change of this kind has no space. If anything was written since the last compaction, waits
+  // for another one.
+  Result<void> Check(KvChange change);
+  // The same for growth by `bytes`.
+  Result<KvClaim> Claim(uint64_t bytes) EXCLUDES(measuring_);
   // Records a write. Waits while flushes or compactions lag behind, unless they wait for space.
   void NoteWrite(uint64_t bytes);
   void NoteProgress() EXCLUDES(mutex_);  // a flush or compaction has ended, or failed
@@ -81,7 +83,8 @@ class CatalogSpace {
   CatalogSpace(std::string path, UniqueFd directory, bool awaits_space)
       : path_(std::move(path)), directory_(std::move(directory)), awaits_space_(awaits_space) {}
   bool Allows(KvChange change, uint64_t bytes = 0) const;
-  void Measure() EXCLUDES(mutex_);
+  void Measure() EXCLUDES(mutex_, measuring_);
+  void MeasureLocked() REQUIRES(measuring_);
   void LogFull(bool full);
   bool MayCompact() EXCLUDES(mutex_);
   uint64_t Request(Work work) EXCLUDES(mutex_);
@@ -103,6 +106,10 @@ class CatalogSpace {
   std::atomic<uint64_t> progress_{0};     // flushes and compactions that have ended
   std::atomic<uint64_t> waiting_{0};      // files in Await; changed under mutex_
   std::atomic<bool> logged_full_{false};
+
+  // No measurement replaces a newer one, and each counts what was claimed or what it became. Over RocksDB's mutex.
+  Mutex measuring_;
+  std::atomic<uint64_t> claimed_{0};  // bytes; changed under measuring_
 
   Mutex mutex_;
   std::condition_variable changed_;  // of callers

@@ -59,6 +59,9 @@ enum class KvChange : unsigned char {
   kRemove,
 };
 
+// Keeps space of the filesystem of a store for a change. Destroy it after the change is written, and before the store.
+using KvClaim = std::shared_ptr<void>;
+
 // Iterates over keys in byte order in a snapshot taken at its creation. Not thread-safe. key() and value() are valid
 // until the next move.
 class KvIterator {
@@ -92,9 +95,11 @@ class KvStore {
   // restores a prefix of the batches in the order of the Write calls.
   virtual Result<void> Write(KvBatch batch) = 0;
 
-  // Returns kNoSpace when the filesystem has too little space for a change of this kind, which adds about so many bytes
-  // (0: at most a few MiB); then do not write. It may wait a second for space to be freed, so hold no lock.
-  virtual Result<void> CheckSpace(KvChange, ByteCount /*added*/ = {}) { return {}; }
+  // Returns kNoSpace when the filesystem has too little space for a change of this kind, which adds at most a few MiB;
+  // then do not write. It may wait a second for space to be freed, so hold no lock.
+  virtual Result<void> CheckSpace(KvChange) { return {}; }
+  // The same for a change that adds about so many bytes, which no other change gets meanwhile.
+  virtual Result<KvClaim> ClaimSpace(ByteCount /*added*/) { return KvClaim(); }
   // The bytes until kGrow is refused; nullopt when nothing is ever refused.
   virtual std::optional<uint64_t> FreeSpace() { return std::nullopt; }
 
@@ -126,9 +131,8 @@ class KvStoreWrapper : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override { return wrapped_->Get(key); }
   bool failed() const override { return wrapped_->failed(); }
   Result<void> Write(KvBatch batch) override { return wrapped_->Write(std::move(batch)); }
-  Result<void> CheckSpace(KvChange change, ByteCount added = {}) override {
-    return wrapped_->CheckSpace(change, added);
-  }
+  Result<void> CheckSpace(KvChange change) override { return wrapped_->CheckSpace(change); }
+  Result<KvClaim> ClaimSpace(ByteCount added) override { return wrapped_->ClaimSpace(added); }
   std::optional<uint64_t> FreeSpace() override { return wrapped_->FreeSpace(); }
   Result<void> Sync() override { return wrapped_->Sync(); }
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},

@@ -482,9 +482,14 @@ Result<void> RocksKvStore::Write(KvBatch batch) {
   return {};
 }
 
-Result<void> RocksKvStore::CheckSpace(KvChange change, ByteCount added) {
+Result<void> RocksKvStore::CheckSpace(KvChange change) {
   if (!impl_->writable()) return ErrorCode::kReadOnly;
-  return impl_->database->space->Check(change, added.value);
+  return impl_->database->space->Check(change);
+}
+
+Result<KvClaim> RocksKvStore::ClaimSpace(ByteCount added) {
+  if (!impl_->writable()) return ErrorCode::kReadOnly;
+  return impl_->database->space->Claim(added.value);
 }
 
 std::optional<uint64_t> RocksKvStore::FreeSpace() {

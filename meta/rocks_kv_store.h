@@ -49,7 +49,8 @@ class RocksKvStore final : public KvStore {
   Result<std::optional<std::string>> Get(std::string_view key) override;
   bool failed() const override;
   Result<void> Write(KvBatch batch) override;
-  Result<void> CheckSpace(KvChange change, ByteCount added = {}) override;
+  Result<void> CheckSpace(KvChange change) override;
+  Result<KvClaim> ClaimSpace(ByteCount added) override;
   std::optional<uint64_t> FreeSpace() override;
   Result<void> Sync() override;
   std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first = {},

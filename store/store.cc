@@ -374,7 +374,7 @@ Result<std::vector<InodeId>> Store::CreateMany(const InodePtr& directory, const 
   }
   if (blocks.value != checksums.size()) return ErrorCode::kInvalid;
   const ByteCount records{files.size() * kBytesOfInode + checksums.size_bytes()};
-  RETURN_IF_ERROR(p_->catalog->CheckSpace(KvChange::kGrow, records));
+  ASSIGN_OR_RETURN(const KvClaim claim, p_->catalog->ClaimSpace(records));
   // The catalog may be synced at any time, so the content must be durable before the catalog refers to it.
   for (const DeviceRun& run : grant.runs()) p_->device_set->NoteWrite(run.device);
   RETURN_IF_ERROR(SyncWait([&](Done done) { p_->committer->FlushDevices(std::move(done)); }));

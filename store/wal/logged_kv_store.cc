@@ -56,9 +56,9 @@ Result<void> LoggedKvStore::Sync() {
   return log == nullptr ? Result<void>() : log->Commit();  // without a log nothing was written
 }
 
-Result<void> LoggedKvStore::CheckSpace(KvChange change, ByteCount added) {
+Result<void> LoggedKvStore::CheckSpace(KvChange change) {
   if (LogWriter* log = log_.load()) RETURN_IF_ERROR(log->CheckSpace(change));
-  return KvStoreWrapper::CheckSpace(change, added);
+  return KvStoreWrapper::CheckSpace(change);
 }
 
 }  // namespace weightfs::wal

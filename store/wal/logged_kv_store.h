@@ -34,7 +34,7 @@ class LoggedKvStore final : public KvStoreWrapper {
   bool failed() const override;
   Result<void> Write(KvBatch batch) override EXCLUDES(order_);
   Result<void> Sync() override;
-  Result<void> CheckSpace(KvChange change, ByteCount added = {}) override;
+  Result<void> CheckSpace(KvChange change) override;
 
  private:
   // Held while a batch is applied, which waits if the index is busy. The log never takes it.

@@ -180,18 +180,26 @@ TEST_F(CatalogSpaceTest, ALargeChangeAsksForItsSpace) {
   const auto store = Open(true);
   Fill(24 * kMiB);
   ASSERT_OK(store->CheckSpace(KvChange::kGrow));
-  EXPECT_EQ(store->CheckSpace(KvChange::kGrow, ByteCount{10 * kMiB}).error().code, ErrorCode::kNoSpace);
-  ASSERT_OK(store->CheckSpace(KvChange::kGrow, ByteCount{2 * kMiB}));
-  Unfill();
-  Fill();
-  ASSERT_OK(store->CheckSpace(KvChange::kRemove, ByteCount{10 * kMiB}));
+  EXPECT_EQ(store->ClaimSpace(ByteCount{10 * kMiB}).error().code, ErrorCode::kNoSpace);
+  EXPECT_TRUE(store->ClaimSpace(ByteCount{2 * kMiB}).has_value());
+}
+
+TEST_F(CatalogSpaceTest, TwoLargeChangesDoNotGetTheSameSpace) {
+  const auto store = Open(true);
+  Fill(24 * kMiB);
+  for (int round = 0; round < 2; ++round) {
+    const auto first = store->ClaimSpace(ByteCount{3 * kMiB});
+    ASSERT_TRUE(first.has_value());
+    EXPECT_EQ(store->ClaimSpace(ByteCount{3 * kMiB}).error().code, ErrorCode::kNoSpace);
+    ASSERT_OK(store->CheckSpace(KvChange::kGrow));
+  }
 }
 
 // What was accepted once, like the data of a write, is in the log and in memory.
 TEST_F(CatalogSpaceTest, ALargeBatchIsNeverRefused) {
   const auto store = Open(true);
   Fill();
-  EXPECT_FALSE(store->CheckSpace(KvChange::kGrow, ByteCount{1}));  // measures
+  EXPECT_FALSE(store->ClaimSpace(ByteCount{1}));  // measures
   ASSERT_OK(store->Write(Batch(0, 20'000)));
   EXPECT_FALSE(store->failed());
   EXPECT_TRUE(store->Get(Key(0)).value().has_value());

@@ -211,9 +211,9 @@ void ShortHistory::Replace(const std::string& path, size_t size) {
   if (inode == nullptr) return;
   // For lack of space, a replacement is committed as it is.
   if (full_) history_.Wrote(used_.file, began, {});
+  replacing_.insert(used_.file);
   if (size > 0 && !Changed(store_.WriteAt(inode, 0, text))) return;
   history_.Wrote(used_.file, began, text);
-  replacing_.insert(used_.file);
 }
 
 void ShortHistory::Truncate(const std::string& path, uint64_t size) {

@@ -63,9 +63,9 @@ class FileDevice final : public BlockDevice {
   FileDevice(std::string path, const Options& options);
   Result<void> Open();
   Result<void> OpenDescriptor();
+  Error InUse(std::string_view otherwise) const;
   // True if the lock's holder shares it. A store never does. udevd does for a moment after a program has written a
   // block device.
-  Error InUse(std::string_view otherwise) const;
   bool HeldOnlyByProbe() const;
   Result<void> Lock();
   // Fails while a program still holds a lease for writing from an earlier mount: its blocks may have new owners.

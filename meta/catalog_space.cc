@@ -113,7 +113,10 @@ void CatalogSpace::NoteWrite(uint64_t bytes) {
   if (surplus_.load() < static_cast<int64_t>(kMargin) && MayCompact()) Request(Work::kCompact);
   for (; behind_.load(); Measure()) {
     MutexLock lock(mutex_);
-    while (progress_.load() == progress && waiting_.load() == 0 && !closed_) changed_.wait(lock.native());
+    // A failure is known before it counts as progress.
+    while (progress_.load() == progress && waiting_.load() == 0 && !closed_ && !catalog_.failed()) {
+      changed_.wait(lock.native());
+    }
     if (waiting_.load() > 0 || closed_ || catalog_.failed()) return;
     progress = progress_.load();
   }

@@ -54,19 +54,21 @@ Result<ExtentMap> ReadExtents(KvStore& catalog, InodeId ino, const CommittedData
 Result<void> LoadFile(KvStore& catalog, const InodePtr& inode) {
   while (true) {
     CommittedData committed;
+    uint64_t changes;
     {
       MutexLock lock(inode->mutex);
       if (!inode->file) return inode->IsDirectory() ? ErrorCode::kIsDirectory : ErrorCode::kInvalid;
       if (inode->file->loaded()) return {};
       if (inode->deleted) return ErrorCode::kStale;
       committed = inode->committed;
+      changes = inode->changes;
     }
     auto extents = ReadExtents(catalog, inode->id, committed);
     MutexLock lock(inode->mutex);
     if (inode->file->loaded()) return {};
-    // Another thread has loaded and committed the file, and a failed write has unloaded it again. The records may be of
-    // both versions.
-    if (inode->committed.version != committed.version) continue;
+    // Another thread has loaded and committed the file, and a failed write has unloaded it again; or it was deleted, and
+    // perhaps put back. The records may be of both versions.
+    if (inode->committed.version != committed.version || inode->changes != changes) continue;
     if (!extents) {
       if (extents.error().code == ErrorCode::kCorrupt) {
         spdlog::error("inode {}: a damaged or overlapping extent record; run weightfs verify", inode->id.value);

@@ -115,9 +115,9 @@ Result<void> InodeTransaction::CommitPublication() {
   for (Member& member : members_) {
     if (!written) std::swap(member.inode->attributes, member.record);
     ++member.inode->changes;
+    if (written && member.restored) member.inode->deleted = false;
     member.inode->NoteUse();
     if (written) member.inode->attribute_sizes = member.attribute_sizes;
-    if (written && member.restored) member.inode->deleted = false;
     if (!written || member.deletes_from == nullptr) continue;
     member.inode->deleted = true;
     if (!S_ISREG(member.inode->attributes.mode) || member.data->restore) continue;

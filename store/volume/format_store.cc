@@ -408,13 +408,13 @@ Result<void> Formatter::WriteDescription() {
   return WriteStoreDescription(directory_, description_);
 }
 
-// The ids of the stores that devices belong to.
+// The ids of the stores that devices belong to. Without a log on the devices, an index may be the only catalog.
 std::vector<Uuid> StoresOn(const std::vector<std::string>& devices) {
   std::vector<Uuid> stores;
   for (const std::string& path : devices) {
     const auto device = IdentityOf(path) ? OpenToExamine(path) : Error{ErrorCode::kNotFound};
     const auto superblock = device ? ReadSuperblock(**device) : Error{ErrorCode::kNotFound};
-    if (superblock) stores.push_back(superblock->store_id);
+    if (superblock && superblock->logged) stores.push_back(superblock->store_id);
   }
   return stores;
 }

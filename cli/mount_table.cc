@@ -62,9 +62,7 @@ std::optional<MountEntry> FindServedMount(const StoreHolder& holder) {
 
 bool IsMountOf(const MountEntry& mount, const StoreLocation& store) {
   if (!store.described) return ResolvePath(mount.source) == ResolvePath(store.directory);
-  if (mount.source == store.name) return true;
-  const auto source = FindStore(mount.source);
-  return source && IsSameStore(*source, store);
+  return mount.source == store.name || FindServedAs(mount.source, store);
 }
 
 bool NamesDevices(const std::string& argument) {
@@ -93,9 +91,8 @@ StoreLocation FindServed(const StoreLocation& named) {
   const auto mounts = WeightfsMounts();
   if (!mounts) return named;
   for (const MountEntry& mount : *mounts) {
-    auto served = FindStore(mount.source);
-    if (!served || (!served->described && !named.described)) continue;
-    if (!IsSameStore(*served, named) || !ReadStoreHolder(served->directory).held) continue;
+    auto served = FindServedAs(mount.source, named);
+    if (!served || !ReadStoreHolder(served->directory).held) continue;
     if (IsBelievable(mount, *served)) return *std::move(served);
   }
   return named;
@@ -125,7 +122,7 @@ std::optional<MountEntry> FindMountOfStore(const StoreLocation& store, const Sto
   if (!mounts.has_value()) return std::nullopt;
   const auto found = std::find_if(mounts->rbegin(), mounts->rend(), [&](const MountEntry& mount) {
     if (!IsMountOf(mount, store)) return false;
-    return !store.described || IsBelievable(mount, FindStore(mount.source).value_or(store));
+    return !store.described || IsBelievable(mount, FindServedAs(mount.source, store).value_or(store));
   });
   return found == mounts->rend() ? std::nullopt : std::optional(std::move(*found));
 }

@@ -112,6 +112,12 @@ std::string CommandOf(pid_t process) {
   return Printable(text.substr(0, text.rfind('\n')));
 }
 
+std::string DescribeProcess(pid_t process) {
+  if (process <= 0) return "another process";
+  const std::string command = CommandOf(process);
+  return command.empty() ? fmt::format("process {}", process) : fmt::format("process {} ({})", process, command);
+}
+
 bool IsEnding(pid_t process) {
   const auto text = ReadProcFile(fmt::format("{}/stat", process));
   if (!text.has_value()) return true;

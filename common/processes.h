@@ -29,6 +29,9 @@ std::vector<pid_t> AllProcesses();
 // Returns the name of the program that a process runs, such as "weightfs"; empty when the process is gone.
 std::string CommandOf(pid_t process);
 
+// Returns "process 4711 (weightfs)", or "another process" for 0.
+std::string DescribeProcess(pid_t process);
+
 // True when the process is gone, a zombie, or about to end because it was killed.
 bool IsEnding(pid_t process);
 

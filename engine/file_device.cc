@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "common/log.h"
+#include "common/processes.h"
 #include "common/shell_quote.h"
 
 namespace weightfs {
@@ -167,9 +168,18 @@ Result<void> FileDevice::OpenDescriptor() {
   }
   if (file_) return {};
   if (errno == EBUSY) {
-    return OpenError(ErrorCode::kBusy, path_, "the device is in use (mounted, or open in another store)");
+    return InUse("the device is in use (mounted, or open in another store)");
   }
   return SystemError(path_, "cannot open the pool device");
+}
+
+// A store that is open by another path has this lock and no other that can be found.
+Error FileDevice::InUse(std::string_view otherwise) const {
+  const UniqueFd file(open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const pid_t holder = file ? FindLockHolder(file.get(), 0) : 0;
+  if (holder <= 0) return OpenError(ErrorCode::kBusy, path_, otherwise);
+  return OpenError(ErrorCode::kBusy, path_, fmt::format("in use by {}; unmount its store, or wait for it to end",
+                                                        DescribeProcess(holder)));
 }
 
 bool FileDevice::HeldOnlyByProbe() const {
@@ -183,7 +193,7 @@ Result<void> FileDevice::Lock() {
     const auto limit =
         HeldOnlyByProbe() ? std::max<std::chrono::milliseconds>(kProbeLimit, options_.lock_wait) : options_.lock_wait;
     if (std::chrono::steady_clock::now() - start_ >= limit) {
-      return OpenError(ErrorCode::kBusy, path_, "locked by another process; is the store mounted already?");
+      return InUse("locked by another process; is the store mounted already?");
     }
     std::this_thread::sleep_for(kLockPoll);
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/unique_fd.h"
 #include "engine/block_device.h"
@@ -64,6 +65,7 @@ class FileDevice final : public BlockDevice {
   Result<void> OpenDescriptor();
   // True if the lock's holder shares it. A store never does. udevd does for a moment after a program has written a
   // block device.
+  Error InUse(std::string_view otherwise) const;
   bool HeldOnlyByProbe() const;
   Result<void> Lock();
   // Fails while a program still holds a lease for writing from an earlier mount: its blocks may have new owners.

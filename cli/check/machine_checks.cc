@@ -22,6 +22,7 @@
 #include "cli/store_look.h"
 #include "client/gpu/gpu.h"
 #include "common/printable.h"
+#include "common/processes.h"
 #include "common/size_text.h"
 #include "common/unique_fd.h"
 #include "common/utc_time.h"

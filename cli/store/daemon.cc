@@ -77,7 +77,7 @@ void SendTo(int socket, std::string_view message) {
 }
 
 // Asks for more time in every interval, until the eventfd `wake` is readable.
-void Extend(int socket, int wake) {
+void KeepExtending(int socket, int wake) {
   pollfd woken{.fd = wake, .events = POLLIN, .revents = 0};
   do {
     SendTo(socket, fmt::format("EXTEND_TIMEOUT_USEC={}", kExtension.count()));
@@ -174,7 +174,17 @@ Result<std::unique_ptr<ServiceNotifier>> ServiceNotifier::Connect(std::string_vi
   return notifier;
 }
 
-ServiceNotifier::~ServiceNotifier() {
+ServiceNotifier::~ServiceNotifier() { EndExtension(); }
+
+void ServiceNotifier::Extend() {
+  if (!socket_ || extender_.joinable()) return;
+  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC));
+  if (!wake_) return;
+  auto thread = StartThread("weightfs-notify", [this] { KeepExtending(socket_.get(), wake_.get()); });
+  if (thread.has_value()) extender_ = *std::move(thread);
+}
+
+void ServiceNotifier::EndExtension() {
   if (!extender_.joinable()) return;
   const uint64_t one = 1;
   // Writing 1 to an eventfd fails only when its counter is full.
@@ -182,15 +192,15 @@ ServiceNotifier::~ServiceNotifier() {
   extender_.join();
 }
 
-void ServiceNotifier::Ready(std::string_view status) { Send(fmt::format("READY=1\nSTATUS={}", status)); }
+void ServiceNotifier::Ready(std::string_view status) {
+  EndExtension();
+  Send(fmt::format("READY=1\nSTATUS={}", status));
+}
 
 void ServiceNotifier::Stopping(std::string_view status) {
-  if (!socket_ || extender_.joinable()) return;
+  if (extender_.joinable()) return;
   Send(fmt::format("STOPPING=1\nSTATUS={}", status));
-  wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC));
-  if (!wake_) return;
-  auto thread = StartThread("weightfs-notify", [this] { Extend(socket_.get(), wake_.get()); });
-  if (thread.has_value()) extender_ = *std::move(thread);
+  Extend();
 }
 
 void ServiceNotifier::Send(std::string_view message) const {

@@ -66,6 +66,8 @@ class ServiceNotifier {
   ServiceNotifier(const ServiceNotifier&) = delete;
   ServiceNotifier& operator=(const ServiceNotifier&) = delete;
 
+  // Until Ready, or the destructor, asks repeatedly for more time than TimeoutStartSec=. Later calls do nothing.
+  void Extend();
   // The service works. `status` is one line for `systemctl status`.
   void Ready(std::string_view status);
   // The service ends. Until this object is destroyed, asks repeatedly for more time than TimeoutStopSec=, because the
@@ -75,9 +77,10 @@ class ServiceNotifier {
  private:
   ServiceNotifier() = default;
   void Send(std::string_view message) const;
+  void EndExtension();
 
   UniqueFd socket_;  // connected
-  UniqueFd wake_;    // eventfd by which the destructor stops the thread
+  UniqueFd wake_;    // eventfd that stops the thread
   std::thread extender_;
 };
 

@@ -160,7 +160,7 @@ Result<DaemonLog> StartLog(const Plan& plan) {
   if (plan.foreground) return DaemonLog();
   LimitStderr(std::max(plan.mount.log_level, spdlog::level::warn));
   if (plan.store.described && access(plan.store.directory.c_str(), W_OK) != 0) {
-    spdlog::warn("{}: {}; this mount has no log", plan.store.directory, std::strerror(errno));
+    spdlog::warn("{}: {}; this mount has no log (-f logs to the terminal)", plan.store.directory, std::strerror(errno));
     return DaemonLog();
   }
   return DaemonLog::Start(plan.store.directory);
@@ -252,7 +252,10 @@ Result<void> Serve(Plan plan, StartReport& report) {
   std::optional<SignalThread> signals(std::in_place, [&target](int signal) { target.OnSignal(signal); });
   ASSIGN_OR_RETURN(const auto manager, ConnectToManager(plan));
   std::optional<ProgressBar> bar("mount");
-  plan.open.progress = [&bar](const Progress& progress) { bar->Update(progress); };
+  plan.open.progress = [&bar, &manager](const Progress& progress) {
+    bar->Update(progress);
+    manager->Extend();
+  };
   ASSIGN_OR_RETURN(auto session, StoreSession::Open(plan.store, plan.open, plan.store_options));
   bar.reset();
   // Called this late, because a store that cannot be opened must be left unchanged.

@@ -70,9 +70,14 @@ void Remove(const std::string& path) {
 // One run of format. Run sets the members step by step.
 class Formatter {
  public:
-  // `only_devices`: the directory is that of an index.
-  Formatter(std::string directory, const FormatOptions& options, const Uuid& id, bool only_devices)
-      : directory_(std::move(directory)), options_(options), only_devices_(only_devices), description_{.id = id} {}
+  // `only_devices`: the directory is that of an index. `replaced`: the stores of the devices.
+  Formatter(std::string directory, const FormatOptions& options, const Uuid& id, bool only_devices,
+            const std::vector<Uuid>& replaced)
+      : directory_(std::move(directory)),
+        options_(options),
+        only_devices_(only_devices),
+        replaced_(replaced),
+        description_{.id = id} {}
 
   Result<NewStore> Run() {
     RETURN_IF_ERROR(CheckOptions());
@@ -123,6 +128,7 @@ class Formatter {
   const std::string directory_;
   const FormatOptions& options_;
   const bool only_devices_;
+  const std::vector<Uuid>& replaced_;
   std::optional<GuardedDirectory> store_;  // set by PrepareDirectory; rollback_ uses it
   StoreLock lock_;
   Rollback rollback_;           // runs after the targets are closed and before the lock is released
@@ -272,14 +278,19 @@ Result<void> Formatter::OpenGivenDevices() {
     if (makes) RETURN_IF_ERROR(MakeGivenFile(given));
     struct stat status = {};
     if (stat(given.c_str(), &status) != 0) {
-      return SystemError(given, "cannot be accessed");
+      Error error = SystemError(given, "cannot be accessed");
+      error.what += "; check the path of the device";
+      return error;
     }
     const bool block = S_ISBLK(status.st_mode);
     const auto identity = IdentityOf(given);
-    if (!identity) return Error{ErrorCode::kInvalid, given + ": neither a block device nor a regular file"};
+    if (!identity) {
+      return Error{ErrorCode::kInvalid,
+                   given + ": neither a block device nor a regular file; name a disk, a partition or a file"};
+    }
     // Two names of one device would be two devices on the same bytes.
     if (!seen.insert(*identity).second) {
-      return Error{ErrorCode::kInvalid, fmt::format("{}: given twice", given)};
+      return Error{ErrorCode::kInvalid, fmt::format("{}: given twice; name each device once", given)};
     }
     if (options_.partition) RETURN_IF_ERROR(CheckIsDisk(given));
     RETURN_IF_ERROR(CheckEmpty(given));
@@ -324,6 +335,8 @@ Result<void> Formatter::RemoveOldStore() {
     return SystemError(In(kDescriptionName), "cannot be removed");
   }
   RETURN_IF_ERROR(SyncDirectory(directory_));
+  // Not that of this directory, which has the lock.
+  for (const Uuid& id : replaced_) RemoveIndex(id);
   std::error_code error;
   fs::remove_all(In(kCatalogName), error);
   if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", In(kCatalogName), error.message())};
@@ -395,11 +408,23 @@ Result<void> Formatter::WriteDescription() {
   return WriteStoreDescription(directory_, description_);
 }
 
+// The ids of the stores that devices belong to.
+std::vector<Uuid> StoresOn(const std::vector<std::string>& devices) {
+  std::vector<Uuid> stores;
+  for (const std::string& path : devices) {
+    const auto device = IdentityOf(path) ? OpenToExamine(path) : Error{ErrorCode::kNotFound};
+    const auto superblock = device ? ReadSuperblock(**device) : Error{ErrorCode::kNotFound};
+    if (superblock) stores.push_back(superblock->store_id);
+  }
+  return stores;
+}
+
 }  // namespace
 
 Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& options) {
   const Uuid id = NewUuid();
-  if (!directory.empty()) return Formatter(WithoutDots(directory).string(), options, id, false).Run();
+  const std::vector<Uuid> replaced = StoresOn(options.devices);
+  if (!directory.empty()) return Formatter(WithoutDots(directory).string(), options, id, false, replaced).Run();
   StoreLocation location(options.index);
   location.described = StoreDescription{.id = id};
   if (options.index.empty()) {
@@ -412,8 +437,8 @@ Result<NewStore> FormatStore(const std::string& directory, const FormatOptions& 
     RETURN_IF_ERROR(CheckNoComma(path));
     RETURN_IF_ERROR(CheckNoComma(fs::weakly_canonical(path, error).string()));
   }
-  RETURN_IF_ERROR(PrepareIndex(location));
-  auto made = Formatter(location.directory, options, id, true).Run();
+  RETURN_IF_ERROR(PrepareIndex(location, replaced));
+  auto made = Formatter(location.directory, options, id, true, replaced).Run();
   if (!made) {
     rmdir(location.directory.c_str());  // unless there is something else in it
     return made;

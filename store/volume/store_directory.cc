@@ -121,9 +121,11 @@ Result<void> TakePermissionsOfOthers(const std::string& directory, const StoreDe
   return {};
 }
 
-// The lock of the store's directory. To read a store that was named by its devices, their locks are enough.
+// The lock of the store's directory. To read a store that was named by its devices, their locks are enough, and leave
+// nothing behind.
 Result<StoreLock> Lock(const StoreLocation& store, bool read_only) {
   if (!store.described) return StoreLock::Acquire(store);
+  if (read_only && access(store.directory.c_str(), F_OK) != 0 && errno == ENOENT) return StoreLock();
   const auto prepared = PrepareIndex(store);
   auto lock = prepared ? StoreLock::Acquire(store) : Result<StoreLock>(prepared.error());
   if (lock || !read_only) return lock;

@@ -83,9 +83,6 @@ struct StoreHolder {
 StoreHolder ReadStoreHolder(const std::string& directory);
 StoreHolder ReadStoreHolder(const UniqueFd& lock);
 
-// Returns "process 4711 (weightfs)", or "another process" for 0.
-std::string DescribeProcess(pid_t process);
-
 // An exclusive flock on the store's lock file. The file names the holder (StoreHolder) from Claim until Clear or the
 // destructor. A name left in a free lock file belongs to a holder that was killed.
 class StoreLock {
@@ -169,8 +166,8 @@ struct StoreParts {
 // the superblocks as in use (MarkClean marks them clean again) and removes the permissions of other users from the
 // lock, the log file, the pool file and the catalog.
 //
-// If the store was named by its devices, makes the directory for its index. If that fails, a read-only open has no
-// locks but those of the devices, and an index in memory.
+// If the store was named by its devices, makes the directory for its index, but not for a read-only open: without it,
+// that has no locks but those of the devices, and an index in memory.
 Result<StoreParts> OpenStoreParts(const StoreLocation& store, const OpenOptions& options);
 
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.

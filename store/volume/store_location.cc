@@ -17,12 +17,14 @@
 #include <vector>
 
 #include "common/guarded_directory.h"
+#include "common/log.h"
 #include "common/shell_quote.h"
 #include "common/utc_time.h"
 #include "store/volume/catalog_swap.h"
 #include "store/volume/device_contents.h"
 #include "store/volume/device_search.h"
 #include "store/volume/disk_partition.h"
+#include "store/volume/store_directory.h"
 #include "store/wal/wal_reader.h"
 
 namespace weightfs {
@@ -257,6 +259,12 @@ bool MayBeCatalog(const fs::path& path) {
   return fs::is_directory(path, error) && (fs::is_empty(path, error) || fs::exists(path / "CURRENT", error));
 }
 
+Error CannotMake(const std::string& directory) {
+  Error error = SystemError(directory, "cannot be made");
+  error.what += "; name another directory for the index";
+  return error;
+}
+
 // Of a directory without a readable description: nothing but what an interrupted mount has left may be there.
 Result<void> CheckEntries(const std::string& directory) {
   std::error_code error;
@@ -269,7 +277,8 @@ Result<void> CheckEntries(const std::string& directory) {
     return Error{ErrorCode::kExists,
                  fmt::format("{}: not empty (it holds '{}'); name an empty directory for the index", directory, name)};
   }
-  if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be listed: {}", directory, error.message())};
+  if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be listed: {}; name another directory for the index",
+                                                       directory, error.message())};
   return {};
 }
 
@@ -319,15 +328,34 @@ Result<StoreLocation> FindStore(const std::string& argument, const FindOptions& 
   return location;
 }
 
-bool IsSameStore(const StoreLocation& one, const StoreLocation& other) {
-  using Device = StoreDescription::Device;
-  const auto first = Describe(one), second = Describe(other);
-  const auto is_same = [&](const Device& left, const Device& right) {
-    const auto device = IdentityOf(DevicePath(one.directory, left));
-    return device && device == IdentityOf(DevicePath(other.directory, right));
+std::optional<StoreLocation> FindServedAs(const std::string& source, const StoreLocation& store) {
+  const auto description = Describe(store);
+  if (!description) return std::nullopt;
+  StoreLocation served(source);
+  Words words;
+  struct stat status = {};
+  if (stat(source.c_str(), &status) != 0) {
+    words = Split(source);
+  } else if (!S_ISDIR(status.st_mode)) {
+    words.paths = {source};
+  }
+  if (words.paths.empty()) {
+    const auto other = store.described ? ReadStoreDescription(source) : Error{ErrorCode::kNotFound};
+    if (!other || other->id != description->id) return std::nullopt;
+    for (const auto& device : other->devices) words.paths.push_back(DevicePath(source, device));
+  } else {
+    const std::string usual = fmt::format("{}/{}", kRootIndexes, ToString(description->id));
+    served.directory = words.index.empty() ? usual : words.index;
+    served.described = *description;
+    for (auto& device : served.described->devices) device.path = DevicePath(store.directory, device);
+  }
+  const auto is_own = [&](const std::string& path) {
+    const auto identity = IdentityOf(path);
+    return identity && std::ranges::any_of(description->devices, [&](const StoreDescription::Device& device) {
+             return IdentityOf(DevicePath(store.directory, device)) == identity;
+           });
   };
-  return first && second && first->id == second->id &&
-         std::ranges::equal(first->devices, second->devices, is_same);
+  return std::ranges::all_of(words.paths, is_own) ? std::optional(std::move(served)) : std::nullopt;
 }
 
 Result<StoreDescription> Describe(const StoreLocation& location) {
@@ -346,14 +374,14 @@ Result<StoreDescription> Describe(const StoreLocation& location) {
   return description;
 }
 
-Result<void> PrepareIndex(const StoreLocation& location) {
+Result<void> PrepareIndex(const StoreLocation& location, const std::vector<Uuid>& replaced) {
   const Uuid& id = location.described->id;
   const auto usual = FindIndex(id);
   if (usual && *usual == location.directory) {
     ASSIGN_OR_RETURN(const std::string cache, CacheDirectory());
     // /var/cache is for all users.
     const mode_t mode = geteuid() == 0 ? 0755 : 0700;
-    if (mkdir(cache.c_str(), mode) != 0 && errno != EEXIST) return SystemError(cache, "cannot be made");
+    if (mkdir(cache.c_str(), mode) != 0 && errno != EEXIST) return CannotMake(cache);
     ASSIGN_OR_RETURN(auto directory, GuardedDirectory::Open(cache));
     for (const std::string& name : {std::string(kCacheName), ToString(id)}) {
       auto next = directory.OpenDirectory(name);
@@ -366,15 +394,23 @@ Result<void> PrepareIndex(const StoreLocation& location) {
       directory = *std::move(next);
     }
   } else if (mkdir(location.directory.c_str(), 0700) != 0 && errno != EEXIST) {
-    return SystemError(location.directory, "cannot be made");
+    return CannotMake(location.directory);
   }
   const auto listed = ReadStoreDescription(location.directory);
   if (!listed && listed.error().code == ErrorCode::kVersion) return listed.error();
   if (!listed) return CheckEntries(location.directory);
-  if (listed->id == id) return {};
+  if (listed->id == id || std::ranges::find(replaced, listed->id) != replaced.end()) return {};
   return Error{ErrorCode::kInvalid,
-               fmt::format("{}: is of the store {}, and the devices are of {}; name another directory with index=",
-                           location.directory, ToString(listed->id), ToString(id))};
+               fmt::format("{}: is of another store, {}; name another directory for the index", location.directory,
+                           ToString(listed->id))};
+}
+
+void RemoveIndex(const Uuid& id) {
+  const auto directory = FindIndex(id);
+  if (!directory || !fs::exists(*directory)) return;
+  std::error_code error;
+  if (const auto lock = StoreLock::Acquire(*directory)) fs::remove_all(*directory, error);
+  if (error) spdlog::warn("{}: cannot be removed: {}; remove it", *directory, error.message());
 }
 
 }  // namespace weightfs

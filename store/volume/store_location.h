@@ -48,14 +48,18 @@ Result<std::string> FindIndex(const Uuid& id);
 // (the superblock is damaged), kVersion, kIo.
 Result<StoreLocation> FindStore(const std::string& argument, const FindOptions& options = {});
 
-// True if both are the same devices, by whatever path.
-bool IsSameStore(const StoreLocation& one, const StoreLocation& other);
+// Where a mount with this source has the store, if it serves it under another name: by its devices, or a store that is
+// named by its devices by its directory. Reads from no device, because those of other mounts may hang.
+std::optional<StoreLocation> FindServedAs(const std::string& source, const StoreLocation& store);
 
 // The content that store.json has, or should have: paths in it that still lead to the devices stay.
 Result<StoreDescription> Describe(const StoreLocation& location);
 
-// Makes the directory of the index of a store that is named by its devices. kInvalid if it is of another store, kExists
-// if something else is in it.
-Result<void> PrepareIndex(const StoreLocation& location);
+// Makes the directory of the index of a store that is named by its devices. kInvalid if it is of another store that is
+// none of `replaced`, kExists if something else is in it.
+Result<void> PrepareIndex(const StoreLocation& location, const std::vector<Uuid>& replaced = {});
+
+// Removes the index of a store that is gone from the usual directory, unless it is in use. A failure is logged.
+void RemoveIndex(const Uuid& id);
 
 }  // namespace weightfs

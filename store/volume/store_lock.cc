@@ -105,12 +105,6 @@ StoreHolder ReadStoreHolder(const UniqueFd& lock) {
   return holder;
 }
 
-std::string DescribeProcess(pid_t process) {
-  if (process <= 0) return "another process";
-  const std::string command = CommandOf(process);
-  return command.empty() ? fmt::format("process {}", process) : fmt::format("process {} ({})", process, command);
-}
-
 std::chrono::milliseconds DeviceLockWait(const StoreLock& lock) {
   return lock.holder_was_killed() ? kAfterKill : std::chrono::seconds(0);
 }

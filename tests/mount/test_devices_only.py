@@ -197,11 +197,14 @@ def test_a_read_only_mount_needs_no_directory(factory, local, cache):
         mount.mount()
     for _ in range(3):   # an unmount returns when the devices are free
         check(mount.mount("ro")).umount()
+    store.index = None
+    shutil.rmtree(cache)
     check(mount.mount("ro"))
     assert json.loads(weightfs("info", "--json", store.devices[0]).out)["mounted_on"] == os.fspath(mount.path)
     assert "no damage" in weightfs("verify", store.devices[0]).out
     mount.umount()
     assert "clean" in weightfs("verify", store.directory).out
+    assert not cache.exists()
 
 
 def test_a_repair_leaves_everything_on_the_devices(factory, local, cache):
@@ -348,6 +351,58 @@ def test_block_devices_by_mount_and_fstab(factory, local, cache, point):
     finally:
         process.run(["umount", "-l", point], codes=None)
         process.run(["losetup", "-d", device])
+
+
+@needs.loop_devices()
+def test_no_command_reads_the_devices_of_other_stores(factory, local, cache):
+    """One that hangs would block all of them."""
+    image = local / "image"
+    with open(image, "wb") as stream:
+        stream.truncate(64 * MIB)
+    device = process.run(["losetup", "--find", "--show", image]).out.strip()
+    try:
+        other = factory.mount(factory.adopt(DeviceStore([device])))
+        mount = fill(factory.mount(new_store(factory, local)))
+        reads = Path("/sys/block", Path(device).name, "stat")
+        before = reads.read_text().split()[0]
+        assert json.loads(weightfs("info", "--json", mount.store.devices[0]).out)["mounted_on"] == str(mount.path)
+        assert "in use by" in weightfs("verify", "--repair", mount.store.devices[0], codes=(8,)).err
+        mount.umount()
+        assert "clean" in weightfs("verify", mount.store.devices[0]).out
+        check(mount.mount()).umount()
+        assert reads.read_text().split()[0] == before
+        other.umount()
+    finally:
+        process.run(["losetup", "-d", device])
+
+
+@needs.root
+def test_a_holder_without_a_mount_is_named(factory, local, cache, point):
+    """With another index, and in another mount namespace, only the lock of the device shows it."""
+    store = new_store(factory, local, index=local / "index")
+    mount = fill(factory.mount(store))
+    for words in (("mount", store.devices[0], point), ("verify", store.devices[0]),
+                  ("format", "--force", "--device", store.devices[0])):
+        script = ["sh", "-c", 'umount -l "$0" && exec "$@"', mount.path, program(), *words]
+        refused = process.run(["unshare", "-m", *script], codes=(1, 8)).err
+        assert f"in use by process {mount.pid} (weightfs)" in refused and len(refused.splitlines()) == 1, refused
+    check(mount)
+    mount.umount()
+
+
+def test_format_replaces_the_index_of_the_store_on_its_devices(factory, local, cache):
+    store = new_store(factory, local)
+    for _ in range(2):
+        before = list(cache.iterdir())
+        DeviceStore(store.devices, force=True)
+        assert len(list(cache.iterdir())) == 1 and list(cache.iterdir()) != before
+    index = local / "index"
+    for _ in range(2):
+        DeviceStore(store.devices, index, force=True)
+        assert not list(cache.iterdir()) and {"store.json", "meta"} <= set(os.listdir(index))
+    DeviceStore(store.devices, force=True)
+    weightfs("format", local / "directory", "--device", store.devices[0], "--force")
+    assert not list(cache.iterdir())
 
 
 @needs.root

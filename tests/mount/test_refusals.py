@@ -101,7 +101,7 @@ def test_a_device_of_a_mounted_store_is_not_formatted_into_another(factory, loca
     # The mount writes the superblocks only at its start and end.
     before = [superblocks(device) for device in devices]
     refused("format", local / "other", "--device", devices[0], "--force", "--sparse",
-            saying="locked by another process")
+            saying=f"in use by process {mount.pid} (weightfs)")
     assert [superblocks(device) for device in devices] == before
     assert not (local / "other").exists()
     mount.fsck()

@@ -75,6 +75,25 @@ def test_a_service_reports_when_it_works_and_when_it_ends(factory, tmp_path, kin
     store.fsck()
 
 
+def test_a_service_that_rebuilds_its_index_asks_for_more_time(factory, tmp_path):
+    store, path = factory.store("64M"), factory.directory("service")
+    weightfs("mount", store.directory, path)
+    weightfs("umount", path)
+    shutil.rmtree(store.directory / "meta")
+    with Manager(f"{tmp_path}/notify") as manager:
+        daemon = start(store, path, manager, "-f")
+        try:
+            assert manager.next()[0].startswith("EXTEND_TIMEOUT_USEC=")
+            assert manager.next()[0] == "READY=1"
+            weightfs("umount", path)
+            assert manager.next()[0] == "STOPPING=1"
+            process.finish(daemon)
+        finally:
+            process.kill(daemon.pid)
+            daemon.wait(timeout=60)
+            weightfs("umount", path, codes=None)
+
+
 def test_an_unmount_by_hand_is_reported_too(factory, tmp_path):
     store, path = factory.store("64M"), factory.directory("service")
     with Manager(f"{tmp_path}/notify") as manager:

@@ -2,6 +2,7 @@
 #include "store/volume/store_directory.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -260,7 +261,7 @@ TEST_F(StoreDirectoryTest, ADeviceThatAnotherProcessLocksIsRefusedAtOnce) {
   ASSERT_EQ(flock(pool, LOCK_EX), 0);
   const Error refused = OpenError("s");
   EXPECT_EQ(refused.code, ErrorCode::kBusy);
-  EXPECT_THAT(refused.what, HasSubstr("locked by another process"));
+  EXPECT_THAT(refused.what, HasSubstr(fmt::format("in use by process {} (", getpid())));
   EXPECT_EQ(Slurp(Path("s/lock")), "") << "the next one need not wait";
   close(pool);
 }

@@ -96,7 +96,7 @@ TEST_F(StoreLocationTest, TheNameIsAStoreAgain) {
   EXPECT_EQ(found.name, Path("one") + ",index=" + Path("a"));
   const StoreLocation again = Must(FindStore(found.name));
   EXPECT_EQ(again.directory, Path("a"));
-  EXPECT_TRUE(IsSameStore(again, found));
+  EXPECT_TRUE(FindServedAs(again.name, found));
   Make(found, "d");
   EXPECT_EQ(ReadStoreDescription(Path("a"))->devices[0].path, Path("link"));
 }
@@ -381,6 +381,24 @@ TEST_F(StoreLocationTest, APathWithACommaIsRefused) {
   options.index = Path("e,f");
   EXPECT_EQ(FormatStore("", options).error().code, ErrorCode::kInvalid);
   EXPECT_FALSE(fs::exists(Path("two")) || fs::exists(Path("e,f")));
+}
+
+TEST_F(StoreLocationTest, FormatReplacesAnIndexOnlyWithItsStore) {
+  FormatDevices({"one"});
+  MakeFile("other", kSmall);
+  FormatOptions options = OnDevices({Path("one")});
+  options.index = Path("first");
+  options.fill = PoolFill::kNone;
+  EXPECT_EQ(FormatStore("", options).error().code, ErrorCode::kExists);
+  options.force = true;
+  for (int round = 0; round < 2; ++round) {
+    const auto made = FormatStore("", options);
+    ASSERT_TRUE(made.has_value()) << made.error().what;
+    Make(made->location, "d");
+  }
+  options.devices = {Path("other")};
+  EXPECT_EQ(FormatStore("", options).error().code, ErrorCode::kInvalid);
+  EXPECT_TRUE(Has(Must(Find(Path("one"), "first")), "d"));
 }
 
 TEST_F(StoreLocationTest, FormatMakesDevicesAndOverwritesNone) {

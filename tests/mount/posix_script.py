@@ -15,13 +15,15 @@ import stat
 import time
 
 from harness.filesystems import wait_until
-from harness.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, errno_name, link_following, rename_flags
+from harness.syscalls import (RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT, errno_name, link_following,
+                              rename_flags)
 from harness.users import become
+from posix_operations import DescriptorOperations
 
-UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
 KINDS = {"file": stat.S_IFREG, "fifo": stat.S_IFIFO, "socket": stat.S_IFSOCK, "char": stat.S_IFCHR,
          "block": stat.S_IFBLK}
-RENAME_FLAGS = {"noreplace": RENAME_NOREPLACE, "exchange": RENAME_EXCHANGE, "both": RENAME_NOREPLACE | RENAME_EXCHANGE}
+RENAME_FLAGS = {"noreplace": RENAME_NOREPLACE, "exchange": RENAME_EXCHANGE, "both": RENAME_NOREPLACE | RENAME_EXCHANGE,
+                "whiteout": RENAME_WHITEOUT, "white-exchange": RENAME_WHITEOUT | RENAME_EXCHANGE, "unknown": 64}
 CLOCK_REALTIME_COARSE = 5  # linux/time.h: the clock that file times use
 TIMES = {"atime": "st_atime_ns", "mtime": "st_mtime_ns", "ctime": "st_ctime_ns"}
 
@@ -38,7 +40,7 @@ def flags_of(text):
     return result
 
 
-class Operations:
+class Operations(DescriptorOperations):
     """The operations of a script. Results are compared as text."""
 
     def create(self, path, mode="0644"):
@@ -209,7 +211,7 @@ def serve(orders, answers):
     for line in orders:
         name, *arguments = line.rstrip("\n").split("\t")
         try:
-            result = getattr(operations, name)(*arguments)
+            result = getattr(operations, name)(*map(operations.path, arguments))
             text = "0" if result is None else str(result)
         except OSError as error:
             text = errno_name(error.errno)
@@ -254,8 +256,8 @@ class Script:
             return
         if who not in self.actors:
             self.actors[who] = Actor(who, self.directory)
-        # \s stands for a space in an argument.
-        got = self.actors[who].do([word.replace("\\s", " ") for word in words])
+        # \s stands for a space in an argument, {empty} for an empty one.
+        got = self.actors[who].do([word.replace("\\s", " ").replace("{empty}", "") for word in words])
         expected = expected.strip()
         got = got or "nothing"
         if expected:

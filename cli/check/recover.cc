@@ -43,7 +43,7 @@ void PrintText(const Arguments& arguments, const RecoverReport& report) {
 
 Result<void> Recover(const StoreLocation& store, const RecoverOptions& options, RecoverReport* report) {
   ASSIGN_OR_RETURN(StoreParts parts, RecoverStore(store, options, report));
-  if (report->lost) RETURN_IF_ERROR(LeaveLog(&parts));
+  if (report->lost) RETURN_IF_ERROR(BeginRepair(&parts));
   RETURN_IF_ERROR(parts.catalog->Sync());
   if (parts.was_clean && !report->lost) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
   return {};

@@ -27,7 +27,7 @@ struct Checked {
   bool restored = false;  // something was
   bool lost = false;      // something is, or stays, lost
   bool was_clean = true;  // the last mount closed the store cleanly
-  bool left_log = false;  // the index is, or may be, the only catalog
+  bool repairs = false;   // the index has, or may have, what the log lacks
 };
 
 int ExitCode(const Checked& checked) {
@@ -115,13 +115,13 @@ Result<void> CheckParts(const VerifyArguments& arguments, const StoreLocation& s
   ProgressBar bar("verify");
   ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, arguments.repair, bar, checked));
   checked->was_clean = parts.was_clean;
-  const auto leave_log = [&] {
-    checked->left_log = true;
-    return LeaveLog(&parts);
+  const auto begin_repair = [&] {
+    checked->repairs = true;
+    return BeginRepair(&parts);
   };
   FsckOptions options;
   options.repair = arguments.repair;
-  options.before_repair = leave_log;
+  options.before_repair = begin_repair;
   options.verify_data = !arguments.catalog;
   options.device_sizes = DeviceSizes(parts.superblocks);
   options.cancel = &CatchInterrupts();
@@ -131,7 +131,7 @@ Result<void> CheckParts(const VerifyArguments& arguments, const StoreLocation& s
   // repaired nothing.
   const bool interrupted = !report.has_value() && report.error().code == ErrorCode::kShutdown;
   const bool clean = report.has_value() ? report->sound() : interrupted && parts.was_clean;
-  if (arguments.repair && report && checked->lost && !checked->left_log) RETURN_IF_ERROR(leave_log());
+  if (arguments.repair && report && checked->lost && !checked->repairs) RETURN_IF_ERROR(begin_repair());
   if (arguments.repair) RETURN_IF_ERROR(parts.catalog->Sync());
   if (arguments.repair && clean) RETURN_IF_ERROR(MarkClean(parts.devices, parts.superblocks));
   if (!report.has_value()) return report.error();
@@ -144,7 +144,7 @@ Result<void> Check(const VerifyArguments& arguments, const std::string& target, 
   ASSIGN_OR_RETURN(const StoreLocation store, FindStore(target, {.damaged_too = arguments.repair}));
   RETURN_IF_ERROR(WaitUntilReleased(FindServed(store)));
   const auto done = CheckParts(arguments, store, checked);
-  if (!store.described || !arguments.repair || (!done && !checked->left_log)) return done;
+  if (!store.described || !arguments.repair || (!done && !checked->repairs)) return done;
   const auto written = WriteLog(store);
   if (!done && !written) Print(stderr, "weightfs: {}\n", ToString(written.error()));
   return done ? written : done;

@@ -43,6 +43,22 @@ Result<void> ClaimOwnership(StoreParts* parts) {
   return parts->guard->Verify();
 }
 
+// A clean unmount writes the same version to all superblocks. So two that differ are of two copies of the store.
+Result<void> CheckOneCopy(const StoreLocation& store, const StoreParts& parts) {
+  for (size_t index = 1; parts.was_clean && index < parts.superblocks.size(); ++index) {
+    const Superblock &first = parts.superblocks[0], &other = parts.superblocks[index];
+    const bool same =
+        first.catalog_sequence == other.catalog_sequence && first.catalog_chain == other.catalog_chain;
+    if (same || first.catalog_sequence == 0 || other.catalog_sequence == 0) continue;
+    const auto path = [&](size_t at) { return DevicePath(store.directory, parts.description.devices[at]); };
+    return Error{ErrorCode::kInvalid,
+                 fmt::format("{}: {} and {} are of two copies of the store, which were changed since; name the devices "
+                             "of one copy",
+                             store.name, path(0), path(index))};
+  }
+  return {};
+}
+
 // One opening of the catalog of one store.
 class Opening {
  public:
@@ -91,6 +107,7 @@ class Opening {
 Result<void> Opening::Run() {
   log_.store_id = parts_.description.id;
   log_.description = ToJson(parts_.description);
+  RETURN_IF_ERROR(CheckOneCopy(store_, parts_));
   if (parts_.guard != nullptr && !options_.read_only) RETURN_IF_ERROR(ClaimOwnership(&parts_));
   if (!options_.read_only) {
     // A daemon that was killed has perhaps not flushed what is read now, and what will be taken for durable.
@@ -173,24 +190,14 @@ bool Opening::IsComplete() const {
          });
 }
 
-// Devices without a log do not have the changes of the store. Only the index that was used last has them.
+// Devices without a log do not have the changes of the store. Only its directory, or the index that the superblocks
+// name, has them.
 Result<void> Opening::CheckIsLatest() {
+  if (!store_.described || (options_.repair && log_.root)) return {};
   const auto is_named = [&](const Superblock& superblock) {
     return wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version_;
   };
-  if (options_.repair && log_.root) return {};
   if (index_ != nullptr && std::ranges::all_of(parts_.superblocks, is_named)) return {};
-  if (!store_.described) {
-    // The superblocks of an older program name no version.
-    const auto is_unknown = [](const Superblock& superblock) { return superblock.catalog_sequence == 0; };
-    if (index_ == nullptr || std::ranges::any_of(parts_.superblocks, is_unknown)) return {};
-    if (options_.repair) return AcceptDamage("its index lacks the repairs that another index has");
-    return Error{ErrorCode::kNotFound,
-                 fmt::format("{}: its devices were repaired with another index, which has the only complete catalog; "
-                             "mount them once with that index; if it is lost, 'weightfs verify {} --repair' uses this "
-                             "one",
-                             store_.name, ShellQuote(store_.name))};
-  }
   return Error{ErrorCode::kNotFound,
                fmt::format("{}: its devices have no log of the catalog yet; mount it once with its store directory, or "
                            "with the index= of the last command that used it",
@@ -200,12 +207,17 @@ Result<void> Opening::CheckIsLatest() {
 // Of a store with a log. Drops an index that the log does not continue, and a log that lacks what the index has.
 Result<void> Opening::UseLog() {
   if (IsComplete()) {
+    bool damaged = true;
     if (log_.root) {
       ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, version_));
-      const wal::Tail& tail = log_.tail;
-      if (tail.continues && tail.version == version_ && !tail.damaged && !tail.unreadable) return {};
+      damaged = log_.tail.damaged || log_.tail.unreadable;
+      if (log_.tail.continues && log_.tail.version == version_ && !damaged) return {};
     }
-    spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", store_.name);
+    if (damaged) {
+      spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", store_.name);
+    } else {
+      spdlog::info("{}: the log of the catalog on the devices lacks repairs; it is written anew", store_.name);
+    }
     DropLog();
     return {};
   }
@@ -221,6 +233,7 @@ Result<void> Opening::UseLog() {
   const uint64_t last = log_.tail.version.sequence;
   // The last unmount has noted what the log has, and 0 if there was none.
   const uint64_t noted = std::ranges::min(parts_.superblocks, {}, &Superblock::catalog_sequence).catalog_sequence;
+  for (Superblock& superblock : parts_.superblocks) superblock.catalog_sequence = superblock.catalog_chain = 0;
   if (last < noted) {
     log_.tail.damaged = true;
     log_.tail.durable = std::max(log_.tail.durable, noted);
@@ -411,29 +424,24 @@ Result<void> OpenCatalog(const StoreLocation& store, const OpenOptions& options,
   return {};
 }
 
-Result<void> LeaveLog(StoreParts* parts) {
-  RETURN_IF_ERROR(parts->catalog->Sync());
+Result<void> BeginRepair(StoreParts* parts) {
+  const auto devices = Borrow(parts->devices);
+  // An older program takes a replica of the same version for newer than the repairs.
+  if (std::ranges::none_of(parts->superblocks, &Superblock::logged)) return EraseRoots(devices, ErasedRoots::kAll);
   ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(*parts->catalog));
-  const auto is_left = [&](const Superblock& superblock) {
-    return !superblock.logged && superblock.catalog_sequence != 0 &&
-           wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version;
-  };
-  // Repairs do not change the version, so it must be one that no other index has.
-  if (!std::ranges::all_of(parts->superblocks, is_left)) {
-    const Uuid unique = NewUuid();
-    ++version.sequence;
-    std::memcpy(&version.chain, unique.data(), sizeof(version.chain));
-    RETURN_IF_ERROR(parts->catalog->Write(wal::WithVersion({}, version)));
-    RETURN_IF_ERROR(parts->catalog->Sync());
-  }
+  // Repairs do not change the version, so it must be one that no log and no other index has. Superblocks that name the
+  // sequence 0 name none.
+  const Uuid unique = NewUuid();
+  version.sequence = std::max<uint64_t>(version.sequence, 1);
+  std::memcpy(&version.chain, unique.data(), sizeof(version.chain));
+  RETURN_IF_ERROR(parts->catalog->Write(wal::WithVersion({}, version)));
+  RETURN_IF_ERROR(parts->catalog->Sync());
   for (size_t index = 0; index < parts->superblocks.size(); ++index) {
-    parts->superblocks[index].logged = false;
     parts->superblocks[index].catalog_sequence = version.sequence;
     parts->superblocks[index].catalog_chain = version.chain;
     RETURN_IF_ERROR(WriteSuperblock(*parts->devices[index], parts->superblocks[index]));
   }
-  parts->log.root.reset();
-  return EraseRoots(Borrow(parts->devices), ErasedRoots::kAll);
+  return {};
 }
 
 }  // namespace weightfs

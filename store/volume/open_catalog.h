@@ -16,16 +16,16 @@ namespace weightfs {
 // with read_only only in memory. kCorrupt if the log is damaged where the index lacks its changes; with `repair` or
 // read_only, what can be read is used.
 //
-// Without a log, an index counts only if the superblocks name its version. They name none, and the index is in a store
-// directory, in a store of an older version.
+// Without a log, only a store directory counts, or an index whose version the superblocks name.
 //
 // A store of an older version has no such log. Its catalog must not be damaged or older than its replica on the
 // devices, of which `repair` rebuilds it. A mount for writing then makes the log.
 Result<void> OpenCatalog(const StoreLocation& store, const OpenOptions& options, StoreParts* parts);
 
-// Before a check changes a catalog that was opened with `repair`: makes it the only one until the next mount. The roots
-// on the devices are erased, and the superblocks name its version, which is new. Its Sync makes changes durable.
-Result<void> LeaveLog(StoreParts* parts);
+// Before a check changes a catalog that was opened with `repair`, whose Sync makes its changes durable. The index gets
+// a version that the log does not have, and the superblocks name it. The next mount for writing with this index writes
+// the log anew; until then, the log on the devices has everything as it was before the repair.
+Result<void> BeginRepair(StoreParts* parts);
 
 enum class ErasedRoots : uint8_t { kAll, kWithLists };
 // Clears roots that an older program may have made invalid: all, if it does not know replicas, and otherwise those with

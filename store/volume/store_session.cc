@@ -83,8 +83,8 @@ Result<void> WriteLog(const StoreLocation& location) {
   const auto written = write();
   if (written) return written;
   return Error{written.error().code,
-               fmt::format("{}: the log of the catalog was not written to the devices: {}; the only catalog is in {}, "
-                           "which must not be removed; the next mount with that index writes the log",
+               fmt::format("{}: the log of the catalog was not written to the devices: {}; the index in {} has what "
+                           "they lack, and must not be removed; the next mount with it writes the log",
                            location.name, ToString(written.error()), location.directory)};
 }
 

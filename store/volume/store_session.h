@@ -55,8 +55,8 @@ class StoreSession {
   std::unique_ptr<Store> store_;
 };
 
-// Writes a log to the devices of a store that was named by them and has none: the index in a directory of one machine
-// must not be the only one that has everything. An error is a full line that names the directory.
+// Writes a log to the devices of a store that was named by them and has none, or one without the repairs of its index.
+// An error is a full line that names the directory of the index.
 Result<void> WriteLog(const StoreLocation& location);
 
 }  // namespace weightfs

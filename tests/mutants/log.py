@@ -4,8 +4,8 @@
 from mutants.mutant import CRASH, Mutant, ROOT
 
 MUTANTS = [
-    Mutant("index-latest", "Without a log, an index counts only if it is the last one.",
-           "store/volume/open_catalog.cc", "  if (options_.repair && log_.root) return {};\n",
+    Mutant("index-latest", "Without a log, an index counts only if the superblocks name it.",
+           "store/volume/open_catalog.cc", "  if (!store_.described || (options_.repair && log_.root)) return {};\n",
            "  if (version_.sequence + 1 > 0) return {};\n",
            ("unit_store_directory:StoreLocationTest.*",)),
     Mutant("index-waits", "The files of the index wait for space.",

@@ -53,6 +53,21 @@ class StoreLocationTest : public StoreDirectoryTest {
     ASSERT_TRUE((*session)->store().names().Create(kRootInode, name, directory).has_value());
     ASSERT_TRUE((*session)->Close().has_value());
   }
+  // As a repair that is killed before it writes the log.
+  void Repair(const StoreLocation& location, const std::string& fact) const {
+    auto parts = OpenStoreParts(location, {.repair = true});
+    ASSERT_TRUE(parts.has_value()) << parts.error().what;
+    ASSERT_TRUE(BeginRepair(&*parts).has_value());
+    KvBatch batch;
+    batch.Put(keys::Store(fact), "value");
+    ASSERT_TRUE(parts->catalog->Write(std::move(batch)).has_value());
+    ASSERT_TRUE(parts->catalog->Sync().has_value());
+  }
+  bool HasFact(const StoreLocation& location, const std::string& fact) const {
+    const auto parts = OpenStoreParts(location, {.read_only = true});
+    EXPECT_TRUE(parts.has_value()) << parts.error().what;
+    return parts && parts->catalog->Get(keys::Store(fact)).value().has_value();
+  }
   bool Has(const StoreLocation& location, const std::string& name, bool read_only = false) const {
     auto session = StoreSession::Open(location, {.read_only = read_only}, {.memory = kLeastMemory});
     EXPECT_TRUE(session.has_value()) << session.error().what;
@@ -262,6 +277,23 @@ TEST_F(StoreLocationTest, ACopyOfADeviceDoesNotFindTheOthersOfTheOriginal) {
   EXPECT_TRUE(Has(Must(Find(Path("copy-two") + "," + Path("copy-one"), "b")), "d"));
 }
 
+TEST_F(StoreLocationTest, DevicesOfTwoCopiesAreRefused) {
+  FormatDevices({"one", "two"});
+  fs::create_directory(Path("copy"));
+  Make(Must(Find(Path("one"))), "d");
+  for (const char* name : {"one", "two"}) fs::copy_file(Path(name), Path("copy/") + name);
+  Make(Must(Find(Path("one") + "," + Path("two"))), "e");
+  const auto mixed = [&](bool read_only) {
+    return OpenStoreParts(Must(Find(Path("copy/one") + "," + Path("two"), "b")), {.read_only = read_only}).error();
+  };
+  for (const bool read_only : {true, false}) {
+    EXPECT_EQ(mixed(read_only).code, ErrorCode::kInvalid) << mixed(read_only).what;
+    EXPECT_NE(mixed(read_only).what.find("two copies"), std::string::npos) << mixed(read_only).what;
+  }
+  EXPECT_TRUE(Has(Must(Find(Path("copy/one") + "," + Path("copy/two"), "b")), "d"));
+  EXPECT_TRUE(Has(Must(Find(Path("one") + "," + Path("two"))), "e"));
+}
+
 TEST_F(StoreLocationTest, WhatIsNoDeviceOfOneStoreIsRefused) {
   FormatDevices({"one"});
   fs::remove_all(Path("first"));
@@ -297,75 +329,76 @@ TEST_F(StoreLocationTest, ADamagedSuperblockIsRebuilt) {
   EXPECT_TRUE(Has(Must(Find(Path("one"))), "d"));
 }
 
-// A repair makes the index the only catalog until the next mount.
-TEST_F(StoreLocationTest, OnlyTheRepairedIndexCountsUntilThereIsALog) {
-  FormatDevices({"one"});
+// A kill before the log is written leaves the log as it was.
+TEST_F(StoreLocationTest, ARepairIsInItsIndexUntilTheLogIsWritten) {
+  FormatDevices({"one", "two"});
   const StoreLocation old = Must(Find(Path("one"), "a")), repaired = Must(Find(Path("one"), "b"));
   Make(old, "d");
   Make(repaired, "e");
-  {
-    auto parts = OpenStoreParts(repaired, {.repair = true});
-    ASSERT_TRUE(parts.has_value());
-    ASSERT_TRUE(LeaveLog(&*parts).has_value());
-  }
+  Repair(repaired, "fact");
   for (const char* index : {"a", "c"}) {
-    const auto opened = OpenStoreParts(Must(Find(Path("one"), index)), {});
-    ASSERT_FALSE(opened.has_value()) << index;
-    EXPECT_EQ(opened.error().code, ErrorCode::kNotFound);
+    EXPECT_TRUE(Has(Must(Find(Path("one"), index)), "e", /*read_only=*/true)) << index;
+    EXPECT_FALSE(HasFact(Must(Find(Path("one"), index)), "fact")) << index;
   }
+  EXPECT_TRUE(HasFact(repaired, "fact"));
   EXPECT_TRUE(WriteLog(repaired).has_value());
+  for (const char* index : {"a", "b", "c"}) EXPECT_TRUE(HasFact(Must(Find(Path("one"), index)), "fact")) << index;
   EXPECT_TRUE(Has(old, "e"));
 }
 
+TEST_F(StoreLocationTest, TheIndexOfAKilledRepairMayBeLost) {
+  FormatDevices({"one"});
+  Make(Must(Find(Path("one"), "a")), "d");
+  Repair(Must(Find(Path("one"), "a")), "fact");
+  fs::remove_all(Path("a"));
+  EXPECT_TRUE(Has(Must(Find(Path("one"), "a")), "d"));
+  EXPECT_FALSE(HasFact(Must(Find(Path("one"), "a")), "fact"));
+}
+
+// The superblocks of some devices do not name the index yet.
+TEST_F(StoreLocationTest, ARepairThatIsKilledBeforeItBeginsChangesNothing) {
+  FormatDevices({"one", "two"});
+  const StoreLocation store = Must(Find(Path("one") + "," + Path("two"), "a"));
+  Make(store, "d");
+  fs::copy_file(Path("two"), Path("before"));
+  Repair(store, "fact");
+  fs::copy_file(Path("before"), Path("two"), fs::copy_options::overwrite_existing);
+  {
+    auto parts = OpenStoreParts(store, {.repair = true});
+    ASSERT_TRUE(parts.has_value()) << parts.error().what;
+    ASSERT_TRUE(MarkClean(parts->devices, parts->superblocks).has_value());
+  }
+  EXPECT_TRUE(Has(store, "d"));
+  EXPECT_FALSE(HasFact(store, "fact"));
+}
+
 // A repair changes records, and not the version that it finds.
-TEST_F(StoreLocationTest, AnIndexOfTheVersionBeforeTheRepairDoesNotCount) {
+TEST_F(StoreLocationTest, AnIndexOfTheVersionBeforeTheRepairGetsTheRepairs) {
   FormatDevices({"one"});
   const StoreLocation repaired = Must(Find(Path("one"), "a"));
   Make(repaired, "d");
   fs::copy(Path("a"), Path("b"), fs::copy_options::recursive);
-  const auto repair = [&](const std::string& fact) {
-    auto parts = OpenStoreParts(repaired, {.repair = true});
-    ASSERT_TRUE(parts.has_value()) << parts.error().what;
-    ASSERT_TRUE(LeaveLog(&*parts).has_value());
-    KvBatch batch;
-    batch.Put(keys::Store(fact), "value");
-    ASSERT_TRUE(parts->catalog->Write(std::move(batch)).has_value());
-    ASSERT_TRUE(parts->catalog->Sync().has_value());
-  };
-  repair("one");
-  EXPECT_EQ(OpenStoreParts(Must(Find(Path("one"), "b")), {}).error().code, ErrorCode::kNotFound);
-  repair("two");
+  Repair(repaired, "one");
+  fs::copy(Path("a"), Path("c"), fs::copy_options::recursive);
+  Repair(repaired, "two");
   EXPECT_TRUE(WriteLog(repaired).has_value());
-  for (const char* index : {"a", "b"}) {
-    const auto parts = OpenStoreParts(Must(Find(Path("one"), index)), {});
-    ASSERT_TRUE(parts.has_value()) << parts.error().what;
-    for (const char* fact : {"one", "two"}) EXPECT_TRUE(parts->catalog->Get(keys::Store(fact)).value()) << index;
+  for (const char* index : {"a", "b", "c"}) {
+    for (const char* fact : {"one", "two"}) EXPECT_TRUE(HasFact(Must(Find(Path("one"), index)), fact)) << index;
   }
 }
 
-TEST_F(StoreLocationTest, AStoreDirectoryWithoutTheRepairsOfItsDeviceDoesNotCount) {
+TEST_F(StoreLocationTest, AStoreDirectoryGetsTheRepairsOfItsDevice) {
   Format("s");
   Make(Path("s"), "d");
   const StoreLocation device = Must(Find(Path("s/pool")));
-  {
-    auto parts = OpenStoreParts(device, {.repair = true});
-    ASSERT_TRUE(parts.has_value()) << parts.error().what;
-    ASSERT_TRUE(LeaveLog(&*parts).has_value());
-  }
-  const auto refused = OpenStoreParts(Path("s"), {});
-  ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().code, ErrorCode::kNotFound);
-  EXPECT_NE(refused.error().what.find("--repair"), std::string::npos) << refused.error().what;
-  {
-    const auto accepted = OpenStoreParts(Path("s"), {.repair = true});
-    ASSERT_TRUE(accepted.has_value());
-    EXPECT_TRUE(accepted->lost);
-  }
+  Repair(device, "fact");
+  EXPECT_TRUE(Has(Path("s"), "d", /*read_only=*/true));
   EXPECT_TRUE(WriteLog(device).has_value());
   EXPECT_TRUE(Has(Path("s"), "d"));
+  EXPECT_TRUE(HasFact(Path("s"), "fact"));
 }
 
-TEST_F(StoreLocationTest, ALogThatIsNotWrittenNamesTheOnlyCatalog) {
+TEST_F(StoreLocationTest, ALogThatIsNotWrittenNamesTheIndex) {
   FormatDevices({"one"});
   const StoreLocation store = Must(Find(Path("one")));
   const auto held = OpenStoreParts(store, {});
@@ -374,7 +407,7 @@ TEST_F(StoreLocationTest, ALogThatIsNotWrittenNamesTheOnlyCatalog) {
   for (const char* words : {"in use by", "must not be removed"}) {
     EXPECT_NE(written.error().what.find(words), std::string::npos) << written.error().what;
   }
-  EXPECT_NE(written.error().what.find("the only catalog is in " + Path("a")), std::string::npos);
+  EXPECT_NE(written.error().what.find("the index in " + Path("a")), std::string::npos);
 }
 
 TEST_F(StoreLocationTest, AStoreThatWasNeverMountedNeedsItsDirectory) {

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests of stores and mounts."""
 
+import contextlib
+import shutil
+
 import pytest
 
 from harness.namespaces import own_mounts
@@ -35,3 +38,28 @@ def small(factory, request):
     """A small filesystem for a store."""
     with small_filesystem(factory, request.param) as path:
         yield path
+
+
+@pytest.fixture(scope="module", params=["weightfs", *FILESYSTEMS])
+def anywhere(session_factory, request):
+    """(kind, root): the module's mount, and a new filesystem of each other kind, for what is true on all of them."""
+    if session_factory.kind != "weightfs":
+        pytest.skip("compares weightfs with others: not for --target")
+    if request.param == "weightfs":
+        yield request.param, request.getfixturevalue("mount").path
+        return
+    mark = session_factory.mark()
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(small_filesystem(session_factory, request.param))
+        path.chmod(0o755)
+        yield request.param, path
+    session_factory.close(mark)
+
+
+@pytest.fixture
+def place(anywhere):
+    """An empty directory on each kind of filesystem."""
+    path = anywhere[1] / "place"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)

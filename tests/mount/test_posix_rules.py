@@ -2,7 +2,6 @@
 """The rules of posix_rules hold on a mount, and on ext4, XFS and tmpfs, which show that they are rules; so do the
 scripts of the other tests of POSIX. Each difference is in the tables, with its reason."""
 
-import contextlib
 import errno
 import os
 
@@ -17,7 +16,7 @@ from harness.syscalls import errno_of
 from posix_rules import check, fresh, rules_of
 from posix_rules_table import RULES
 from posix_script import run_script
-from small_filesystem import FILESYSTEMS, small_filesystem
+from small_filesystem import FILESYSTEMS
 
 MOUNT_OPTIONS = "allow_other,dev,suid"
 pytestmark = needs.root
@@ -44,38 +43,18 @@ def scripts():
     return found
 
 
-@pytest.fixture(scope="module", params=FILESYSTEMS)
-def local_filesystem(request, session_factory, weightfs_target):
-    mark = session_factory.mark()
-    with contextlib.ExitStack() as stack:
-        path = stack.enter_context(small_filesystem(session_factory, request.param))
-        path.chmod(0o755)
-        yield request.param, path
-    session_factory.close(mark)
-
-
-@pytest.fixture(scope="module")
-def weightfs_target(session_factory):
-    if session_factory.kind != "weightfs":
-        pytest.skip("compares weightfs with others: not for --target")
-
-
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_rules_on_a_mount(weightfs_target, mounted, rule):
-    check(rule, fresh(mounted.path / "rule"), "weightfs")
-
-
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_rules_elsewhere(local_filesystem, rule):
-    kind, path = local_filesystem
-    if "user." in rule.script and errno_of(os.setxattr, path, "user.a", b"") == errno.EOPNOTSUPP:
-        pytest.skip(f"needs user attributes: {kind} has none before Linux 6.6")
+def test_rules(anywhere, rule):
+    kind, path = anywhere
+    if kind == "tmpfs" and "user." in rule.script and errno_of(os.setxattr, path, "user.a", b"") == errno.EOPNOTSUPP:
+        pytest.skip("needs user attributes: tmpfs has none before Linux 6.6")
     check(rule, fresh(path / "rule"), kind)
 
 
+@pytest.mark.parametrize("anywhere", FILESYSTEMS, indirect=True)
 @pytest.mark.parametrize("name, script", scripts().items(), ids=scripts())
-def test_scripts_elsewhere(local_filesystem, name, script):
-    kind, path = local_filesystem
+def test_scripts_of_the_mount_elsewhere(anywhere, name, script):
+    kind, path = anywhere
     answer, _ = DIFFERENT_SCRIPTS.get((kind, name), (None, ""))
     try:
         run_script(fresh(path / "script"), script)

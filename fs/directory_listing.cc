@@ -2,61 +2,50 @@
 #include "fs/directory_listing.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kFirstName = 2;  // the ordinal after those of "." and ".."
+// A position is an offset of the kernel, which has 63 bits: the number of names, and a hash of the last one.
+constexpr int kHashBits = 39;
+constexpr uint64_t kHashMask = (uint64_t{1} << kHashBits) - 1;
+constexpr uint64_t kMostNames = (uint64_t{1} << (63 - kHashBits)) - 1;
+
+uint64_t HashOf(std::string_view name) { return std::hash<std::string_view>()(name) & kHashMask; }
+
+size_t SlotOf(InodeId directory, uint64_t hash) { return (directory.value * 31 + hash) % kRemovedNames; }
 
 }  // namespace
 
-DirectoryListing::Cursor DirectoryListing::Find(uint64_t position) const {
-  if (position <= kFirstName) return {};
-  MutexLock lock(mutex_);
-  if (position == first_) return {after_};
-  if (position == next_) return {last_};
-  if (position > first_ && position < next_ && !names_.empty()) {
-    std::string_view rest = names_;
-    for (uint64_t at = first_;; ++at) {
-      const auto size = static_cast<unsigned char>(rest.front());
-      if (at + 1 == position) return {std::string(rest.substr(1, size))};
-      rest.remove_prefix(1 + size);
-    }
-  }
-  const auto beyond = std::upper_bound(checkpoints_.begin(), checkpoints_.end(), position,
-                                       [](uint64_t wanted, const Checkpoint& at) { return wanted < at.position; });
-  if (beyond == checkpoints_.begin()) return {{}, position - kFirstName};
-  const Checkpoint& checkpoint = *std::prev(beyond);
-  return {checkpoint.after, position - checkpoint.position};
+uint64_t PositionBehind(uint64_t before, std::string_view name) {
+  return std::min(NamesBefore(before) + 1, kMostNames) << kHashBits | HashOf(name);
 }
 
-void DirectoryListing::Record(uint64_t position, std::string after, const std::vector<std::string_view>& names) {
+bool IsBehind(uint64_t position, std::string_view name) { return (position & kHashMask) == HashOf(name); }
+
+uint64_t NamesBefore(uint64_t position) { return position >> kHashBits; }
+
+std::optional<std::string> DirectoryListing::Find(uint64_t position) const {
   MutexLock lock(mutex_);
-  first_ = position;
-  next_ = position + names.size();
+  for (const std::string& name : {std::cref(last_), std::cref(after_)}) {
+    if (!name.empty() && IsBehind(position, name)) return name;
+  }
+  for (std::string_view rest = names_; !rest.empty();) {
+    const auto size = static_cast<unsigned char>(rest.front());
+    const std::string_view name = rest.substr(1, size);
+    if (IsBehind(position, name)) return std::string(name);
+    rest.remove_prefix(1 + size);
+  }
+  return std::nullopt;
+}
+
+void DirectoryListing::Record(std::string after, const std::vector<std::string_view>& names) {
+  MutexLock lock(mutex_);
   last_ = names.empty() ? after : std::string(names.back());
-  KeepNamesLocked(names);
-  if (position == kFirstName) {
-    checkpoints_.clear();
-    stride_ = 1;
-  }
-  if (!names.empty()) AddCheckpointLocked(position, after);
   after_ = std::move(after);
-}
-
-// Doubles the distance of the checkpoints when there are too many.
-void DirectoryListing::AddCheckpointLocked(uint64_t position, const std::string& after) {
-  if (!checkpoints_.empty() && position < checkpoints_.back().position + stride_) return;
-  if (checkpoints_.size() == kListingCheckpoints) {
-    for (size_t index = 1; 2 * index < checkpoints_.size(); ++index) {
-      checkpoints_[index] = std::move(checkpoints_[2 * index]);
-    }
-    checkpoints_.resize(kListingCheckpoints / 2);
-    stride_ = checkpoints_[1].position - checkpoints_[0].position;
-    if (position < checkpoints_.back().position + stride_) return;
-  }
-  checkpoints_.push_back({position, after});
+  KeepNamesLocked(names);
 }
 
 void DirectoryListing::KeepNamesLocked(const std::vector<std::string_view>& names) {
@@ -74,11 +63,16 @@ void DirectoryListing::KeepNamesLocked(const std::vector<std::string_view>& name
   for (const std::string_view name : names) names_.append(1, static_cast<char>(name.size())).append(name);
 }
 
-size_t DirectoryListing::memory() const {
+void RemovedNames::Add(InodeId directory, std::string_view name) {
   MutexLock lock(mutex_);
-  size_t size = names_.capacity() + after_.capacity() + last_.capacity() + checkpoints_.capacity() * sizeof(Checkpoint);
-  for (const Checkpoint& checkpoint : checkpoints_) size += checkpoint.after.capacity();
-  return size;
+  slots_[SlotOf(directory, HashOf(name))] = {directory, std::string(name)};
+}
+
+std::optional<std::string> RemovedNames::Find(InodeId directory, uint64_t position) const {
+  MutexLock lock(mutex_);
+  const Removed& removed = slots_[SlotOf(directory, position & kHashMask)];
+  if (removed.directory != directory || !IsBehind(position, removed.name)) return std::nullopt;
+  return removed.name;
 }
 
 }  // namespace weightfs

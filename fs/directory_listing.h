@@ -1,34 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-// The places in the listing of an open directory from which the kernel may go on. Private to fs/.
+// The positions in directories from which the kernel goes on with a listing. Private to fs/.
 //
-// The position of FUSE is the ordinal of the next entry in the listing of one handle; "." and ".." are the entries 0
-// and 1. Entries are listed in the byte order of their names, so the name of the last entry before a position says
-// where to go on, whatever was created and deleted meanwhile: an entry that exists during the whole listing is listed
-// exactly once. A listing keeps these names:
+// Entries are listed in the byte order of their names. The position behind an entry says which name it was, by a hash,
+// so it leads to the same place whatever was created and deleted meanwhile, and in the listing of every handle: the
+// kernel caches a listing with its positions for all of them. The name is looked for
 //
-//   - of the entries of the last reply, because the program's buffer may be smaller than the reply. The kernel then
-//     asks again from one of its entries;
-//   - of a few earlier replies, for seekdir(3). From there on, the entries up to a position are counted, which is exact
-//     as long as nobody changes the part of the directory in between.
+//   - among those of the handle's last reply. The kernel asks again from one of its entries, because the program's
+//     buffer may be smaller than the reply;
+//   - among names that were removed lately;
+//   - in the directory, from the beginning.
+//
+// So an entry that exists during a whole listing is listed exactly once. Only if the entry before the position was
+// removed long ago, the position is counted instead.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/mutex.h"
+#include "common/units.h"
 
 namespace weightfs {
 
 // Bounds of one listing and of all listings of a mount together. Beyond the second one, a listing keeps no names of its
-// last reply, and counts instead.
+// last reply, and looks for them in the directory.
 inline constexpr size_t kLargestListing = 64 * 1024;  // bytes of one reply, which bound its names
-inline constexpr size_t kListingCheckpoints = 16;
 inline constexpr uint64_t kListingMemory = 16 * 1024 * 1024;
+inline constexpr size_t kRemovedNames = 4096;  // of a mount
 
-// Thread-safe.
+// The positions of "." and ".." are 1 and 2; the names begin behind them.
+inline constexpr uint64_t kDots = 2;
+
+// The position behind the entry `name`, which is the next one after `before`.
+uint64_t PositionBehind(uint64_t before, std::string_view name);
+// Whether `position` is behind an entry of that name.
+bool IsBehind(uint64_t position, std::string_view name);
+// The number of names up to `position` when it was given; exact up to 16 million.
+uint64_t NamesBefore(uint64_t position);
+
+// The names of the last reply of an open directory. Thread-safe.
 class DirectoryListing {
  public:
   // `kept` counts the bytes of the names that all listings keep; it must outlive this object.
@@ -37,40 +51,36 @@ class DirectoryListing {
   DirectoryListing(const DirectoryListing&) = delete;
   DirectoryListing& operator=(const DirectoryListing&) = delete;
 
-  // The listing goes on after the name `after` (empty: at the first name) and `skip` more.
-  struct Cursor {
-    std::string after;
-    uint64_t skip = 0;
-    bool operator==(const Cursor&) const = default;
-  };
-  // Returns where `position` is. Positions 0, 1 and 2 are the beginning of the names.
-  Cursor Find(uint64_t position) const EXCLUDES(mutex_);
+  // Returns the name before `position`, if it is known here.
+  std::optional<std::string> Find(uint64_t position) const EXCLUDES(mutex_);
 
-  // Notes a reply with the entries `names`, the first one of which has the ordinal `position` (at least 2) and follows
-  // the name `after`. An empty reply is the end.
-  void Record(uint64_t position, std::string after, const std::vector<std::string_view>& names) EXCLUDES(mutex_);
-
-  // The memory of this listing in bytes.
-  size_t memory() const EXCLUDES(mutex_);
+  // Notes a reply with the entries `names`, which follow the name `after`. An empty reply is the end.
+  void Record(std::string after, const std::vector<std::string_view>& names) EXCLUDES(mutex_);
 
  private:
-  struct Checkpoint {
-    uint64_t position;
-    std::string after;
-  };
-  void AddCheckpointLocked(uint64_t position, const std::string& after) REQUIRES(mutex_);
   void KeepNamesLocked(const std::vector<std::string_view>& names) REQUIRES(mutex_);
 
   std::atomic<uint64_t>& kept_;
   mutable Mutex mutex_;
-  uint64_t first_ GUARDED_BY(mutex_) = 2;       // the ordinal of the first entry of the last reply
-  uint64_t next_ GUARDED_BY(mutex_) = 2;        // and of the entry after it
-  std::string after_ GUARDED_BY(mutex_);        // the name before the first entry of the last reply
-  std::string last_ GUARDED_BY(mutex_);         // the name of its last entry, or after_
-  std::string names_ GUARDED_BY(mutex_);        // the names of its entries, each after its length; may be absent
-  uint64_t counted_ GUARDED_BY(mutex_) = 0;     // of kept_, for names_
-  uint64_t stride_ GUARDED_BY(mutex_) = 1;      // the distance of the checkpoints, at least
-  std::vector<Checkpoint> checkpoints_ GUARDED_BY(mutex_);  // begins of replies, in order
+  std::string after_ GUARDED_BY(mutex_);     // the name before the first entry of the last reply
+  std::string last_ GUARDED_BY(mutex_);      // the name of its last entry, or after_
+  std::string names_ GUARDED_BY(mutex_);     // the names of its entries, each after its length; may be absent
+  uint64_t counted_ GUARDED_BY(mutex_) = 0;  // of kept_, for names_
+};
+
+// Names that were removed lately from any directory; each replaces an older one. Thread-safe.
+class RemovedNames {
+ public:
+  void Add(InodeId directory, std::string_view name) EXCLUDES(mutex_);
+  std::optional<std::string> Find(InodeId directory, uint64_t position) const EXCLUDES(mutex_);
+
+ private:
+  struct Removed {
+    InodeId directory;
+    std::string name;
+  };
+  mutable Mutex mutex_;
+  std::vector<Removed> slots_ GUARDED_BY(mutex_) = std::vector<Removed>(kRemovedNames);
 };
 
 }  // namespace weightfs

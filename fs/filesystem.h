@@ -10,6 +10,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "fs/directory_listing.h"
 #include "fs/executor.h"
 #include "fs/fuse_api.h"
 #include "fs/handles.h"
@@ -50,6 +51,7 @@ class Filesystem {
   HandleRegistry<FileHandle>& files() { return files_; }
   HandleRegistry<DirectoryHandle>& directories() { return directories_; }
   std::atomic<uint64_t>& listing_memory() { return listing_memory_; }
+  RemovedNames& removed_names() { return removed_names_; }
   PageCacheTracker& page_cache() { return page_cache_; }
   ReadHistory& read_history() { return read_history_; }
   RequestCounter& requests() { return requests_; }
@@ -210,6 +212,7 @@ class Filesystem {
   Store& store_;
   const MountOptions& options_;
   std::atomic<uint64_t> listing_memory_{0};  // of all open directories
+  RemovedNames removed_names_;
   UserLimit opens_, waiting_values_, publications_;
   Mutex unused_mutex_;
   std::vector<InodePtr> unused_ GUARDED_BY(unused_mutex_);  // for the deleter

@@ -46,7 +46,7 @@ void ReleaseDirectory(Filesystem& filesystem, Reply reply, uint64_t number) {
 // One READDIR or READDIRPLUS request: which entries, and its reply. `plus` adds the attributes of each entry.
 struct ListingRequest {
   DirectoryPtr directory;
-  uint64_t position = 0;  // the ordinal of the first entry
+  uint64_t position = 0;  // behind which entry it goes on
   size_t size = 0;        // of the reply, at most
   fuse_req_t request{};
   bool plus = false;
@@ -59,9 +59,27 @@ struct ListingRequest {
   }
 };
 
-constexpr uint64_t kDots = 2;  // "." and ".." are the first entries
-
 bool IsDots(std::string_view name) { return name == "." || name == ".."; }
+
+// The name after which the names of a listing begin or go on. Empty: with the first one.
+Result<std::string> NameBefore(Filesystem& filesystem, const ListingRequest& listing) {
+  const uint64_t position = listing.position;
+  const InodeId ino = listing.directory->inode->id;
+  if (position <= kDots) return std::string();
+  if (auto known = listing.directory->listing.Find(position)) return *std::move(known);
+  if (auto removed = filesystem.removed_names().Find(ino, position)) return *std::move(removed);
+  std::string name;
+  uint64_t count = 0;
+  bool found = false;
+  const auto look = [&](const DirectoryEntry& entry) {
+    found = IsBehind(position, entry.name);
+    if (found || ++count <= NamesBefore(position)) name = entry.name;
+    return !found;
+  };
+  const Result<void> listed = filesystem.names().ListEntries(ino, {}, look);
+  if (!listed.has_value() && !found) return listed.error();
+  return name;
+}
 
 // Reads as many entries as the reply holds. The iterator of the catalog ends with this call, because it keeps memory of
 // RocksDB in use.
@@ -81,22 +99,15 @@ Result<std::vector<DirectoryEntry>> ReadEntries(Filesystem& filesystem, const Li
     if (!add({"..", above.ino, S_IFDIR})) return entries;
   }
 
-  auto [after, skip] = listing.directory->listing.Find(listing.position);
+  ASSIGN_OR_RETURN(std::string after, NameBefore(filesystem, listing));
   const size_t names = entries.size();
-  const auto listed = filesystem.names().ListEntries(ino, after, [&, &after = after, &skip = skip](const auto& entry) {
-    if (skip > 0) {
-      if (--skip == 0) after = entry.name;
-      return true;
-    }
-    return add(entry);
-  });
+  const auto listed = filesystem.names().ListEntries(ino, after, add);
   // The entries before a damaged one are listed; the next request fails.
   if (!listed.has_value() && entries.empty()) return listed.error();
-  if (skip > 0) return entries;  // the position is beyond the end
   std::vector<std::string_view> recorded;
   recorded.reserve(entries.size() - names);
   for (size_t index = names; index < entries.size(); ++index) recorded.push_back(entries[index].name);
-  listing.directory->listing.Record(std::max(listing.position, kDots), std::move(after), recorded);
+  listing.directory->listing.Record(std::move(after), recorded);
   return entries;
 }
 
@@ -128,7 +139,8 @@ void ReadDirectory(Filesystem& filesystem, Reply reply, const ListingRequest& li
   uint64_t next = listing.position;
   for (const DirectoryEntry& entry : *entries) {
     const fuse_entry_param shown = listing.plus ? EntryWithAttributes(filesystem, entry) : OnlyType(entry);
-    used += listing.Put(out.data() + used, out.size() - used, entry.name, shown, ++next);
+    next = IsDots(entry.name) ? next + 1 : PositionBehind(next, entry.name);
+    used += listing.Put(out.data() + used, out.size() - used, entry.name, shown, next);
     if (shown.ino == 0) continue;
     filesystem.store().inodes().AddLookups(InodeId{shown.ino}, 1);
     known.push_back(InodeId{shown.ino});

@@ -53,10 +53,12 @@ void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, 
 }
 
 void Unlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
+  filesystem.removed_names().Add(parent, name);
   reply.Finish(filesystem.names().Unlink(parent, name));
 }
 
 void RemoveDirectory(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
+  filesystem.removed_names().Add(parent, name);
   reply.Finish(filesystem.names().RemoveDirectory(parent, name));
 }
 
@@ -70,6 +72,7 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     default: return reply.Errno(EINVAL);  // WHITEOUT is for overlays, which a tensor store does not need
   }
   const auto rename = [=, &filesystem, name = std::string(name), new_name = std::string(new_name)](Reply kept) {
+    filesystem.removed_names().Add(parent, name);
     kept.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
   };
   bool others = false, slow = false;

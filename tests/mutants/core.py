@@ -579,4 +579,7 @@ MUTANTS = [
            "store/names/namespace_publish.cc",
            "  if (!published) std::reverse(inodes.begin(), inodes.end());\n", "",
            ("unit_store_names:Publishing.*",)),
+    Mutant("listing-position", "A listing goes on behind an entry, not behind a number of entries.",
+           "fs/directory_listing.cc", "return (position & kHashMask) == HashOf(name);",
+           "return position == 0 && HashOf(name) == 0;", (ROOT + "test_posix_change.py -k goes_on",)),
 ]

@@ -17,7 +17,8 @@ inline constexpr const char* kStoreIdFact = "store_id";
 // All inode numbers at or above this one are unused. Raised in steps, in the batch of the first inode beyond the old
 // value.
 inline constexpr const char* kNextInodeFact = "next_ino";
-// The number of inode records, since a clean unmount. The first batch that adds or removes one deletes the fact.
+// The number of inode records. The first batch that adds or removes one deletes the fact, and a clean unmount writes it
+// again. A mount counts the records if it is missing.
 inline constexpr const char* kInodeCountFact = "inodes";
 
 // The greatest version that a publication has got from the time (Namespace::PublishTree).

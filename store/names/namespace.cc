@@ -16,10 +16,11 @@
 namespace weightfs {
 namespace {
 
-// Returns the count in the catalog, or counts the inodes if it has none.
-Result<uint64_t> CountInodes(KvStore& catalog) {
+// Returns the count in the catalog, or counts the inodes if it is not `stored`.
+Result<uint64_t> CountInodes(KvStore& catalog, bool* stored) {
   const auto fact = ReadFact(catalog, kInodeCountFact);
-  if (fact && *fact) return **fact;
+  *stored = fact && *fact;
+  if (*stored) return **fact;
   if (!fact && fact.error().code == ErrorCode::kIo) return fact.error();
   uint64_t count = 0;
   const auto inodes = catalog.NewIterator(keys::KindPrefix(keys::kInode));
@@ -57,7 +58,8 @@ Result<void> Namespace::Recover(bool read_only) {
   read_only_ = read_only;
   const auto bound = ReadFact(catalog_, kNextInodeFact);
   const bool known = bound && *bound && **bound > kRootInode.value;
-  const auto count = CountInodes(catalog_);
+  bool stored = false;
+  const auto count = CountInodes(catalog_, &stored);
   // A read-only mount creates no inodes, so damage of these facts is no reason to serve nothing.
   if (!read_only_) {
     if (!known) {
@@ -68,7 +70,7 @@ Result<void> Namespace::Recover(bool read_only) {
   inode_count_ = count.value_or(0);
   {
     MutexLock lock(mutex_);
-    count_stored_ = true;  // perhaps
+    count_stored_ = stored;
     next_ino_ = ino_bound_ = known ? **bound : 0;
   }
   if (auto root = GetDirectory(kRootInode); !root) {

@@ -292,7 +292,7 @@ class Namespace {
   };
   std::unordered_map<InodeId, Kept> kept_ GUARDED_BY(mutex_);
   std::atomic<uint64_t> inode_count_{0};
-  bool count_stored_ GUARDED_BY(mutex_) = false;  // the catalog may have the fact kInodeCountFact
+  bool count_stored_ GUARDED_BY(mutex_) = false;  // the catalog has the fact kInodeCountFact
   uint64_t directory_moves_ GUARDED_BY(mutex_) = 0;  // changes of the parent of a directory
 };
 

@@ -237,6 +237,10 @@ TEST_F(NamespaceBasics, TheNumberOfInodesIsStoredAtTheEndAndOtherwiseCounted) {
   EXPECT_EQ(kv_->content().at(fact), EncodeFact(3));
   Restart();
   EXPECT_EQ(names_->inode_count(), 3u);
+  Put(fact, "garbage");
+  Restart();
+  ASSERT_TRUE(names_->StoreCount());
+  EXPECT_EQ(kv_->content().at(fact), EncodeFact(3)) << "counted by the mount, which then changes nothing";
   ASSERT_TRUE(names_->Unlink(kRootInode, "f"));
   EXPECT_FALSE(IsStored(fact));
 }

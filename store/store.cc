@@ -237,11 +237,15 @@ bool Store::verifies() const { return p_->options.verify; }
 
 Result<Attributes> Store::SetAttributes(InodeId ino, const AttributeChange& change) {
   RETURN_IF_ERROR(p_->files->CheckWritable(change.size ? KvChange::kRemove : KvChange::kUpdate));
-  if (change.size) {
-    ASSIGN_OR_RETURN(const InodePtr inode, p_->names->Get(ino));
+  if (!change.size) return p_->names->SetAttributes(ino, change);
+  // While it is open, an unlink leaves its records.
+  ASSIGN_OR_RETURN(const InodePtr inode, p_->names->Open(ino));
+  auto attributes = [&]() -> Result<Attributes> {
     RETURN_IF_ERROR(p_->files->Truncate(inode, *change.size));
-  }
-  return p_->names->SetAttributes(ino, change);
+    return p_->names->SetAttributes(ino, change);
+  }();
+  p_->names->Close(inode);
+  return attributes;
 }
 
 bool Store::OpensSlowly(InodeId ino) {

@@ -47,8 +47,8 @@ class DataOwner {
   // The files whose data may differ from the catalog, or that have an error to report.
   virtual std::vector<InodePtr> UncommittedFiles() = 0;
 
-  // Reads the records that a deletion needs. If they are to be `restorable`, a small file without uncommitted changes
-  // gets DataRecords::restore. Called without the inode's mutex.
+  // Reads the records that a deletion needs. If they are to be `restorable`, reads only those of a small file without
+  // uncommitted changes, with DataRecords::restore. Called without the inode's mutex.
   virtual Result<DataRecords> ReadRecords(const InodePtr& inode, bool restorable) = 0;
   // Appends the deletion of the file's extents and checksums to `batch`. Returns false, and appends nothing, when
   // `records` are out of date.

@@ -174,6 +174,8 @@ class File {
   }
   // Records that the sealed state is in the catalog.
   void FinishCommit();
+  // Records that the catalog has the file's records again, which it had lacked. Nothing is uncommitted.
+  void NoteRestored() { checksums_.Clear(); }
   // Drops everything but the pending error after a failed write. The file then has its committed state.
   void Revert(uint64_t committed_size, uint64_t committed_blocks);
   // Drops the content of a deleted inode. `committed` are the blocks that the catalog had; it is empty when the file is

@@ -146,6 +146,7 @@ Result<void> FileIo::FetchContent(const InodePtr& inode, FileBlock block, WriteS
     std::vector<uint64_t> missing;
     {
       MutexLock lock(inode->mutex);
+      if (inode->deleted) return ErrorCode::kStale;
       const auto piece = inode->file->extents().Lookup(block, BlockCount{1});
       if (!piece.IsWritten()) return {};  // the plan looks it up again
       content.extent = *piece.extent;

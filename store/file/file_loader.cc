@@ -91,7 +91,8 @@ Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode, boo
     loaded = inode->file->loaded();
     // Of at most one segment: reading the checksums of a larger file costs more than a second batch.
     const bool small = committed.blocks <= keys::kSegmentBlocks && keys::SegmentsOf(committed.size) <= 1;
-    if (restorable && small && !inode->file->Uncommitted()) records.restore.emplace();
+    if (restorable && (!small || inode->file->Uncommitted())) return records;
+    if (restorable) records.restore.emplace();
   }
   records.version = committed.version;
   records.size = committed.size;

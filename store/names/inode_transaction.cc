@@ -6,6 +6,7 @@
 
 #include "common/assert.h"
 #include "meta/keys.h"
+#include "store/file/file.h"
 
 namespace weightfs {
 
@@ -115,7 +116,10 @@ Result<void> InodeTransaction::CommitPublication() {
   for (Member& member : members_) {
     if (!written) std::swap(member.inode->attributes, member.record);
     ++member.inode->changes;
-    if (written && member.restored) member.inode->deleted = false;
+    if (written && member.restored) {
+      member.inode->deleted = false;
+      member.inode->file->NoteRestored();
+    }
     member.inode->NoteUse();
     if (written) member.inode->attribute_sizes = member.attribute_sizes;
     if (!written || member.deletes_from == nullptr) continue;

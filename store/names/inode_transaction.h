@@ -58,7 +58,7 @@ class InodeTransaction {
   // them again in a new transaction. Keeps a pointer to `records`.
   [[nodiscard]] bool Delete(const InodePtr& inode, DataOwner& data, const DeletionRecords& records)
       NO_THREAD_SAFETY_ANALYSIS;
-  // Makes Commit put back the records of a deleted inode.
+  // Makes Commit put back the records of a deleted regular file.
   void Restore(const InodePtr& inode, KvBatch records);
 
   // Writes the batch, then makes the new attributes visible. Returns kPermission when an inode of the transaction is

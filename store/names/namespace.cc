@@ -168,7 +168,10 @@ Result<InodePtr> Namespace::Get(InodeId ino) {
   }
   MutexLock lock(mutex_);
   const auto kept = kept_.find(ino);
-  if (kept == kept_.end()) return inode;  // it is back already, or gone
+  if (kept == kept_.end()) {
+    MutexLock inode_lock(inode->mutex);
+    return inode->deleted ? Result<InodePtr>(ErrorCode::kStale) : inode;  // gone, or back already
+  }
   InodeTransaction transaction(catalog_, {inode});
   transaction.Restore(inode, *kept->second.data.restore);
   transaction.batch().Put(keys::Orphan(ino), "");
@@ -179,9 +182,14 @@ Result<InodePtr> Namespace::Get(InodeId ino) {
 }
 
 Result<Attributes> Namespace::GetAttributes(InodeId ino) {
-  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
-  MutexLock lock(inode->mutex);
-  if (inode->deleted) return ErrorCode::kStale;
+  ASSIGN_OR_RETURN(const InodePtr inode, inodes_.Get(ino));
+  {
+    MutexLock lock(inode->mutex);
+    if (!inode->deleted) return inode->Stat();
+  }
+  MutexLock lock(mutex_);
+  MutexLock inode_lock(inode->mutex);
+  if (inode->deleted && !kept_.contains(ino)) return ErrorCode::kStale;
   return inode->Stat();
 }
 
@@ -189,13 +197,12 @@ Result<Attributes> Namespace::SetAttributes(InodeId ino, const AttributeChange& 
   const bool any = change.mode || change.uid || change.gid || change.accessed || change.modified || change.changed;
   if (!any) return GetAttributes(ino);
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kUpdate));
-  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   return WhileStale([&]() -> Result<Attributes> {
+    ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
     // A chmod also changes the ACL.
     ASSIGN_OR_RETURN(const StoredAttribute list, ReadStored(inode, change.mode ? kAccessAclName : std::string_view()));
     InodeTransaction transaction(catalog_, {inode});
-    if (transaction.deleted(inode)) return ErrorCode::kStale;
-    if (transaction.changes(inode) != list.changes) return ErrorCode::kAgain;
+    if (transaction.deleted(inode) || transaction.changes(inode) != list.changes) return ErrorCode::kAgain;
     InodeRecord& record = transaction.record(inode);
     record.uid = change.uid.value_or(record.uid);
     record.gid = change.gid.value_or(record.gid);
@@ -242,10 +249,13 @@ Result<void> Namespace::ListEntries(InodeId ino, std::string_view after,
 }
 
 Result<InodePtr> Namespace::Open(InodeId ino, bool writes) {
-  ASSIGN_OR_RETURN(InodePtr inode, Get(ino));
-  MutexLock lock(inode->mutex);
-  RETURN_IF_ERROR(inode->AddOpen(writes));
-  return inode;
+  return WhileStale([&]() -> Result<InodePtr> {
+    ASSIGN_OR_RETURN(InodePtr inode, Get(ino));
+    MutexLock lock(inode->mutex);
+    if (inode->deleted) return ErrorCode::kAgain;
+    RETURN_IF_ERROR(inode->AddOpen(writes));
+    return inode;
+  });
 }
 
 void Namespace::Close(const InodePtr& inode, bool writes) {

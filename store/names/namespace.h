@@ -43,8 +43,9 @@ class Namespace {
 
   Result<Attributes> Lookup(InodeId parent, std::string_view name);
   Result<Attributes> GetAttributes(InodeId ino);
-  // Returns the inode, like InodeTable::Get. One that was unlinked, but that the kernel has not forgotten, gets its
-  // records back, as an orphan. Call this before an operation on an inode that needs no name.
+  // Returns the inode, or kStale. One that was unlinked, but that the kernel has not forgotten, gets its records back, as
+  // an orphan. Call this before an operation that opens or changes an inode without its name; an unlink in between
+  // deletes it again, and the operation then finds Inode::deleted.
   Result<InodePtr> Get(InodeId ino) EXCLUDES(mutex_);
 
   // Sets all members except `size` (call FileIo::Truncate first). A chmod also updates the mask of a POSIX ACL.
@@ -264,10 +265,9 @@ class Namespace {
     std::optional<std::string> value;
   };
   Result<StoredAttribute> ReadStored(const InodePtr& inode, std::string_view name);
-  Result<void> TrySetAttribute(const InodePtr& inode, std::string_view name, std::string_view value,
-                               AttributeWrite mode);
-  Result<void> TryRemoveAttribute(const InodePtr& inode, std::string_view name);
-  Result<void> TrySetAcl(const InodePtr& inode, std::string_view name, const Acl& acl, bool keeps_set_group_id);
+  Result<void> TrySetAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode);
+  Result<void> TryRemoveAttribute(InodeId ino, std::string_view name);
+  Result<void> TrySetAcl(InodeId ino, std::string_view name, const Acl& acl, bool keeps_set_group_id);
   // Returns Inode::attribute_sizes, read from the catalog if they are not known; kAgain when `changes` is out of date.
   Result<AttributeSizes> ReadAttributeSizes(const InodePtr& inode, uint64_t changes);
   // Returns kNoSpace when the inode's attributes exceed their limits with a value of `size` bytes in place of `stored`.

@@ -114,31 +114,30 @@ Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name,
   RETURN_IF_ERROR(CheckAttributeName(name));
   if (value.size() > kMaximumAttributeValue) return ErrorCode::kTooLarge;
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
-  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   // ACLs do not follow the rules of xattr: the flags are meaningless for them.
   if (IsAcl(name)) {
     ASSIGN_OR_RETURN(const Acl acl, Acl::Decode(value));
-    return WhileStale([&] { return TrySetAcl(inode, name, acl, keeps_set_group_id); });
+    return WhileStale([&] { return TrySetAcl(ino, name, acl, keeps_set_group_id); });
   }
-  return WhileStale([&] { return TrySetAttribute(inode, name, value, mode); });
+  return WhileStale([&] { return TrySetAttribute(ino, name, value, mode); });
 }
 
-Result<void> Namespace::TrySetAttribute(const InodePtr& inode, std::string_view name, std::string_view value,
+Result<void> Namespace::TrySetAttribute(InodeId ino, std::string_view name, std::string_view value,
                                         AttributeWrite mode) {
+  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
   if (stored.value && mode == AttributeWrite::kCreate) return ErrorCode::kExists;
   if (!stored.value && mode == AttributeWrite::kReplace) return ErrorCode::kNoAttribute;
   RETURN_IF_ERROR(CheckAttributeSpace(inode, name, stored, value.size()));
   InodeTransaction transaction(catalog_, {inode});
-  if (transaction.deleted(inode)) return ErrorCode::kStale;
-  if (transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
+  if (transaction.deleted(inode) || transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
   transaction.record(inode).changed = Timestamp::Now();
   transaction.PutAttribute(inode, name, std::string(value), stored.value);
   return transaction.Commit();
 }
 
-Result<void> Namespace::TrySetAcl(const InodePtr& inode, std::string_view name, const Acl& acl,
-                                  bool keeps_set_group_id) {
+Result<void> Namespace::TrySetAcl(InodeId ino, std::string_view name, const Acl& acl, bool keeps_set_group_id) {
+  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
   const bool access = name == kAccessAclName;
   // An access list that expresses no more than the mode is not stored, because it would become stale.
@@ -146,8 +145,7 @@ Result<void> Namespace::TrySetAcl(const InodePtr& inode, std::string_view name, 
   const std::string encoded = acl.Encode();
   if (store) RETURN_IF_ERROR(CheckAttributeSpace(inode, name, stored, encoded.size()));
   InodeTransaction transaction(catalog_, {inode});
-  if (transaction.deleted(inode)) return ErrorCode::kStale;
-  if (transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
+  if (transaction.deleted(inode) || transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
   InodeRecord& record = transaction.record(inode);
   if (S_ISLNK(record.mode)) return ErrorCode::kNotSupported;
   if (!access && !acl.empty() && !S_ISDIR(record.mode)) return ErrorCode::kAccess;
@@ -199,17 +197,16 @@ Result<bool> Namespace::ClearPrivileges(const InodePtr& inode, bool set_ids) {
 Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view name) {
   RETURN_IF_ERROR(CheckAttributeName(name));
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kRemove));
-  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   // Removing a list that does not exist succeeds, as in the kernel's own filesystems.
-  if (IsAcl(name)) return WhileStale([&] { return TrySetAcl(inode, name, Acl(), /*keeps_set_group_id=*/true); });
-  return WhileStale([&] { return TryRemoveAttribute(inode, name); });
+  if (IsAcl(name)) return WhileStale([&] { return TrySetAcl(ino, name, Acl(), /*keeps_set_group_id=*/true); });
+  return WhileStale([&] { return TryRemoveAttribute(ino, name); });
 }
 
-Result<void> Namespace::TryRemoveAttribute(const InodePtr& inode, std::string_view name) {
+Result<void> Namespace::TryRemoveAttribute(InodeId ino, std::string_view name) {
+  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
   InodeTransaction transaction(catalog_, {inode});
-  if (transaction.deleted(inode)) return ErrorCode::kStale;
-  if (transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
+  if (transaction.deleted(inode) || transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
   if (!stored.value) return ErrorCode::kNoAttribute;
   transaction.record(inode).changed = Timestamp::Now();
   transaction.DeleteAttribute(inode, name, stored.value);

@@ -2,6 +2,7 @@
 #include "tests/support/memory_kv_store.h"
 
 #include <limits>
+#include <utility>
 
 #include "common/assert.h"
 #include "common/mutex.h"
@@ -62,6 +63,11 @@ MemoryKvStore::MemoryKvStore(std::shared_ptr<Journal> journal, KvContent content
 Result<std::optional<std::string>> MemoryKvStore::Get(std::string_view key) {
   WEIGHTFS_ASSERT(Mutex::MayReadCatalog());
   MutexLock lock(state_->mutex);
+  if (const auto first = std::exchange(before_get_, nullptr)) {
+    lock.Unlock();
+    first();
+    lock.Lock();
+  }
   if (Due(get_failure_)) return ErrorCode::kIo;
   const auto found = state_->content->find(key);
   std::optional<std::string> value;
@@ -161,6 +167,11 @@ void MemoryKvStore::BeforeWrite(std::function<void()> then) {
 void MemoryKvStore::DuringSync(std::function<void()> then) {
   MutexLock lock(state_->mutex);
   during_sync_ = std::move(then);
+}
+
+void MemoryKvStore::BeforeGet(std::function<void()> then) {
+  MutexLock lock(state_->mutex);
+  before_get_ = std::move(then);
 }
 
 void MemoryKvStore::AfterGet(std::function<void()> then, bool once) {

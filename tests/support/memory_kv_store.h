@@ -37,6 +37,8 @@ class MemoryKvStore final : public KvStore {
   // Makes the `nth` iterator created from now on end with kIo after `keys` keys.
   void FailIterator(uint64_t nth, uint64_t keys = 0) EXCLUDES(state_->mutex);
 
+  // Runs `then`, without locks, before the next Get.
+  void BeforeGet(std::function<void()> then) EXCLUDES(state_->mutex);
   // Runs `then`, without locks, at the end of the next Get, or of every Get.
   void AfterGet(std::function<void()> then, bool once = true) EXCLUDES(state_->mutex);
   // Runs `then`, without locks, at the end of every NewIterator.
@@ -66,7 +68,8 @@ class MemoryKvStore final : public KvStore {
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
   bool after_get_once_ GUARDED_BY(state_->mutex) = true;
-  std::function<void()> after_get_ GUARDED_BY(state_->mutex), after_new_iterator_ GUARDED_BY(state_->mutex);
+  std::function<void()> before_get_ GUARDED_BY(state_->mutex), after_get_ GUARDED_BY(state_->mutex);
+  std::function<void()> after_new_iterator_ GUARDED_BY(state_->mutex);
   std::function<void()> before_write_ GUARDED_BY(state_->mutex), during_sync_ GUARDED_BY(state_->mutex);
   uint64_t iterator_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t iterator_keys_ GUARDED_BY(state_->mutex) = 0;

@@ -248,6 +248,58 @@ TEST(FileSpace, AnUnlinkedFileKeepsWhatIsWrittenWhileItsRecordsAreRead) {
   EXPECT_TRUE(store.ReadAll(store->OpenFile(ino, false).value()).value() == content.replace(0, 3, "new"));
 }
 
+// The file "a", closed and loaded without its checksums, which the kernel knows.
+InodePtr LoadWithoutChecksums(TestStore& store) {
+  EXPECT_TRUE(store.WriteFile("a", Pattern(1, 5 * kBlockSize)));
+  EXPECT_TRUE(store.Remount());
+  const InodePtr file = store->inodes().Get(store.Resolve("a").value()).value();
+  store->inodes().AddLookups(file->id, 1);
+  EXPECT_TRUE(store->files().Extents(file, FileBlock{0}, 1));
+  return file;
+}
+
+TEST(FileSpace, ATruncationByNameSucceedsBesideAnUnlink) {
+  TestStore store;
+  const InodeId ino = LoadWithoutChecksums(store)->id;
+  store.kv().BeforeGet([&] { ASSERT_OK(store->names().Unlink(kRootInode, "a")); });
+  const auto changed = store->SetAttributes(ino, {.size = 100});
+  ASSERT_OK(changed);
+  EXPECT_EQ(changed->size, 100U);
+  EXPECT_EQ(changed->links, 0U) << "the unlink was during the truncation";
+  EXPECT_TRUE(store.ReadAll(store->OpenFile(ino, false).value()).value() == Pattern(1, 5 * kBlockSize).substr(0, 100));
+}
+
+TEST(FileSpace, NoChecksumIsMissedWhileAFileIsDeleted) {
+  TestStore store;
+  const InodePtr file = LoadWithoutChecksums(store);
+  store.kv().BeforeGet([&] { ASSERT_OK(store->names().Unlink(kRootInode, "a")); });
+  EXPECT_EQ(store->files().Truncate(file, 100).error().code, ErrorCode::kStale);
+}
+
+TEST(FileSpace, ChecksumsThatWereMissingWhileAFileWasDeletedAreReadAgain) {
+  TestStore store;
+  const InodePtr file = LoadWithoutChecksums(store);
+  store.kv().BeforeGet([&] {
+    ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+    store.kv().AfterGet([&] { ASSERT_OK(store->names().Get(file->id)); });
+  });
+  ASSERT_OK(store->files().Truncate(file, 100));
+  EXPECT_TRUE(store.ReadAll(file).value() == Pattern(1, 5 * kBlockSize).substr(0, 100));
+}
+
+TEST(FileSpace, AnUnlinkReadsNoRecordsOfALargeFile) {
+  TestStore store;
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 2 * kMiB)));
+  ASSERT_OK(store.Remount());
+  const InodeId ino = store.Resolve("a").value();
+  store->inodes().AddLookups(ino, 1);
+  int reads = 0;
+  store.kv().AfterGet([&] { ++reads; }, /*once=*/false);
+  ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+  store.kv().AfterGet(nullptr);
+  EXPECT_EQ(reads, 1) << "the name";
+}
+
 TEST(FileSpace, AnUnnamedFileThatGetsANameCountsAsUsed) {
   TestStore store;
   const uint64_t fresh = store->Space().free.value;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/store/namespace_fixture.h"
 
+#include <latch>
 #include <thread>
 
 #include "meta/facts.h"
@@ -326,7 +327,6 @@ TEST_F(NamespaceOrphans, AClosedFileThatTheKernelKnowsGoesInOneBatch) {
 
 TEST_F(NamespaceOrphans, AnOperationOnADeletedFilePutsItsRecordsBack) {
   const std::vector<std::function<bool(InodeId)>> operations = {
-      [&](InodeId ino) { return Stat(ino).links == 0; },
       [&](InodeId ino) { return names_->SetAttributes(ino, {.mode = 0600}).has_value(); },
       [&](InodeId ino) { return names_->SetExtendedAttribute(ino, "user.a", "v", AttributeWrite::kAny).has_value(); },
       [&](InodeId ino) { return Code(names_->RemoveExtendedAttribute(ino, "user.a")) == ErrorCode::kNoAttribute; },
@@ -348,6 +348,43 @@ TEST_F(NamespaceOrphans, AnOperationOnADeletedFilePutsItsRecordsBack) {
     names_->Forget(file, 1);
     EXPECT_FALSE(IsStored(keys::Inode(file)) || IsStored(keys::Orphan(file))) << at;
     EXPECT_THAT(data_.deleted(), ::testing::Contains(file.value));
+  }
+}
+
+TEST_F(NamespaceOrphans, TheAttributesOfADeletedFileAreReadFromAReadOnlyStore) {
+  const InodeId file = MakeFile(kRootInode, "f");
+  inodes_->AddLookups(file, 1);
+  ASSERT_TRUE(names_->Unlink(kRootInode, "f"));
+  kv_->FailWrite(1);
+  EXPECT_EQ(Stat(file).links, 0u);
+  EXPECT_EQ(Code(names_->Link(file, kRootInode, "g")), ErrorCode::kNotFound);
+  EXPECT_EQ(Code(names_->Open(file)), ErrorCode::kIo);
+}
+
+// Of a file that is unlinked at that moment, and that the kernel knows.
+TEST_F(NamespaceOrphans, NoUseOfAFileIsStaleBesideItsUnlink) {
+  const std::vector<std::function<bool(InodeId)>> operations = {
+      [&](InodeId ino) { return names_->GetAttributes(ino).has_value(); },
+      [&](InodeId ino) { return names_->SetAttributes(ino, {.mode = 0600}).has_value(); },
+      [&](InodeId ino) { return names_->SetExtendedAttribute(ino, "user.a", "v", AttributeWrite::kAny).has_value(); },
+      [&](InodeId ino) {
+        const auto opened = names_->Open(ino);
+        if (opened) names_->Close(*opened);
+        return opened.has_value();
+      },
+  };
+  for (int round = 0; round < 2000; ++round) {
+    const InodeId file = MakeFile(kRootInode, "f");
+    inodes_->AddLookups(file, 1);
+    std::latch begin(2);
+    std::thread unlink([&] {
+      begin.arrive_and_wait();
+      EXPECT_TRUE(names_->Unlink(kRootInode, "f"));
+    });
+    begin.arrive_and_wait();
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(operations[round % operations.size()](file)) << round;
+    unlink.join();
+    names_->Forget(file, 1);
   }
 }
 

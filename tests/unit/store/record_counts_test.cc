@@ -98,6 +98,15 @@ TEST_F(RecordCounts, AnOpenFileIsDeletedInTwoBatches) {
   EXPECT_THAT(Batches(), ElementsAre("-i-o"));
 }
 
+TEST_F(RecordCounts, TheAttributesOfADeletedFileAreReadWithoutAChange) {
+  const InodeId ino = Write("f");
+  EXPECT_TRUE(store_->names().Unlink(kRootInode, "f"));
+  static_cast<void>(Batches());
+  EXPECT_EQ(store_->names().GetAttributes(ino)->links, 0U);
+  EXPECT_EQ(store_->names().GetAttributes(ino)->size, kBlockSize);
+  EXPECT_THAT(Batches(), IsEmpty());
+}
+
 TEST_F(RecordCounts, ANewUseOfADeletedFileWritesItsRecordsAgain) {
   const InodeId ino = Write("f");
   EXPECT_TRUE(store_->names().Unlink(kRootInode, "f"));

@@ -42,7 +42,6 @@ void CatalogSpace::Start(Catalog catalog) {
   catalog_ = std::move(catalog);
   {
     MutexLock lock(mutex_);
-    closed_ = false;
     opener_ = {};
   }
   Measure();
@@ -218,12 +217,7 @@ void CatalogSpace::RunWork() {
 
 void CatalogSpace::Await(const std::function<bool()>& attempt) {
   MutexLock lock(mutex_);
-  if (std::this_thread::get_id() == opener_) {
-    // An opening that fails waits for the work in the background.
-    closed_ = true;
-    retry_.notify_all();
-  }
-  if (closed_ || !awaits_space_) return;
+  if (closed_ || !awaits_space_ || std::this_thread::get_id() == opener_) return;
   LogFull(/*full=*/true);
   ++waiting_;
   changed_.notify_all();

@@ -73,7 +73,8 @@ class CatalogSpace {
   uint64_t FreeSpace();  // bytes by which the catalog may still grow
 
   // For a file that found no space: calls `attempt` until it returns true, with growing pauses. Returns early when the
-  // catalog is closed. On the thread that opens it, returns at once, and then all files do until the start.
+  // catalog is closed, and at once on the thread that opens it, which then fails. It can do so only before RocksDB begins
+  // to work in the background: what it writes later, its options, is not needed.
   void Await(const std::function<bool()>& attempt) EXCLUDES(mutex_);
   uint64_t FreeBytes() const;  // of the filesystem
 

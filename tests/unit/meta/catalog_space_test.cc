@@ -32,6 +32,7 @@ namespace fs = std::filesystem;
 
 std::atomic<bool> no_fallocate = false;  // fallocate(2) fails as on a filesystem without it
 std::atomic<bool> full_for_compactions = false;
+std::atomic<bool> full_for_options = false;
 
 // A tmpfs of 64 MiB.
 class CatalogSpaceTest : public testing::Test {
@@ -43,7 +44,7 @@ class CatalogSpaceTest : public testing::Test {
     mounted_ = true;
   }
   void TearDown() override {
-    no_fallocate = full_for_compactions = false;
+    no_fallocate = full_for_compactions = full_for_options = false;
     if (mounted_) umount2(path().c_str(), MNT_DETACH);
   }
 
@@ -241,6 +242,23 @@ TEST_F(CatalogSpaceTest, ACompactionOfTheOpeningWaitsForSpace) {
   EXPECT_FALSE(store->failed());
 }
 
+// RocksDB writes its options last, and does without them.
+TEST_F(CatalogSpaceTest, ACompactionWaitsAlsoIfTheOptionsHaveNoSpace) {
+  auto store = Open(true);
+  full_for_compactions = full_for_options = true;
+  for (uint64_t number = 0; number < 20; ++number) {
+    ASSERT_OK(store->Write(Batch(0, number + 1, 10)));  // over the keys of the tables before
+    static_cast<void>(store->Sync().has_value());
+  }
+  for (int opening = 0; opening < 3; ++opening) {
+    store.reset();
+    store = Open();
+    ASSERT_NE(store, nullptr);
+    while (store->CheckSpace(KvChange::kGrow) && !store->failed()) std::this_thread::yield();
+    EXPECT_FALSE(store->failed());
+  }
+}
+
 TEST_F(CatalogSpaceTest, TheReserveOfAnOlderVersionIsRemoved) {
   auto store = Open(true);
   store.reset();
@@ -292,6 +310,12 @@ extern "C" int Fallocate(int descriptor, int mode, off_t offset, off_t length) {
   char name[16] = {};  // RocksDB compacts on threads of this name
   if (weightfs::full_for_compactions && pthread_getname_np(pthread_self(), name, sizeof(name)) == 0 &&
       std::string_view(name).starts_with("rocksdb:low")) {
+    errno = ENOSPC;
+    return -1;
+  }
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor), error);
+  if (weightfs::full_for_options && path.filename().string().starts_with("OPTIONS")) {
     errno = ENOSPC;
     return -1;
   }

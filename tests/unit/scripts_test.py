@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The scripts only print a message when they are asked for help or get unknown arguments, and quickstart builds
-everything that `cmake --install` needs."""
+"""The scripts only print a message when they are asked for help or get unknown arguments, quickstart builds everything
+that `cmake --install` needs, and the purge of the package removes the indexes that are not in use."""
+import fcntl
 import os
 import pathlib
 import re
@@ -39,6 +40,37 @@ def untested():
             yield f"scripts/check-distributions tested nothing and exits with {finished.returncode}"
 
 
+def not_purged():
+    script = (SCRIPTS.parent / "packaging/debian/weightfs/postrm").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as scratch:
+        cache = pathlib.Path(scratch, "cache with a space")
+
+        def run(action):
+            moved = script.replace("/var/cache/weightfs", f"'{cache}'").replace("/etc/weightfs", f"{scratch}/etc")
+            finished = subprocess.run(["sh", "-c", moved, "postrm", action], capture_output=True, text=True, timeout=60,
+                                      check=False)
+            if finished.returncode or finished.stderr:
+                return f"postrm {action}: {finished.returncode}: {finished.stderr}"
+            return " ".join(sorted(index.name for index in cache.glob("*")))
+
+        for name in ("unused", "used"):
+            (cache / name / "meta").mkdir(parents=True)
+            (cache / name / "meta/CURRENT").touch()
+            (cache / name / "lock").touch()
+        with open(cache / "used/lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as a mount does
+            results = [(action, wanted, run(action)) for action, wanted in
+                       (("upgrade", "unused used"), ("purge", "used"))]
+            if not (cache / "used/meta/CURRENT").exists():
+                yield "the purge of the package removes a part of an index that is in use"
+        results += [("last purge", "", run("purge")), ("second purge", "", run("purge"))]
+        if cache.exists():
+            yield "the purge of the package leaves the directory of the indexes"
+        for action, wanted, found in results:
+            if found != wanted:
+                yield f"the {action} of the package leaves '{found}' and not '{wanted}'"
+
+
 def not_built():
     if 'scripts/build" release installed\n' not in (SCRIPTS / "quickstart").read_text(encoding="utf-8"):
         yield "scripts/quickstart does not build the target `installed`"
@@ -50,7 +82,7 @@ def not_built():
 
 
 def main():
-    found = [*wrongs(), *untested(), *not_built()]
+    found = [*wrongs(), *untested(), *not_built(), *not_purged()]
     print("\n".join(found) or "every script answers, and quickstart builds what is installed")
     return 1 if found else 0
 

@@ -56,13 +56,12 @@ void PassOn(const Part& part, Words* words) {
 
 // mount(8): SOURCE DIRECTORY [-sfnv] [-N namespace] [-o options] [-t type]
 Words TranslateMount(const Words& arguments, bool is_root) {
-  Words words = {"mount"};
+  Words words = {"mount", "--from-table"};
   const std::vector<Part> parts = TakeApart(arguments, "sfnvrwo:t:N:");
   const bool remount = std::ranges::any_of(
       parts, [](const Part& part) { return part.letter == 'o' && HasOption(part.value, "remount"); });
   // Placed before the user's options, which take precedence. A remount changes only the options that it names.
   if (is_root && !remount) words.insert(words.end(), {"-o", "dev,suid"});
-  if (remount) words.emplace_back("--from-table");
   for (const Part& part : parts) {
     if (part.letter == 'f') return {"--version"};  // a dry run: nothing is mounted
     if (part.letter == 'r') {

@@ -315,6 +315,14 @@ Result<int> Run(const Arguments& arguments) {
     // A service manager must not try a wrong option again.
     return Fail(plan.error(), plan.error().code == ErrorCode::kInvalid ? kUsage : kFailure);
   }
+  if (arguments.from_table) {
+    // The source of a mount with index= is not that of its line in /etc/fstab, so 'mount -a' mounts it again.
+    const auto served = FindServedMount(ReadStoreHolder(plan->served.directory));
+    if (served && served->directory == plan->mount.mountpoint) {
+      spdlog::warn("{}: already the mount of {}; nothing was changed", served->directory, served->source);
+      return kSuccess;
+    }
+  }
   StartReport report;
   if (!plan->foreground) {
     ASSIGN_OR_RETURN(UniqueFd parent, GoToBackground());
@@ -349,7 +357,7 @@ Command MountCommand() {
   command.Add("-r,--read-only", &arguments->read_only, "The same as -o ro");
   command.Add("-f,--foreground", &arguments->foreground, "Stay in the foreground and log to the terminal");
   command.Add("-N,--namespace PID", &arguments->space, "Mount in the mount namespace of this process, or file", "4711");
-  command.Add("--from-table", &arguments->from_table, "").hidden = true;  // by mount(8)'s helper, for a remount
+  command.Add("--from-table", &arguments->from_table, "").hidden = true;  // by mount(8)'s helper
   command.footer =
       "Options of -o:\n" + OptionsText() +
       "\nA store is its devices: they have everything. The index of a store that is named by its devices is in\n"

@@ -353,6 +353,34 @@ def test_block_devices_by_mount_and_fstab(factory, local, cache, point):
         process.run(["losetup", "-d", device])
 
 
+@needs.root
+@needs.loop_devices()
+def test_a_line_of_fstab_with_its_index_is_mounted_once(factory, local, cache, point, scratch):
+    image, helpers, fstab = local / "image", factory.directory("helpers"), local / "fstab"
+    with open(image, "wb") as stream:
+        stream.truncate(64 * MIB)
+    device = process.run(["losetup", "--find", "--show", image]).out.strip()
+    sbin = os.path.realpath("/sbin")
+    try:
+        weightfs("format", "--device", device, "--index", local / "index")
+        for name in ("mount.weightfs", "umount.weightfs"):
+            (helpers / name).symlink_to(program().resolve())
+        fstab.write_text(f"{device} {point} weightfs index={local}/index,nofail 0 0\n")
+        with namespaces.own_mounts(own=scratch):
+            try:
+                namespaces.mount("overlay", sbin, "overlay", options=f"lowerdir={helpers}:{sbin}")
+            except OSError as error:
+                pytest.skip(f"needs overlayfs, which this machine does not allow: {error}")
+            again = f"mount -T {fstab} -a\n"
+            finished = process.run(["sh", "-ec", f"{again}echo text > {point}/file\n{again}findmnt -no SOURCE {point}\n"
+                                                 f"cat {point}/file\numount {point}\n"], limit=120)
+        assert finished.out.split() == [f"{device},index={local}/index", "text"]
+        assert "already the mount of" in finished.err
+    finally:
+        process.run(["umount", "-l", point], codes=None)
+        process.run(["losetup", "-d", device])
+
+
 @needs.loop_devices()
 def test_no_command_reads_the_devices_of_other_stores(factory, local, cache):
     """One that hangs would block all of them."""

@@ -18,13 +18,14 @@ TEST(HelperNamesTest, TheProgramsOwnNameChangesNothing) {
 
 TEST(HelperNamesTest, MountTakesItsOptionsAndDropsWhatOnlyMountNeeds) {
   EXPECT_THAT(TranslateHelperName("/sbin/mount.weightfs", {"/srv/s", "/mnt/s", "-n", "-v", "-o", "rw,commit=1"}),
-              ElementsAre("mount", "/srv/s", "/mnt/s", "-o", "rw,commit=1"));
+              ElementsAre("mount", "--from-table", "/srv/s", "/mnt/s", "-o", "rw,commit=1"));
   EXPECT_THAT(TranslateHelperName("mount.fuse.weightfs", {"s", "m", "-t", "fuse.weightfs", "-s", "-w"}),
-              ElementsAre("mount", "s", "m"));
+              ElementsAre("mount", "--from-table", "s", "m"));
 }
 
 TEST(HelperNamesTest, MountReadOnlyIsAnOption) {
-  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-r"}), ElementsAre("mount", "s", "m", "-o", "ro"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-r"}),
+              ElementsAre("mount", "--from-table", "s", "m", "-o", "ro"));
 }
 
 TEST(HelperNamesTest, ADryRunMountsNothing) {
@@ -39,7 +40,7 @@ TEST(HelperNamesTest, UmountTakesTheDirectory) {
 // mount(8) passes nodev and nosuid to its helper, but drops dev and suid.
 TEST(HelperNamesTest, MountAsRootAllowsWhatIsNotForbidden) {
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o", "rw,nosuid"}, /*is_root=*/true),
-              ElementsAre("mount", "-o", "dev,suid", "s", "m", "-o", "rw,nosuid"));
+              ElementsAre("mount", "--from-table", "-o", "dev,suid", "s", "m", "-o", "rw,nosuid"));
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o", "remount,ro"}, /*is_root=*/true),
               ElementsAre("mount", "--from-table", "s", "m", "-o", "remount,ro"));
   EXPECT_THAT(TranslateHelperName("weightfs", {"mount", "s", "m"}, /*is_root=*/true), ElementsAre("mount", "s", "m"));
@@ -55,22 +56,25 @@ TEST(HelperNamesTest, ClustersAreSplit) {
   EXPECT_THAT(TranslateHelperName("umount.weightfs", {"/mnt/s", "-nrN7"}),
               ElementsAre("umount", "/mnt/s", "-r", "-N", "7"));
   EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "d", "-sv", "-oro,noexec", "-nt", "weightfs"}),
-              ElementsAre("mount", "s", "d", "-o", "ro,noexec"));
+              ElementsAre("mount", "--from-table", "s", "d", "-o", "ro,noexec"));
   EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-aC0", "-TMl", "s"}),
               ElementsAre("verify", "--catalog", "--repair", "s"));
 }
 
 TEST(HelperNamesTest, UnknownOptionsAreLeftForTheSubcommandToReject) {
   EXPECT_THAT(TranslateHelperName("umount.weightfs", {"-lx", "/mnt/s"}), ElementsAre("umount", "-l", "-x", "/mnt/s"));
-  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-z"}), ElementsAre("mount", "s", "m", "-z"));
-  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o"}), ElementsAre("mount", "s", "m", "-o"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-z"}),
+              ElementsAre("mount", "--from-table", "s", "m", "-z"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-o"}),
+              ElementsAre("mount", "--from-table", "s", "m", "-o"));
   EXPECT_THAT(TranslateHelperName("fsck.weightfs", {"-q", "s"}), ElementsAre("verify", "--catalog", "-q", "s"));
 }
 
 TEST(HelperNamesTest, TheMountNamespaceIsHandedOn) {
   EXPECT_THAT(TranslateHelperName("umount.weightfs", {"/mnt/s", "-N", "/proc/7/ns/mnt"}),
               ElementsAre("umount", "/mnt/s", "-N", "/proc/7/ns/mnt"));
-  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-N", "7"}), ElementsAre("mount", "s", "m", "-N", "7"));
+  EXPECT_THAT(TranslateHelperName("mount.weightfs", {"s", "m", "-N", "7"}),
+              ElementsAre("mount", "--from-table", "s", "m", "-N", "7"));
 }
 
 TEST(HelperNamesTest, FsckRepairsOnlyWhenAsked) {

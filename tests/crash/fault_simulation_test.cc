@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "common/log.h"
+#include "tests/crash/random_store.h"
 #include "tests/support/catalog_check.h"
 #include "tests/support/seeds.h"
 #include "tests/support/test_store.h"
@@ -204,36 +205,6 @@ class Client {
   uint64_t changes_ = 0, failures_ = 0;
 };
 
-TestStoreOptions OptionsOf(uint64_t seed) {
-  TestStoreOptions options;
-  options.devices = 1 + seed % 2;
-  options.device_size = ByteCount{6 * kMiB};
-  options.device = {.reorder = true, .seed = seed};
-  options.store.memory = ByteCount{32 * kMiB};
-  options.store.commit_interval = std::chrono::milliseconds(1 + seed % 7);
-  options.store.close_delay = std::chrono::milliseconds(1);
-  return options;
-}
-
-// Most stores see one kind of failure, some none.
-void ArmFaults(TestStore& store, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  FaultDevice& device = store.device(random() % OptionsOf(seed).devices);
-  const bool later = random() % 4 == 0;
-  const uint64_t nth = 1 + random() % 40;
-  switch (random() % 9) {
-    case 0:
-    case 1: device.Fail(FaultDevice::Target::kWrite, {nth, later, ErrorCode::kIo}); break;
-    case 2: device.Fail(FaultDevice::Target::kRead, {1 + nth / 4, later, ErrorCode::kIo}); break;
-    case 3: device.Fail(FaultDevice::Target::kFlush, {1 + nth / 4}); break;
-    case 4: store.kv().FailWrite(nth); break;
-    case 5: store.kv().FailSync(1 + nth / 4); break;
-    case 6: device.SetWriteBudget(ByteCount{nth * 16 * kKiB}); break;
-    case 7: device.Fail(FaultDevice::Target::kSynchronousWrite, {nth, later, ErrorCode::kIo}); break;
-    default: break;
-  }
-}
-
 void CheckFiles(TestStore& store, const std::vector<Client>& clients, size_t cut) {
   for (const Client& client : clients) {
     for (const ExpectedFile& file : client.files()) {
@@ -248,7 +219,7 @@ void CheckFiles(TestStore& store, const std::vector<Client>& clients, size_t cut
 void CheckCut(const CrashImage& image, const std::vector<Client>& clients, uint64_t seed, size_t cut, bool again) {
   SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed) + ", cut after event " + std::to_string(cut) +
                (again ? "" : ", and again in the recovery"));
-  TestStore store(image, OptionsOf(seed));
+  TestStore store(image, RandomStoreOptions(seed));
   ASSERT_TRUE(store.opened().has_value()) << ToString(store.opened().error());
   ASSERT_FALSE(store->read_only()) << "recovery found damage";
   CheckFiles(store, clients, cut);
@@ -267,7 +238,7 @@ struct Totals {
 
 void Simulate(uint64_t seed, Totals* totals) {
   SCOPED_TRACE("WEIGHTFS_SEED=" + std::to_string(seed));
-  TestStore store(OptionsOf(seed));
+  TestStore store(RandomStoreOptions(seed));
   std::vector<Client> clients;
   for (int number = 0; number < kClients; ++number) clients.emplace_back(store, seed, number);
   for (const Client& client : clients) {

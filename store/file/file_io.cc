@@ -147,6 +147,8 @@ Result<void> FileIo::FetchContent(const InodePtr& inode, FileBlock block, WriteS
     {
       MutexLock lock(inode->mutex);
       if (inode->deleted) return ErrorCode::kStale;
+      // Another write may have put the block in memory, and its own write may be in progress.
+      if (inode->file->dirty().Find(block) != nullptr) return {};
       const auto piece = inode->file->extents().Lookup(block, BlockCount{1});
       if (!piece.IsWritten()) return {};  // the plan looks it up again
       content.extent = *piece.extent;

@@ -7,6 +7,7 @@
 #include "cli/names.h"
 #include "cli/program.h"
 #include "common/log.h"
+#include "common/out_of_memory.h"
 
 namespace {
 
@@ -23,6 +24,7 @@ void OccupyClosedStreams() {
 
 int main(int argc, char** argv) {
   OccupyClosedStreams();
+  weightfs::EndWhenOutOfMemory();
   weightfs::LogToStderr(spdlog::level::warn);
   // Ignored, because a closed pipe is a write error and must not end a mount.
   signal(SIGPIPE, SIG_IGN);

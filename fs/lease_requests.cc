@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/out_of_memory.h"
 #include "fs/caller.h"
 #include "fs/filesystem.h"
 #include "fs/lease_server.h"
@@ -40,6 +41,15 @@ std::vector<lease::Extent> ToWire(const BlockReservation& grant) {
 Error TooMuch() { return {ErrorCode::kFileTooBig, "the answer does not fit in a message; ask for less at once"}; }
 
 Error Malformed() { return {ErrorCode::kInvalid, "the request's body is not what its kind says"}; }
+
+// The rest of a body.
+Result<std::vector<uint32_t>> TakeChecksums(lease::BodyReader body, uint64_t blocks) {
+  std::vector<uint32_t> checksums;
+  bool complete = false;
+  RETURN_IF_ERROR(TryAllocate([&] { complete = body.Take(blocks, &checksums); }));
+  if (!complete || !body.empty()) return Malformed();
+  return checksums;
+}
 
 }  // namespace
 
@@ -382,11 +392,9 @@ Result<void> LeaseRequests::ChangeWithoutPages(const InodePtr& inode, const Chan
 Result<void> LeaseRequests::Commit(Request& request, lease::BodyReader body) {
   BlockReservation grant = request.connection->TakeGrant();
   lease::CommitRequest asked;
-  std::vector<uint32_t> checksums;
-  if (!body.Take(&asked) || !body.Take(asked.length / kBlockSize + (asked.length % kBlockSize != 0), &checksums) ||
-      !body.empty()) {
-    return Malformed();
-  }
+  if (!body.Take(&asked)) return Malformed();
+  const uint64_t blocks = asked.length / kBlockSize + (asked.length % kBlockSize != 0);
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> checksums, TakeChecksums(body, blocks));
   ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, true));
   const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
@@ -413,8 +421,7 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
     if (entry.size > kMaximumFileSize || !body.TakeText(&file.name)) return Malformed();
     blocks += BlocksFor(ByteCount{entry.size}).value;
   }
-  std::vector<uint32_t> checksums;
-  if (!body.Take(blocks, &checksums) || !body.empty()) return Malformed();
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> checksums, TakeChecksums(body, blocks));
   ASSIGN_OR_RETURN(const InodePtr directory, DirectoryOf(request, asked.token, true));
   const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;

@@ -14,7 +14,8 @@
 #include <cstddef>
 #include <cstdlib>
 #include <limits>
-#include <new>
+
+#include "common/out_of_memory.h"
 
 namespace weightfs::lease {
 namespace {
@@ -230,8 +231,11 @@ Result<void> Send(int socket, Header header, std::span<const std::span<const std
 
 Result<Message> Receive(int socket, const ReceiveLimits& limits) {
   Message out;
-  std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[kInlineBody]);
-  if (!memory) return Failed("memory for a message", ENOMEM);
+  std::unique_ptr<std::byte[]> memory;
+  const auto allocate = [&memory](uint64_t size) {
+    return TryAllocate([&] { memory.reset(new std::byte[size]); });
+  };
+  if (!allocate(kInlineBody)) return Failed("memory for a message", ENOMEM);
   iovec pieces[] = {{&out.header, sizeof(out.header)}, {memory.get(), kInlineBody}};
   alignas(cmsghdr) std::byte control[kControlSpace];
   msghdr message{};
@@ -254,8 +258,7 @@ Result<Message> Receive(int socket, const ReceiveLimits& limits) {
   }
   RETURN_IF_ERROR(Check(out.header, static_cast<uint64_t>(got) - sizeof(Header), out.descriptors.size(), limits));
   if (out.header.in_memfd != 0) {
-    memory.reset(new (std::nothrow) std::byte[out.header.body]);
-    if (!memory) return Failed("memory for the body of a message", ENOMEM);
+    if (!allocate(out.header.body)) return Failed("memory for the body of a message", ENOMEM);
     RETURN_IF_ERROR(ReadSealed(out.descriptors.front().get(), {memory.get(), out.header.body}));
     out.descriptors.erase(out.descriptors.begin());
   }

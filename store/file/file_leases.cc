@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/out_of_memory.h"
 #include "common/sync_wait.h"
 #include "store/file/file_change.h"
 #include "store/file/file_io.h"
@@ -85,7 +86,7 @@ Result<ReadLease> FileIo::LeaseExtents(const InodePtr& inode, uint64_t offset, u
 // Looks up the checksums of the pinned blocks. Returns false when the file's mapping has changed there. Pinned blocks
 // are not reused, so an unchanged mapping implies unchanged content.
 Result<bool> FileIo::LeaseChecksums(const InodePtr& inode, ReadLease* lease) {
-  lease->checksums.assign(lease->count.value, 0);
+  RETURN_IF_ERROR(TryAllocate([&] { lease->checksums.assign(lease->count.value, 0); }));
   for (const FileExtent& extent : lease->extents) {
     ChecksumSegments loaded;
     for (BlockCount done; done < extent.count;) {

@@ -594,4 +594,7 @@ MUTANTS = [
     Mutant("listing-position", "A listing goes on behind an entry, not behind a number of entries.",
            "fs/directory_listing.cc", "return (position & kHashMask) == HashOf(name);",
            "return position == 0 && HashOf(name) == 0;", (ROOT + "test_posix_change.py -k goes_on",)),
+    # Memory and threads.
+    Mutant("memory-end", "A process without memory ends like one that is killed.", "common/out_of_memory.cc",
+           "  raise(SIGKILL);\n", "  throw std::bad_alloc();\n", ("unit_common:OutOfMemory.*",)),
 ]

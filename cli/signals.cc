@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "common/start_thread.h"
+
 namespace weightfs::cli {
 namespace {
 
@@ -79,13 +81,16 @@ void BlockEndSignals(bool hangup_ends) {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
 }
 
-SignalThread::SignalThread(std::function<void(int)> on_signal) {
-  thread_ = std::thread([this, call = std::move(on_signal), set = EndSignalSet()] {
+Result<void> SignalThread::Start(std::function<void(int)> on_signal) {
+  const auto wait = [this, call = std::move(on_signal), set = EndSignalSet()] {
     for (int number = 0; sigwait(&set, &number) == 0 && !ending_;) call(number);
-  });
+  };
+  ASSIGN_OR_RETURN(thread_, StartThread("weightfs-signal", wait));
+  return {};
 }
 
 SignalThread::~SignalThread() {
+  if (!thread_.joinable()) return;
   ending_ = true;
   pthread_kill(thread_.native_handle(), SIGTERM);  // which is blocked, and only ends the wait
   thread_.join();

@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "common/result.h"
+
 namespace weightfs::cli {
 
 // Returns SIGINT, SIGTERM and SIGHUP, except those that this process was started to ignore (nohup, a script's
@@ -26,10 +28,13 @@ void BlockEndSignals(bool hangup_ends);
 // have been called.
 class SignalThread {
  public:
-  explicit SignalThread(std::function<void(int signal)> on_signal);
+  SignalThread() = default;
   ~SignalThread();
   SignalThread(const SignalThread&) = delete;
   SignalThread& operator=(const SignalThread&) = delete;
+
+  // Call it once. kAgain: there is no thread.
+  Result<void> Start(std::function<void(int signal)> on_signal);
 
  private:
   std::atomic<bool> ending_{false};

@@ -20,8 +20,8 @@ SignalsBlocked::SignalsBlocked(int except) {
 
 SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
-Result<std::thread> StartThread(const char* name, std::function<void()> run) {
-  const SignalsBlocked blocked;
+Result<std::thread> StartThread(const char* name, std::function<void()> run, int except) {
+  const SignalsBlocked blocked(except);
   try {
     std::thread thread(std::move(run));
     pthread_setname_np(thread.native_handle(), name);

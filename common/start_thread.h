@@ -23,8 +23,8 @@ class SignalsBlocked {
   sigset_t before_{};
 };
 
-// Starts a thread with all signals blocked. `name` has at most 15 characters and is visible in /proc. Returns kAgain
-// when the system cannot create another thread.
-Result<std::thread> StartThread(const char* name, std::function<void()> run);
+// Starts a thread with all signals blocked, except `except` (0: no exception). `name` has at most 15 characters and is
+// visible in /proc. Returns kAgain when the system cannot create another thread.
+Result<std::thread> StartThread(const char* name, std::function<void()> run, int except = 0);
 
 }  // namespace weightfs

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/executor.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <system_error>
+
+#include "common/start_thread.h"
 
 namespace weightfs {
 namespace {
@@ -16,9 +15,10 @@ constexpr size_t kMostThreads = 128;
 
 }  // namespace
 
-Executor::Executor(unsigned threads_of_user) : threads_of_user_(threads_of_user) {
+Result<void> Executor::Start() {
   MutexLock lock(mutex_);
-  for (unsigned i = 0; i < threads_of_user; ++i) StartThreadLocked();
+  for (unsigned i = 0; i < threads_of_user_; ++i) RETURN_IF_ERROR(StartThreadLocked());
+  return {};
 }
 
 Executor::~Executor() {
@@ -70,21 +70,21 @@ void Executor::WakeOneLocked() {
   if (stopping_ || threads_.size() >= kMostThreads) return;
   const auto has_no_thread = [this](uint32_t user) REQUIRES(mutex_) { return users_[user].running == 0; };
   const bool waits = turns_.size() > idle_ && std::any_of(turns_.begin(), turns_.end(), has_no_thread);
-  if (waits || (idle_ == 0 && !paused_.empty())) StartThreadLocked();
+  if (!waits && (idle_ > 0 || paused_.empty())) return;
+  // Without another thread, the task waits for one of the others.
+  static_cast<void>(StartThreadLocked().has_value());
 }
 
-void Executor::StartThreadLocked() {
+Result<void> Executor::StartThreadLocked() {
   for (; !ended_.empty(); ended_.pop_front()) ended_.front().join();
   const auto self = threads_.emplace(threads_.end());
-  try {
-    *self = std::thread([this, self] {
-      pthread_setname_np(pthread_self(), "weightfs-work");
-      Work(self);
-    });
-  } catch (const std::system_error&) {  // the system has too many threads
+  auto thread = StartThread("weightfs-work", [this, self] { Work(self); });
+  if (!thread) {
     threads_.erase(self);
-    if (threads_.size() < threads_of_user_) throw;  // by the constructor
+    return thread.error();
   }
+  *self = *std::move(thread);
+  return {};
 }
 
 void Executor::Work(std::list<std::thread>::iterator self) {

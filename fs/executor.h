@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "common/mutex.h"
+#include "common/result.h"
 
 namespace weightfs {
 
@@ -22,7 +23,9 @@ namespace weightfs {
 // tasks wait delays only their own. Thread-safe. Tasks must not throw.
 class Executor {
  public:
-  explicit Executor(unsigned threads_of_user);
+  explicit Executor(unsigned threads_of_user) : threads_of_user_(threads_of_user) {}
+  // Starts the threads; call it once, before the others. kAgain: there are too few of them.
+  Result<void> Start() EXCLUDES(mutex_);
   // Runs the tasks, those of RunAfter at once, then stops.
   ~Executor();
   Executor(const Executor&) = delete;
@@ -45,7 +48,7 @@ class Executor {
   void QueueTurnLocked(uint32_t user) REQUIRES(mutex_);
   void QueueDueLocked() REQUIRES(mutex_);
   void WakeOneLocked() REQUIRES(mutex_);
-  void StartThreadLocked() REQUIRES(mutex_);
+  Result<void> StartThreadLocked() REQUIRES(mutex_);
 
   const unsigned threads_of_user_;
   Mutex mutex_;

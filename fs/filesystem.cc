@@ -77,6 +77,11 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
   });
 }
 
+Result<void> Filesystem::Start() {
+  for (Executor* executor : {&executor_, &page_executor_, &deleter_}) RETURN_IF_ERROR(executor->Start());
+  return {};
+}
+
 Filesystem::~Filesystem() {
   store_.OnReverted(nullptr);
   store_.files().WaitForCloses(nullptr);

@@ -36,6 +36,8 @@ class Filesystem {
  public:
   Filesystem(Store& store, const MountOptions& options);
   ~Filesystem();
+  // Starts the threads; call it once, before the store is used.
+  Result<void> Start();
 
   Store& store() { return store_; }
   Namespace& names() { return store_.names(); }

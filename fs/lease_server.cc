@@ -109,6 +109,7 @@ Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) 
   {
     MutexLock lock(server->mutex_);
     server->executor_ = std::make_unique<Executor>(kThreads);
+    RETURN_IF_ERROR(server->executor_->Start());
   }
   ASSIGN_OR_RETURN(server->thread_, StartThread("weightfs-lease", [raw = server.get()] { raw->Run(); }));
   return server;

@@ -29,6 +29,7 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
   mount->options_ = std::move(options);
   if (store.read_only()) mount->options_.read_only = true;
   mount->filesystem_ = std::make_unique<Filesystem>(store, mount->options_);
+  RETURN_IF_ERROR(mount->filesystem_->Start());
   ASSIGN_OR_RETURN(mount->session_, Session::Create(*mount->filesystem_, mount->options_));
   RETURN_IF_ERROR(mount->filesystem_->StartLeases());
   if (!mount->options_.metrics.empty()) {

@@ -346,21 +346,25 @@ void Session::EndReceivers(std::vector<std::thread>& receivers) {
   for (std::thread& receiver : receivers) receiver.join();
 }
 
+bool Session::StartReceivers(std::vector<std::thread>* receivers) {
+  MutexLock lock(mutex_);
+  while (receivers->size() < options_.threads) {
+    auto thread = StartThread("weightfs-recv", [this] { Receive(); }, WakeSignal());
+    if (!thread) {
+      failure_ = thread.error();
+      Stop();
+      return false;
+    }
+    receivers->push_back(*std::move(thread));
+    ++receiving_;
+  }
+  return true;
+}
+
 Result<void> Session::Run() {
   WakeHandler wake;
   std::vector<std::thread> receivers;
-  {
-    const SignalsBlocked blocked(WakeSignal());  // signals belong to the main thread
-    MutexLock lock(mutex_);
-    receiving_ = options_.threads;
-    for (unsigned i = 0; i < options_.threads; ++i) {
-      receivers.emplace_back([this] {
-        pthread_setname_np(pthread_self(), "weightfs-recv");
-        Receive();
-      });
-    }
-  }
-  if (options_.ready) options_.ready();
+  if (StartReceivers(&receivers) && options_.ready) options_.ready();
 
   while (sem_wait(&stop_) != 0) {  // interrupted by a signal
   }

@@ -60,6 +60,8 @@ class Session {
   Session(Filesystem& filesystem, const MountOptions& options);
 
   Result<void> UseDescriptor(int descriptor);
+  // If not all can be started, notes the failure and stops the session.
+  bool StartReceivers(std::vector<std::thread>* receivers) EXCLUDES(mutex_);
   void Receive();
   // Receives and processes one request, and sets the time when it was received. Returns false when the connection has
   // ended.

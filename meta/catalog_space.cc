@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <pthread.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "common/log.h"
 #include "common/size_text.h"
+#include "common/start_thread.h"
 #include "common/units.h"
 
 namespace weightfs {
@@ -38,17 +38,15 @@ Result<std::unique_ptr<CatalogSpace>> CatalogSpace::Open(const std::string& dire
   return std::unique_ptr<CatalogSpace>(new CatalogSpace(directory, std::move(descriptor), awaits_space));
 }
 
-void CatalogSpace::Start(Catalog catalog) {
+Result<void> CatalogSpace::Start(Catalog catalog) {
   catalog_ = std::move(catalog);
   {
     MutexLock lock(mutex_);
     opener_ = {};
   }
   Measure();
-  thread_ = std::thread([this] {
-    pthread_setname_np(pthread_self(), "weightfs-index");
-    RunWork();
-  });
+  ASSIGN_OR_RETURN(thread_, StartThread("weightfs-index", [this] { RunWork(); }));
+  return {};
 }
 
 void CatalogSpace::Close() {

@@ -55,8 +55,8 @@ class CatalogSpace {
   static Result<std::unique_ptr<CatalogSpace>> Open(const std::string& directory, bool awaits_space);
   ~CatalogSpace() { Close(); }
 
-  // The catalog is open. Call it before the other functions except Await and FreeBytes.
-  void Start(Catalog catalog);
+  // The catalog is open. Call it before the other functions except Await and FreeBytes. kAgain: no thread.
+  Result<void> Start(Catalog catalog);
   // Before the catalog is closed: no file waits any more. Waits for the work in progress.
   void Close() EXCLUDES(mutex_);
 

@@ -24,6 +24,7 @@
 #include <cstdio>
 #include <cstring>
 #include <set>
+#include <system_error>
 
 #include "common/assert.h"
 #include "common/checksum.h"
@@ -230,6 +231,7 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(TableOptions(database.cache)));
   options.max_open_files = kOpenTables;
   options.max_background_jobs = 2;
+  options.max_file_opening_threads = 1;  // RocksDB ends the process if it cannot start the others
   // A compaction needs at most 176 MiB beside its input: one table of 16 MiB, and ten that overlap it
   // (CatalogSpace::kLargestNeed).
   options.target_file_size_base = 16 * kMiB;
@@ -281,11 +283,13 @@ rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Option
   rocksdb::Status status;
   // A concurrent mount may delete a log or a table after we read the manifest and before we open that file, which looks
   // like damage. Real damage persists across attempts.
-  for (int attempt = 0; attempt < (read_only ? kReadOnlyAttempts : 1); ++attempt) {
-    status =
-        read_only ? rocksdb::DB::OpenForReadOnly(options, directory, &db) : rocksdb::DB::Open(options, directory, &db);
-    if (status.ok()) break;
-  }
+  for (int attempt = 0; attempt < (read_only ? kReadOnlyAttempts : 1); ++attempt) try {
+      status = read_only ? rocksdb::DB::OpenForReadOnly(options, directory, &db)
+                         : rocksdb::DB::Open(options, directory, &db);
+      if (status.ok()) break;
+    } catch (const std::system_error& error) {
+      return rocksdb::Status::IOError("a thread cannot be started", error.code().message());
+    }
   out->reset(db);
   return status;
 }
@@ -397,8 +401,8 @@ Result<void> Persist(Database& database, CatalogSpace::Work work) {
   return {};
 }
 
-void StartSpace(Database& database) {
-  database.space->Start({
+Result<void> StartSpace(Database& database) {
+  return database.space->Start({
       .usage = [db = database.db.get()] { return UsageOf(*db); },
       .work = [raw = &database](CatalogSpace::Work work) { return Persist(*raw, work); },
       .failed = [health = database.health] { return health->failed(); },
@@ -452,7 +456,7 @@ Result<std::unique_ptr<RocksKvStore>> RocksKvStore::Open(const std::string& dire
   if (!status.ok()) return OpenError(directory, status);
   if (!options.read_only) {
     TakePermissionsOfOthers(prepared);  // from files that older versions made
-    StartSpace(*database);
+    RETURN_IF_ERROR(StartSpace(*database));
   }
   return std::unique_ptr<RocksKvStore>(new RocksKvStore(std::make_unique<Impl>(std::move(database))));
 }

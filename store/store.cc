@@ -153,6 +153,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   commit.freed = [memory = services.extent_memory](size_t extents) { memory->Freed(extents); };
   parts->committer =
       std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space, *parts->write_back, commit);
+  RETURN_IF_ERROR(parts->committer->Start());
   parts->files =
       std::make_unique<FileIo>(FileIo::Services{*parts->catalog, *parts->device_set, *parts->space, *parts->write_back,
                                              *parts->committer, *parts->reader, *parts->stripes, *parts->small_writes,

@@ -249,7 +249,8 @@ Result<void> Serve(Plan plan, StartReport& report) {
   const bool hangup_ends = EndsOnHangup(plan);
   SignalTarget target(hangup_ends);
   BlockEndSignals(hangup_ends);  // called this late, because the wait takes up to a minute and must be interruptible
-  std::optional<SignalThread> signals(std::in_place, [&target](int signal) { target.OnSignal(signal); });
+  std::optional<SignalThread> signals(std::in_place);
+  RETURN_IF_ERROR(signals->Start([&target](int signal) { target.OnSignal(signal); }));
   ASSIGN_OR_RETURN(const auto manager, ConnectToManager(plan));
   std::optional<ProgressBar> bar("mount");
   plan.open.progress = [&bar, &manager](const Progress& progress) {

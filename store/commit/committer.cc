@@ -2,7 +2,6 @@
 #include "store/commit/committer.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <future>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/start_thread.h"
 #include "meta/keys.h"
 #include "store/file/file.h"
 
@@ -47,10 +47,11 @@ Committer::Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, 
   // Revert at once, because nobody can write to the file until then.
   write_back_.OnFailed(
       [this](const InodePtr& inode) { Commit(inode, CommitLevel::kOrdered, nullptr, {.settled = true}); });
-  thread_ = std::thread([this] {
-    pthread_setname_np(pthread_self(), "weightfs-commit");
-    Run();
-  });
+}
+
+Result<void> Committer::Start() {
+  ASSIGN_OR_RETURN(thread_, StartThread("weightfs-commit", [this] { Run(); }));
+  return {};
 }
 
 Committer::~Committer() { static_cast<void>(Stop().has_value()); }
@@ -159,11 +160,11 @@ void Committer::AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) {
 }
 
 Result<void> Committer::Stop() {
+  if (!thread_.joinable()) return {};
   std::promise<Result<void>> promise;
   auto result = promise.get_future();
   {
     MutexLock lock(mutex_);
-    if (stopping_) return {};
     all_ = true;
     requests_.push_back(
         {nullptr, CommitLevel::kDurable, [&](Result<void> done) { promise.set_value(std::move(done)); }});

@@ -41,6 +41,8 @@ class Committer final : public CommitQueue {
 
   Committer(KvStore& catalog, DeviceSet& devices, SpaceManager& space, WriteBack& write_back, const Options& options);
   ~Committer();
+  // Starts the thread; call it once, before the others. kAgain: there is no thread.
+  Result<void> Start();
 
   void NoteChanged(const InodePtr& inode) override EXCLUDES(mutex_);
   void Commit(const InodePtr& inode, CommitLevel level, Done done, CommitOptions options = {}) override

@@ -39,7 +39,7 @@ Result<void> ClaimOwnership(StoreParts* parts) {
     ASSIGN_OR_RETURN(locked.emplace_back(), file.Duplicate());
     ASSIGN_OR_RETURN(devices.emplace_back(), file.Duplicate());
   }
-  parts->guard->Start(std::move(locked), std::move(devices), owner);
+  RETURN_IF_ERROR(parts->guard->Start(std::move(locked), std::move(devices), owner));
   return parts->guard->Verify();
 }
 

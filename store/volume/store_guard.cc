@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/start_thread.h"
 
 namespace weightfs {
 namespace {
@@ -71,7 +72,7 @@ StoreGuard::~StoreGuard() {
   if (thread_.joinable()) thread_.join();
 }
 
-void StoreGuard::Start(std::vector<UniqueFd> locked, std::vector<UniqueFd> devices, const Uuid& owner) {
+Result<void> StoreGuard::Start(std::vector<UniqueFd> locked, std::vector<UniqueFd> devices, const Uuid& owner) {
   {
     MutexLock lock(mutex_);
     locked_ = std::move(locked);
@@ -80,7 +81,8 @@ void StoreGuard::Start(std::vector<UniqueFd> locked, std::vector<UniqueFd> devic
   }
   started_ = true;
   static_cast<void>(Verify().has_value());
-  thread_ = std::thread([this] { Run(); });
+  ASSIGN_OR_RETURN(thread_, StartThread("weightfs-guard", [this] { Run(); }));
+  return {};
 }
 
 void StoreGuard::Run() {

@@ -43,8 +43,8 @@ class StoreGuard {
   StoreGuard& operator=(const StoreGuard&) = delete;
 
   // Starts to check. `locked` are descriptors with exclusive flocks, `devices` (a subset of them) those with
-  // superblocks, which `owner` has just claimed. Until this call everything may be written.
-  void Start(std::vector<UniqueFd> locked, std::vector<UniqueFd> devices, const Uuid& owner) EXCLUDES(mutex_);
+  // superblocks, which `owner` has just claimed. Until this call everything may be written. kAgain: there is no thread.
+  Result<void> Start(std::vector<UniqueFd> locked, std::vector<UniqueFd> devices, const Uuid& owner) EXCLUDES(mutex_);
 
   // True when the last check is recent and succeeded; otherwise checks first, which waits for the filesystem.
   bool MayWrite() EXCLUDES(mutex_) { return Check(kValidity).has_value(); }

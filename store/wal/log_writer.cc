@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/start_thread.h"
 
 namespace weightfs::wal {
 namespace {
@@ -47,10 +48,11 @@ Result<std::unique_ptr<LogWriter>> LogWriter::Start(KvStore& index, DeviceSet& d
   std::unique_ptr<LogWriter> writer(new LogWriter(index, devices, space, std::move(options)));
   RETURN_IF_ERROR(writer->Prepare());
   if (writer->options_.started) RETURN_IF_ERROR(writer->options_.started());
-  writer->timer_ = std::thread([raw = writer.get()] { raw->KeepTimes(); });
-  writer->checkpointer_ = std::thread([raw = writer.get()] {
+  ASSIGN_OR_RETURN(writer->timer_, StartThread("weightfs-log", [raw = writer.get()] { raw->KeepTimes(); }));
+  const auto checkpoints = [raw = writer.get()] {
     while (raw->WaitForCheckpoint()) raw->ContinueCheckpoint();
-  });
+  };
+  ASSIGN_OR_RETURN(writer->checkpointer_, StartThread("weightfs-checkp", checkpoints));
   writer->options_.gate->Open(writer.get());
   return writer;
 }
@@ -297,7 +299,7 @@ Result<void> LogWriter::Stop() {
     checkpointed_.notify_all();
   }
   timer_.join();
-  checkpointer_.join();
+  if (checkpointer_.joinable()) checkpointer_.join();  // it may not have started
   options_.gate->Open(nullptr);
   MutexLock io(io_);
   RETURN_IF_ERROR(CommitPending());

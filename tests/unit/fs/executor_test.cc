@@ -32,6 +32,7 @@ TEST(Executor, RunsEverythingBeforeItEnds) {
   std::atomic<int> done{0};
   {
     Executor executor(3);
+    ASSERT_TRUE(executor.Start());
     for (uint32_t i = 0; i < 1000; ++i) executor.Run(i % 5, [&done] { ++done; });
   }
   EXPECT_EQ(done, 1000);
@@ -41,6 +42,7 @@ TEST(Executor, NeverRunsATaskOnTheCaller) {
   Gate gate;
   std::promise<std::thread::id> ran_on;
   Executor executor(1);
+  ASSERT_TRUE(executor.Start());
   executor.Run(1, gate.Task());
   for (int i = 0; i < 1000; ++i) executor.Run(1, [] {});
   executor.Run(1, [&ran_on] { ran_on.set_value(std::this_thread::get_id()); });
@@ -52,6 +54,7 @@ TEST(Executor, TheTasksOfAUserRunInTheirOrder) {
   std::vector<int> order, expected;
   {
     Executor executor(1);
+    ASSERT_TRUE(executor.Start());
     for (int i = 0; i < 100; ++i) {
       expected.push_back(i);
       executor.Run(1, [&order, i] { order.push_back(i); });
@@ -67,6 +70,7 @@ TEST(Executor, AUserOccupiesAFewThreadsAndNoneOfOthers) {
   std::atomic<bool> ran_third{false};
   {
     Executor executor(2);
+    ASSERT_TRUE(executor.Start());
     executor.Run(1, first.Task());
     executor.Run(1, second.Task());
     first.WaitForStart();
@@ -88,6 +92,7 @@ TEST(Executor, APausedTaskOccupiesNoThread) {
   Gate busy;
   std::promise<void> ran, later;
   Executor executor(1);
+  ASSERT_TRUE(executor.Start());
   executor.RunAfter(std::chrono::milliseconds(20), 1, [&later] { later.set_value(); });
   executor.Run(1, [&ran] { ran.set_value(); });
   ran.get_future().wait();
@@ -101,6 +106,7 @@ TEST(Executor, PausedTasksRunInTheOrderOfTheirEnds) {
   std::vector<int> order;
   {
     Executor executor(1);
+    ASSERT_TRUE(executor.Start());
     executor.RunAfter(std::chrono::hours(2), 1, [&order] { order.push_back(2); });
     executor.RunAfter(std::chrono::hours(1), 1, [&order] { order.push_back(1); });
   }
@@ -111,6 +117,7 @@ TEST(Executor, PausesEndWithIt) {
   std::atomic<int> done{0};
   {
     Executor executor(1);
+    ASSERT_TRUE(executor.Start());
     executor.RunAfter(std::chrono::hours(1), 1, [&done] { ++done; });
   }
   EXPECT_EQ(done, 1);

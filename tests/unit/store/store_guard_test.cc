@@ -43,7 +43,7 @@ class StoreGuardTest : public StoreDirectoryTest {
     std::vector<UniqueFd> locked, devices;
     locked.push_back(std::move(lock));
     devices.push_back(Open(pool_));
-    guard_.Start(std::move(locked), std::move(devices), owner_);
+    ASSERT_OK(guard_.Start(std::move(locked), std::move(devices), owner_));
   }
   void Wait(std::chrono::nanoseconds time) { now_ += time.count(); }
 
@@ -82,7 +82,7 @@ TEST_F(StoreGuardTest, ANewOwnerOfALaterDeviceIsNoticed) {
     ASSERT_OK(WriteSuperblock(*device, superblock));
     devices.push_back(Open(Path(name)));
   }
-  guard_.Start({}, std::move(devices), owner_);
+  ASSERT_OK(guard_.Start({}, std::move(devices), owner_));
   EXPECT_TRUE(guard_.MayWrite());
   TakeOver(Path("b"));
   EXPECT_FALSE(guard_.Verify());

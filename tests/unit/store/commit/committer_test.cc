@@ -23,7 +23,9 @@ class CommitterTest : public ::testing::Test {
             Committer::Options{.interval = std::chrono::hours(1),
                                .close_delay = std::chrono::hours(1),
                                .replace_delay = std::chrono::hours(1),
-                               .freed = [this](size_t extents) { freed_ += extents; }})) {}
+                               .freed = [this](size_t extents) { freed_ += extents; }})) {
+    EXPECT_TRUE(committer_->Start());
+  }
 
   InodePtr NewChangedFile(uint64_t ino, const std::string& data) {
     InodePtr inode = rig_.NewFile(ino);
@@ -103,6 +105,7 @@ TEST_F(CommitterTest, AnOrderedCommitLeavesTheSyncToTheLog) {
                          .close_delay = std::chrono::hours(1),
                          .replace_delay = std::chrono::hours(1),
                          .retire = retire});
+  ASSERT_TRUE(committer_->Start());
   file = NewChangedFile(10, Pattern(1, kBlockSize));
   ASSERT_TRUE(Commit(file));
   rig_.kv().FailSync(1);

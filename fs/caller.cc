@@ -6,10 +6,12 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
 
+#include "common/log.h"
 #include "common/processes.h"
 
 namespace weightfs {
@@ -41,6 +43,10 @@ Caller CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread) {
   Caller who{{uid, gid}};
   if (thread <= 0) return who;
   std::ifstream status(fmt::format("/proc/{}/status", thread));
+  if (!status.is_open() && (errno == EMFILE || errno == ENFILE || errno == ENOMEM)) {
+    spdlog::warn("uid {}: thread {} counts as one without capabilities and groups: its /proc cannot be opened: {}", uid,
+                 thread, std::strerror(errno));
+  }
   for (std::string line; std::getline(status, line);) {
     if (line.starts_with(kProcess)) {
       who.process = static_cast<pid_t>(std::strtol(line.c_str() + kProcess.size(), nullptr, 10));

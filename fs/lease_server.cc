@@ -47,7 +47,7 @@ Error CannotStart(const char* what) {
 Result<Credentials> PeerOf(int socket, pid_t* process) {
   ucred user{};
   socklen_t size = sizeof(user);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) return ErrorCode::kIo;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &user, &size) != 0) return ErrorCode{errno};
   *process = user.pid;
   Credentials peer{user.uid, user.gid};
   constexpr size_t kMostGroups = 65536;  // NGROUPS_MAX
@@ -55,7 +55,7 @@ Result<Credentials> PeerOf(int socket, pid_t* process) {
   while (true) {
     size = static_cast<socklen_t>(peer.groups.size() * sizeof(gid_t));
     if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &size) == 0) break;
-    if (errno != ERANGE || size / sizeof(gid_t) > kMostGroups) return ErrorCode::kIo;
+    if (errno != ERANGE || size / sizeof(gid_t) > kMostGroups) return ErrorCode{errno};
     peer.groups.resize(size / sizeof(gid_t));  // the actual number
   }
   peer.groups.resize(size / sizeof(gid_t));
@@ -250,6 +250,7 @@ void LeaseServer::AcceptSome(const UniqueFd& listener) {
       continue;
     }
     if (socket.error().code == ErrorCode::kAgain) return;
+    if (socket.error().code == ErrorCode{ECONNABORTED}) continue;  // that program has given up
     // Without a free descriptor the program stays in the queue. Retrying at once would only busy-loop.
     if (!std::exchange(turned_away_, true)) {
       spdlog::error("programs wait to be let in for leases: {}", ToString(socket.error()));
@@ -265,10 +266,14 @@ void LeaseServer::AcceptSome(const UniqueFd& listener) {
 void LeaseServer::Accept(UniqueFd socket) {
   pid_t process = 0;
   const auto peer = PeerOf(socket.get(), &process);
-  const DirectAccess direct = filesystem_.options().direct;
+  if (!peer.has_value()) {
+    spdlog::warn("a connection for leases is closed, because its user is unknown: {}", ToString(peer.error()));
+    return;
+  }
   // Keeps strangers out who would use up connections. It gives no rights: the process may have ended, and another one
   // may have its ID.
-  if (!peer.has_value() || !MayHoldTickets(direct, peer->uid) ||
+  const DirectAccess direct = filesystem_.options().direct;
+  if (!MayHoldTickets(direct, peer->uid) ||
       !TrustsForLeases(direct, CredentialsOf(peer->uid, peer->gid, process))) {
     return;
   }

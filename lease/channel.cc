@@ -174,7 +174,7 @@ Result<UniqueFd> Accept(int listener) {
     UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     constexpr int kOn = 1;
     if (socket && setsockopt(socket.get(), SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) == 0) return socket;
-    if (errno != EINTR && errno != ECONNABORTED) return Failed("accept", errno);
+    if (errno != EINTR) return Failed("accept", errno);
   }
 }
 

@@ -24,6 +24,7 @@ IOC_LEASE = (3 << 30) | (TICKET.size << 16) | (ord("W") << 8) | 5
 REQUEST = struct.Struct("=IIQQQ16s16x")
 IOC_LEASE_REQUEST = (3 << 30) | (REQUEST.size << 16) | (ord("W") << 8) | 8
 SCM_CREDENTIALS = 2
+ANSWER_LIMIT_S = 60
 F_ADD_SEALS, SEALS = 1033, 2 | 4 | 8
 
 def blocks_of(data):
@@ -88,7 +89,7 @@ class Lease:
         """`name`: in the abstract namespace, or a path."""
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect(name if name.startswith(b"/") else b"\0" + name)   # Blocks until it is accepted, which a socket with a timeout would not do.
-        self.socket.settimeout(60)
+        self.socket.settimeout(ANSWER_LIMIT_S)
         self.devices = []
 
     def close(self):

@@ -597,4 +597,16 @@ MUTANTS = [
     # Memory and threads.
     Mutant("memory-end", "A process without memory ends like one that is killed.", "common/out_of_memory.cc",
            "  raise(SIGKILL);\n", "  throw std::bad_alloc();\n", ("unit_common:OutOfMemory.*",)),
+    Mutant("memory-line", "The log of a mount says that its memory is exhausted.", "cli/main.cc",
+           "  weightfs::EndWhenOutOfMemory();\n", "", (ROOT + "test_call_faults.py -k background",)),
+    Mutant("memory-request", "A request that needs too much memory fails alone.", "lease/channel.cc",
+           "    return TryAllocate([&] { memory.reset(new std::byte[size]); });\n",
+           "    memory.reset(new std::byte[size]);\n    return Result<void>();\n",
+           (ROOT + "test_call_faults.py -k too_much",)),
+    Mutant("thread-error", "A mount that lacks a thread is refused with a line.", "common/start_thread.cc",
+           "    return SystemError(name, \"the thread cannot be started\", error.code().value());\n", "    throw;\n",
+           (ROOT + "test_call_faults.py -k threads",)),
+    Mutant("index-threads", "RocksDB starts no thread that ends the process if it cannot be started.",
+           "meta/rocks_kv_store.cc", "  options.max_file_opening_threads = 1;", "",
+           (ROOT + "test_call_faults.py -k threads",)),
 ]

@@ -16,6 +16,7 @@ from harness.listing import Directory, getdents
 from posix_script import flags_of
 
 MOUNT_OPTIONS = "allow_other,dev,suid"
+pytestmark = pytest.mark.limit(1200)   # of the long form
 MANY, MANY_IN_FULL = 2_000, 100_000
 fork = multiprocessing.get_context("fork")
 
@@ -78,7 +79,6 @@ def filled(place, request, pytestconfig):
     return place, dict.fromkeys(map(os.fsencode, names))
 
 
-@pytest.mark.limit(600)
 def test_one_stream_beside_processes_that_change_the_directory(filled):
     directory, stay = filled
     with running(churn, directory, 0), running(churn, directory, 1):
@@ -93,7 +93,6 @@ def test_one_stream_beside_processes_that_change_the_directory(filled):
             stream.close()
 
 
-@pytest.mark.limit(600)
 def test_positions_stay_while_the_directory_changes(filled):
     """Also those before entries that are removed: the next one follows. POSIX permits that a stream still returns what
     was removed after its begin."""

@@ -15,7 +15,7 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 
 def wrongs():
     for name in ("setup", "build", "quickstart", "test", "report", "check-distributions", "powercut", "mutants",
-                 "soak", "package", "gpu-check", "outside"):
+                 "soak", "package", "gpu-check", "outside", "coverage"):
         for argument, code in (("--help", 0), ("-h", 0), ("--no-such-argument", 1), ("relase", 1)):
             finished = subprocess.run([SCRIPTS / name, argument], capture_output=True, text=True, timeout=60,
                                       check=False)

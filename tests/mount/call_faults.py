@@ -75,12 +75,12 @@ class CallFault(Fault):
 
 @dataclasses.dataclass(frozen=True)
 class AllocationFault(Fault):
-    """See tests/support/failing_malloc.c."""
+    """See tests/support/failing_new.c."""
 
     def before(self, folder):
         self._set(folder, 0, self.number if self.phase == "mount" else 0)
-        library = program().parent / "libweightfs_failing_malloc.so"
-        return ["env", f"LD_PRELOAD={library}", f"FAILING_MALLOC={folder}/allocations"]
+        library = program().parent / "libweightfs_failing_new.so"
+        return ["env", f"LD_PRELOAD={library}", f"FAILING_NEW={folder}/allocations"]
 
     def begin(self, daemon, folder):
         if self.phase == "served":

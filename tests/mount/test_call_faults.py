@@ -180,7 +180,7 @@ def test_a_daemon_in_the_background_logs_that_memory_is_exhausted(trial):
     process.run([*AllocationFault(1).before(trial.folder), program(), "mount", trial.store, trial.point])
     daemon = Daemon(trial.store, trial.point, trial.log)
     pid = daemon.pid
-    for number in range(1, 100):   # libfuse returns ENOMEM for those of its own
+    for number in range(1, 100):
         AllocationFault(number).begin(daemon, trial.folder)
         if errno_of((trial.point / f"file-{number}").write_bytes, b"content") == errno.ENOTCONN:
             break

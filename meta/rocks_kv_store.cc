@@ -219,6 +219,9 @@ rocksdb::Options DatabaseOptions(const RocksKvStore::Options& wanted, const Data
   options.paranoid_checks = true;
   options.track_and_verify_wals_in_manifest = true;
   options.max_bgerror_resume_count = 0;
+  // The last step of an opening writes a file that only tools read. A compaction may wait for space by then, and a
+  // database that fails to open would wait for the compaction. Newer versions of RocksDB have another default.
+  options.fail_if_options_file_error = false;
   options.listeners.push_back(
       std::make_shared<FailureListener>(database.health, database.space.get(), wanted.before_flush));
 

@@ -2,6 +2,7 @@
 // Checks a store that is not mounted, and repairs it on request.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/check/verify.h"
@@ -28,6 +29,7 @@ struct Checked {
   bool lost = false;      // something is, or stays, lost
   bool was_clean = true;  // the last mount closed the store cleanly
   bool repairs = false;   // the index has, or may have, what the log lacks
+  bool logged = false;    // the store has a log
 };
 
 int ExitCode(const Checked& checked) {
@@ -115,6 +117,7 @@ Result<void> CheckParts(const VerifyArguments& arguments, const StoreLocation& s
   ProgressBar bar("verify");
   ASSIGN_OR_RETURN(StoreParts parts, OpenAndRestore(store, arguments.repair, bar, checked));
   checked->was_clean = parts.was_clean;
+  checked->logged = std::ranges::any_of(parts.superblocks, &Superblock::logged);
   const auto begin_repair = [&] {
     checked->repairs = true;
     return BeginRepair(&parts);
@@ -144,7 +147,10 @@ Result<void> Check(const VerifyArguments& arguments, const std::string& target, 
   ASSIGN_OR_RETURN(const StoreLocation store, FindStore(target, {.damaged_too = arguments.repair}));
   RETURN_IF_ERROR(WaitUntilReleased(FindServed(store)));
   const auto done = CheckParts(arguments, store, checked);
-  if (!store.described || !arguments.repair || (!done && !checked->repairs)) return done;
+  if (!arguments.repair || (!done && !checked->repairs)) return done;
+  // A directory keeps its index. With a log, a repair that follows and is killed does not take this one back.
+  const bool settled = done && checked->repairs && checked->logged && checked->report.sound();
+  if (!store.described && !settled) return done;
   const auto written = WriteLog(store);
   if (!done && !written) Print(stderr, "weightfs: {}\n", ToString(written.error()));
   return done ? written : done;

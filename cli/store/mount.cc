@@ -319,7 +319,10 @@ Result<int> Run(const Arguments& arguments) {
   if (arguments.from_table) {
     // The source of a mount with index= is not that of its line in /etc/fstab, so 'mount -a' mounts it again.
     const auto served = FindServedMount(ReadStoreHolder(plan->served.directory));
-    if (served && served->directory == plan->mount.mountpoint) {
+    const auto top = TopMountOn(plan->mount.mountpoint);
+    const bool there = served && served->directory == plan->mount.mountpoint && top && top->id == served->id;
+    // Of the same devices, not of a copy; and as read-only as is asked for.
+    if (there && IsMountOf(*served, plan->store) && HasOption(served->flags, "ro") == plan->mount.read_only) {
       spdlog::warn("{}: already the mount of {}; nothing was changed", served->directory, served->source);
       return kSuccess;
     }

@@ -43,6 +43,16 @@ Result<void> ClaimOwnership(StoreParts* parts) {
   return parts->guard->Verify();
 }
 
+// Gives the index a version that no log and no other index has, with other changes. Returns it.
+Result<wal::Version> MakeUnique(KvStore& index, KvBatch changes, uint64_t added = 0) {
+  ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(index));
+  const Uuid unique = NewUuid();
+  version.sequence += added;
+  std::memcpy(&version.chain, unique.data(), sizeof(version.chain));
+  RETURN_IF_ERROR(index.Write(wal::WithVersion(std::move(changes), version)));
+  return version;
+}
+
 // A clean unmount writes the same version to all superblocks. So two that differ are of two copies of the store.
 Result<void> CheckOneCopy(const StoreLocation& store, const StoreParts& parts) {
   for (size_t index = 1; parts.was_clean && index < parts.superblocks.size(); ++index) {
@@ -117,6 +127,7 @@ Result<void> Opening::Run() {
   RETURN_IF_ERROR(FindLog());
   const bool logged = std::ranges::any_of(parts_.superblocks, &Superblock::logged);
   if (!logged) RETURN_IF_ERROR(CheckIsLatest());
+  const bool complete = IsComplete();
   RETURN_IF_ERROR(logged ? UseLog() : UseReplica());
   if (!log_.root) log_.tail = {.version = version_};
   if (index_ == nullptr && !log_.root) return OpenDamaged();
@@ -135,6 +146,10 @@ Result<void> Opening::Run() {
   if (!logged && !options_.repair) {
     spdlog::info("{}: from now on its devices have the log of all changes; older versions of weightfs cannot open it",
                  store_.name);
+  }
+  // Until something that is lost was accepted by a repair, the superblocks say that there was more.
+  if (logged && !complete && !parts_.lost) {
+    for (Superblock& superblock : parts_.superblocks) superblock.catalog_sequence = superblock.catalog_chain = 0;
   }
   parts_.catalog = std::move(index_);
   return {};
@@ -185,8 +200,8 @@ Result<void> Opening::FindLog() {
 // True if the superblocks say that this is the index of the last clean unmount, and that no change has followed.
 bool Opening::IsComplete() const {
   return index_ != nullptr && std::ranges::all_of(parts_.superblocks, [&](const Superblock& superblock) {
-           return superblock.catalog_sequence != 0 &&
-                  wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version_;
+           const wal::Version named{superblock.catalog_sequence, superblock.catalog_chain};
+           return named != wal::Version{} && named == version_;
          });
 }
 
@@ -233,7 +248,6 @@ Result<void> Opening::UseLog() {
   const uint64_t last = log_.tail.version.sequence;
   // The last unmount has noted what the log has, and 0 if there was none.
   const uint64_t noted = std::ranges::min(parts_.superblocks, {}, &Superblock::catalog_sequence).catalog_sequence;
-  for (Superblock& superblock : parts_.superblocks) superblock.catalog_sequence = superblock.catalog_chain = 0;
   if (last < noted) {
     log_.tail.damaged = true;
     log_.tail.durable = std::max(log_.tail.durable, noted);
@@ -359,6 +373,8 @@ Result<void> Opening::Rebuild() {
   const auto fill = [&]() -> Result<void> {
     ASSIGN_OR_RETURN(const auto made, CreateNewCatalog(store_.directory));
     RETURN_IF_ERROR(ReplayAll([&](KvBatch batch) { return made->Write(std::move(batch)); }));
+    // What is lost is missed again at each opening, until a repair begins.
+    if (parts_.lost) RETURN_IF_ERROR(MakeUnique(*made, {}));
     return made->Sync();
   };
   const auto build = [&] {
@@ -382,11 +398,6 @@ Result<void> Opening::Rebuild() {
   }
   RETURN_IF_ERROR(built);
   if (parts_.guard != nullptr) RETURN_IF_ERROR(parts_.guard->Verify());
-  // The new index lacks what is lost, although it has the last version.
-  for (size_t index = 0; parts_.lost && index < parts_.devices.size(); ++index) {
-    parts_.superblocks[index].catalog_sequence = 0;
-    RETURN_IF_ERROR(WriteSuperblock(*parts_.devices[index], parts_.superblocks[index]));
-  }
   ASSIGN_OR_RETURN(const std::string old, SwapCatalogs(store_.directory));
   std::error_code error;
   if (!old.empty() && (foreign_ || ahead || parts_.lost)) {
@@ -425,23 +436,18 @@ Result<void> OpenCatalog(const StoreLocation& store, const OpenOptions& options,
 }
 
 Result<void> BeginRepair(StoreParts* parts) {
-  const auto devices = Borrow(parts->devices);
-  // An older program takes a replica of the same version for newer than the repairs.
-  if (std::ranges::none_of(parts->superblocks, &Superblock::logged)) return EraseRoots(devices, ErasedRoots::kAll);
-  ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(*parts->catalog));
-  // Repairs do not change the version, so it must be one that no log and no other index has. Superblocks that name the
-  // sequence 0 name none.
-  const Uuid unique = NewUuid();
-  version.sequence = std::max<uint64_t>(version.sequence, 1);
-  std::memcpy(&version.chain, unique.data(), sizeof(version.chain));
-  RETURN_IF_ERROR(parts->catalog->Write(wal::WithVersion({}, version)));
+  KvBatch changes;
+  changes.Delete(keys::Store(kInodeCountFact));  // the repair stores it at its end
+  const bool logged = std::ranges::any_of(parts->superblocks, &Superblock::logged);
+  // An older program takes a replica of the same sequence for newer than the repairs.
+  ASSIGN_OR_RETURN(const wal::Version version, MakeUnique(*parts->catalog, std::move(changes), logged ? 0 : 1));
   RETURN_IF_ERROR(parts->catalog->Sync());
   for (size_t index = 0; index < parts->superblocks.size(); ++index) {
     parts->superblocks[index].catalog_sequence = version.sequence;
     parts->superblocks[index].catalog_chain = version.chain;
     RETURN_IF_ERROR(WriteSuperblock(*parts->devices[index], parts->superblocks[index]));
   }
-  return {};
+  return logged ? Result<void>() : EraseRoots(Borrow(parts->devices), ErasedRoots::kAll);
 }
 
 }  // namespace weightfs

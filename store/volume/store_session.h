@@ -55,7 +55,7 @@ class StoreSession {
   std::unique_ptr<Store> store_;
 };
 
-// Writes a log to the devices of a store that was named by them and has none, or one without the repairs of its index.
+// Writes a log to the devices of a store that has none, or one without the repairs of its index.
 // An error is a full line that names the directory of the index.
 Result<void> WriteLog(const StoreLocation& location);
 

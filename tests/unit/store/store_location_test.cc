@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <string>
 
+#include "meta/facts.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
 #include "store/volume/open_catalog.h"
@@ -52,6 +54,12 @@ class StoreLocationTest : public StoreDirectoryTest {
     directory.mode = S_IFDIR | 0755;
     ASSERT_TRUE((*session)->store().names().Create(kRootInode, name, directory).has_value());
     ASSERT_TRUE((*session)->Close().has_value());
+  }
+  static void Change(const std::string& device, const std::function<void(Superblock&)>& change) {
+    Superblock superblock = SuperblockOf(device);
+    change(superblock);
+    const auto opened = FileDevice::Open(device, {});
+    ASSERT_TRUE(opened.has_value() && WriteSuperblock(**opened, superblock).has_value());
   }
   // As a repair that is killed before it writes the log.
   void Repair(const StoreLocation& location, const std::string& fact) const {
@@ -108,13 +116,8 @@ TEST_F(StoreLocationTest, TheDevicesHaveEverythingForAnotherIndex) {
 TEST_F(StoreLocationTest, ALogThatLacksWhatTheLastUnmountHadIsDamaged) {
   FormatDevices({"one"});
   Make(Must(Find(Path("one"), "a")), "d");
-  Superblock superblock = SuperblockOf(Path("one"));
-  ASSERT_GT(superblock.catalog_sequence, 0U);
-  ++superblock.catalog_sequence;
-  {
-    const auto device = FileDevice::Open(Path("one"), {});
-    ASSERT_TRUE(device.has_value() && WriteSuperblock(**device, superblock).has_value());
-  }
+  ASSERT_GT(SuperblockOf(Path("one")).catalog_sequence, 0U);
+  Change(Path("one"), [](Superblock& superblock) { ++superblock.catalog_sequence; });
   for (const char* index : {"a", "b"}) {
     const auto opened = OpenStoreParts(Must(Find(Path("one"), index)), {});
     ASSERT_FALSE(opened.has_value());
@@ -122,6 +125,24 @@ TEST_F(StoreLocationTest, ALogThatLacksWhatTheLastUnmountHadIsDamaged) {
         << opened.error().what;
   }
   EXPECT_TRUE(Has(Must(Find(Path("one"), "b")), "d", /*read_only=*/true));
+}
+
+// An interruption, or a kill, before the repair has changed anything.
+TEST_F(StoreLocationTest, ARepairThatEndsEarlyAcceptsNoLoss) {
+  FormatDevices({"one"});
+  Make(Must(Find(Path("one"), "a")), "d");
+  Change(Path("one"), [](Superblock& superblock) { ++superblock.catalog_sequence; });
+  for (const char* index : {"a", "b"}) {
+    for (const bool interrupted : {false, true}) {
+      auto parts = OpenStoreParts(Must(Find(Path("one"), index)), {.repair = true});
+      ASSERT_TRUE(parts.has_value()) << parts.error().what;
+      EXPECT_TRUE(parts->lost);
+      ASSERT_TRUE(!interrupted || MarkClean(parts->devices, parts->superblocks).has_value());
+    }
+    EXPECT_FALSE(OpenStoreParts(Must(Find(Path("one"), index)), {}).has_value()) << index;
+  }
+  Repair(Must(Find(Path("one"), "b")), "fact");
+  EXPECT_TRUE(Has(Must(Find(Path("one"), "b")), "d"));
 }
 
 TEST_F(StoreLocationTest, TheNameIsAStoreAgain) {
@@ -350,9 +371,43 @@ TEST_F(StoreLocationTest, TheIndexOfAKilledRepairMayBeLost) {
   FormatDevices({"one"});
   Make(Must(Find(Path("one"), "a")), "d");
   Repair(Must(Find(Path("one"), "a")), "fact");
+  EXPECT_FALSE(HasFact(Must(Find(Path("one"), "a")), kInodeCountFact));  // it may change
   fs::remove_all(Path("a"));
   EXPECT_TRUE(Has(Must(Find(Path("one"), "a")), "d"));
   EXPECT_FALSE(HasFact(Must(Find(Path("one"), "a")), "fact"));
+}
+
+// The devices of a store of an older program have a replica, and no log.
+TEST_F(StoreLocationTest, TheDevicesOfAnOlderStoreAreRepaired) {
+  FormatDevices({"one"});
+  Make(Must(Find(Path("one"), "a")), "d");
+  Change(Path("one"), [](Superblock& superblock) { superblock.logged = false; });
+  const StoreLocation store = Must(Find(Path("one"), "b"));
+  Repair(store, "fact");
+  EXPECT_TRUE(HasFact(store, "fact"));
+  ASSERT_TRUE(WriteLog(store).has_value());
+  EXPECT_TRUE(Has(Must(Find(Path("one"), "c")), "d"));
+  EXPECT_TRUE(HasFact(Must(Find(Path("one"), "c")), "fact"));
+}
+
+TEST_F(StoreLocationTest, ASecondRepairThatIsKilledKeepsTheFirst) {
+  FormatDevices({"one", "two"});
+  const StoreLocation store = Must(Find(Path("one"), "a"));
+  Make(store, "d");
+  Repair(store, "first");
+  ASSERT_TRUE(WriteLog(store).has_value());
+  fs::copy_file(Path("two"), Path("before"));
+  Repair(store, "second");
+  fs::copy_file(Path("before"), Path("two"), fs::copy_options::overwrite_existing);
+  EXPECT_TRUE(HasFact(store, "first"));
+}
+
+TEST_F(StoreLocationTest, TheLogOfANewStoreIsWholeDuringARepair) {
+  FormatDevices({"one"});
+  Repair(Must(Find(Path("one"), "a")), "fact");
+  fs::remove_all(Path("a"));
+  EXPECT_FALSE(HasFact(Must(Find(Path("one"), "a")), "fact"));
+  Make(Must(Find(Path("one"), "a")), "d");
 }
 
 // The superblocks of some devices do not name the index yet.

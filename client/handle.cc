@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "client/handle_impl.h"
+#include "client/lease/mapped_file.h"
 #include "client/operation_plan.h"
 #include "client/plan/gathered.h"
 #include "common/result.h"
@@ -161,6 +162,12 @@ bool Handle::IsDevicePinned(const MemoryView& memory) const {
 Result<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> host) {
   ASSIGN_OR_RETURN(const auto gpu, impl_->TheGpu());
   return gpu->CopyOut(memory, host);
+}
+
+Result<int> Handle::Map(int descriptor, uint64_t offset, uint64_t length) {
+  if (options_.direct == Direct::kNever) return Error{ErrorCode::kNotSupported, "the handle takes no leases"};
+  ASSIGN_OR_RETURN(UniqueFd memory, MapOpenFile(impl_->connections(), descriptor, offset, length));
+  return memory.Release();
 }
 
 uint64_t Handle::direct_operations() const { return impl_->direct_operations(); }

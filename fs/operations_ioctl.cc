@@ -253,7 +253,8 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
   if (!token.has_value()) return reply.Fail(token.error());
   const auto kind = static_cast<lease::Kind>(asked.kind);
   const bool reserves = kind == lease::Kind::kReserve || kind == lease::Kind::kReserveInPlace;
-  if (kind != lease::Kind::kRead && !reserves && kind != lease::Kind::kIdentify) return reply.Errno(EINVAL);
+  const bool maps = kind == lease::Kind::kMap;
+  if (kind != lease::Kind::kRead && !reserves && !maps && kind != lease::Kind::kIdentify) return reply.Errno(EINVAL);
   std::memcpy(asked.token, token->data(), sizeof(asked.token));
   const AskedLease lease{kind, {*token, asked.offset, asked.length}, process};
   const auto ask = [&filesystem, asked, lease](Reply now, bool here) {
@@ -261,8 +262,9 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
     if (error != 0) return now.Errno(error);
     now.Ioctl(asked);
   };
-  // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes.
-  if (reserves || filesystem.MayHaveMappedChanges(request.ino)) return ask(std::move(reply), false);
+  // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes. Loading
+  // into memory takes long.
+  if (reserves || maps || filesystem.MayHaveMappedChanges(request.ino)) return ask(std::move(reply), false);
   filesystem.RunOnReceiverOrPool(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
 }
 
@@ -355,6 +357,18 @@ void Flags(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   reply.Ioctl(flags);
 }
 
+void Hot(Filesystem& filesystem, Reply reply) {
+  const HotStatistics hot = filesystem.store().Hot();
+  weightfs_hot out{};
+  out.version = WEIGHTFS_IOC_VERSION;
+  out.limit = hot.limit;
+  out.used = hot.used;
+  out.mapped = hot.mapped;
+  out.loaded = hot.loaded;
+  out.evictions = hot.evictions;
+  reply.Ioctl(out);
+}
+
 void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   uint32_t read_only = 0;
   if (request.in.size() < sizeof(read_only)) return reply.Errno(EINVAL);
@@ -389,6 +403,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_STATS:
       return filesystem.RunOnReceiverOrPool(std::move(reply),
                                             [&filesystem](Reply now) { now.Ioctl(filesystem.Stats()); });
+    case WEIGHTFS_IOC_HOT: return Hot(filesystem, std::move(reply));
     case WEIGHTFS_IOC_METRICS: return reply.Ioctl(filesystem.metrics().Snapshot());
     case WEIGHTFS_IOC_TOP: return Top(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_SCRUB: return Scrub(filesystem, std::move(reply));

@@ -91,6 +91,9 @@ class FileIo final : public DataOwner {
   // for writes of the range in progress. Returns kAgain when the range is written continuously, kFileTooBig for more
   // than kLargestLease.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
+  // Loads the file's content from `offset` on into hot memory, at most kMostMapped bytes of the `length`. The last call
+  // for a range returns a descriptor. kNoMemory: it does not fit, or there is no hot memory. Otherwise as LeaseRead.
+  Result<MapLease> LeaseMap(const InodePtr& inode, uint64_t offset, uint64_t length);
   // Reserves space for `count` blocks of the file from `first` on, or for new files of a directory (`first` is 0).
   // Returns kNoSpace when too little is free.
   Result<BlockReservation> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -39,6 +40,11 @@ class Reader {
   // `done` runs in the call or on a completion thread, without locks.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
 
+  // Loads [offset, end) of a file of `size` bytes into its hot memory, and waits. `whole`: of a file that is not hot all
+  // will be loaded, by this call and others. kAgain: the file has changed, or the range is not on the devices yet.
+  // kNoMemory: there is no room.
+  Result<HotFilePtr> LoadHot(const InodePtr& inode, uint64_t size, uint64_t offset, uint64_t end, bool whole);
+
   // Reads one block from the device, for a partial overwrite, and waits. The caller looked up `extent` and `checksum`
   // under the inode's mutex and has been in a read epoch since then.
   Result<void> ReadBlock(InodeId ino, FileBlock block, const ExtentRecord& extent, uint32_t checksum,
@@ -68,7 +74,12 @@ class Reader {
   void Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies);
   bool LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose,
                  std::vector<std::shared_ptr<BlockReads>>* loads);
-  std::shared_ptr<BlockReads> BeginChunk(const Inode& inode, uint64_t index, Buffer buffer,
+  Result<ChunkPtr> LoadHotChunk(const InodePtr& inode, const HotFilePtr& hot, uint64_t index,
+                                std::vector<std::shared_ptr<BlockReads>>* loads);
+  std::vector<BlockRead> PlanChunk(const Inode& inode, uint64_t index, ChecksumSegments& loaded,
+                                   std::vector<uint64_t>* missing) REQUIRES(inode.mutex);
+  // `drop` runs if a part of the chunk could not be read.
+  std::shared_ptr<BlockReads> BeginChunk(const Inode& inode, const ChunkPtr& chunk, std::function<void()> drop,
                                          std::span<const BlockRead> planned) REQUIRES(inode.mutex);
   void Add(const BlockRead& read, BlockCount skip, BlockCount count, std::byte* memory, BlockReads& reads);
   std::shared_ptr<BlockReads> Assemble(Inode& inode, Plan& plan, Supplies& supplies,

@@ -15,9 +15,10 @@
 
 namespace weightfs::client {
 
-// Uninitialized memory, or that of a file. Uninitialized memory: from 4 MiB on it begins on a huge page and has huge pages if the kernel provides them; smaller
-// memory is aligned to 64 bytes. It is freed with its last part. Each part that is freed before gives its pages back to
-// the kernel at once; a page that also has bytes of other parts follows with the last of them. Thread-safe.
+// Uninitialized memory, or that of a file. Uninitialized memory begins on a huge page from 4 MiB on, and has huge
+// pages if the kernel provides them; smaller memory is aligned to 64 bytes. It is freed with its last part. Each part
+// that is freed before gives its pages back to the kernel at once; a page that also has bytes of other parts follows
+// with the last of them. Thread-safe.
 class DividedMemory : public std::enable_shared_from_this<DividedMemory> {
  public:
   // A range of the memory. Immutable.

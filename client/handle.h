@@ -185,10 +185,11 @@ class WEIGHTFS_EXPORT Handle {
   Result<void> ReadRanges(const FileName& file, std::span<const ByteRange> ranges, const MemoryView& memory,
                           const Interrupted& interrupted = {});
 
-  // Returns a descriptor of memory that programs share, in which a weightfs mount has the bytes [offset, offset + length)
-  // of the open file, at the same offsets. The memory is for reading and for private mappings; it keeps these bytes,
-  // whatever happens to the file or the mount. EOPNOTSUPP with Direct::kNever; ENOTTY on another filesystem; ENOMEM if
-  // the mount has no room (option cache_memory=); EIO for damage, which a Read locates; ENODATA if the file is shorter.
+  // Returns a descriptor of memory that programs share, in which a weightfs mount has the bytes [offset, offset +
+  // length) of the open file, at the same offsets. The memory is for reading and for private mappings; it keeps these
+  // bytes, whatever happens to the file or the mount. EOPNOTSUPP with Direct::kNever; ENOTTY on another filesystem;
+  // ENOMEM if the mount has no room (option cache_memory=); EIO for damage, which a Read locates; ENODATA if the file
+  // is shorter.
   Result<int> Map(int descriptor, uint64_t offset, uint64_t length);
 
   // Writes many tensors, each to its own file in the directory, replacing files of the same names. Intended for

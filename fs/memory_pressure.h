@@ -15,8 +15,8 @@ namespace weightfs {
 // Watches the pressure stall information of the kernel (https://docs.kernel.org/accounting/psi.html).
 class MemoryPressure {
  public:
-  // From now on, `relieve` runs on a thread of this object whenever tasks have waited for memory for 100 ms in a second,
-  // at most once a second. Errors are full lines: the kernel does not count them, or does not tell this user.
+  // From now on, `relieve` runs on a thread of this object whenever tasks have waited for memory for 100 ms in a
+  // second, at most once a second. Errors are full lines: the kernel does not count them, or does not tell this user.
   static Result<std::unique_ptr<MemoryPressure>> Watch(std::function<void()> relieve);
   ~MemoryPressure();
   MemoryPressure(const MemoryPressure&) = delete;

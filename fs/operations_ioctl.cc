@@ -262,8 +262,8 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
     if (error != 0) return now.Errno(error);
     now.Ioctl(asked);
   };
-  // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes. Loading
-  // into memory takes long.
+  // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes.
+  // Loading into memory takes long.
   if (reserves || maps || filesystem.MayHaveMappedChanges(request.ino)) return ask(std::move(reply), false);
   filesystem.RunOnReceiverOrPool(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
 }

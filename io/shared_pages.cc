@@ -99,7 +99,8 @@ Result<void> SharedPages::Mount() {
   RETURN_IF_ERROR(Configure(context, "mode", "0700"));
   RETURN_IF_ERROR(Configure(context, "size", "0"));  // HotFiles has the limit
   if (fsconfig(context.get(), FSCONFIG_CMD_CREATE, nullptr, nullptr, 0) != 0) return SharedError("fsconfig");
-  directory_ = UniqueFd(fsmount(context.get(), FSMOUNT_CLOEXEC, MOUNT_ATTR_NOEXEC | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV));
+  constexpr unsigned kAttributes = MOUNT_ATTR_NOEXEC | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+  directory_ = UniqueFd(fsmount(context.get(), FSMOUNT_CLOEXEC, kAttributes));
   if (!directory_) return SharedError("fsmount");
   reading_directory_ = UniqueFd(open_tree(directory_.get(), "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC));
   if (!reading_directory_) return SharedError("open_tree");

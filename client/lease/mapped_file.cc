@@ -20,7 +20,9 @@ Result<UniqueFd> Load(const std::shared_ptr<LeaseConnections>& connections, int 
     if (!lease::BodyReader(begun.answer.body()).Take(&answer) || begun.answer.descriptors.size() > 1) {
       return Error{ErrorCode{EPROTO}, "no lease: the mount has answered without an end"};
     }
-    if (answer.file_size < end) return Error{ErrorCode::kNoAttribute, "no lease: the file ends before what is to be read"};
+    if (answer.file_size < end) {
+      return Error{ErrorCode::kNoAttribute, "no lease: the file ends before what is to be read"};
+    }
     if (content != 0 && answer.content != content) return UniqueFd();
     if (!begun.answer.descriptors.empty()) return std::move(begun.answer.descriptors.front());
     if (answer.end <= offset || answer.end >= end) {

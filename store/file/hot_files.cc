@@ -66,9 +66,8 @@ HotFiles::MemoryPtr HotFiles::FindSpareLocked(uint64_t chunks) const {
   MemoryPtr best;
   for (const MemoryPtr& memory : memories_) {
     if (memory.use_count() > 1 || memory->file == nullptr || memory->file->IsShared()) continue;
-    const bool better = best == nullptr || (best->count < chunks ? memory->count > best->count
-                                                                 : memory->count >= chunks && memory->count < best->count);
-    if (better) best = memory;
+    const bool larger = best == nullptr || memory->count > best->count;
+    if (best == nullptr || best->count < chunks ? larger : memory->count >= chunks && !larger) best = memory;
   }
   return best;
 }

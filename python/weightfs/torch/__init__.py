@@ -30,6 +30,8 @@ from weightfs.torch._checksums import ZipChecksums
 
 __all__ = ["load", "save", "without_crc32"]
 
+_LEAST_MAPPED = 1 << 20   # bytes; a smaller archive is read into memory of its own
+
 
 def save(obj: object, f: Path | IO[bytes], *arguments: Any, handle: Handle | None = None, direct: Direct = "auto",
          durable: bool = False, atomic: bool = True, storage_alignment: int | None = None, crc32: bool = True,
@@ -79,8 +81,22 @@ def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle:
     if _maps(options.get("mmap")):
         return torch.load(os.fsdecode(f), map_location, *arguments, **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
-        with stream.raising_its_error():
+        with stream.raising_its_error(), _shared_memory(stream) as memory:
+            if memory is not None:
+                return torch.load(memory, map_location, *arguments, **{**options, "mmap": True})
             return torch.load(stream, map_location, *arguments, **options)
+
+
+@contextlib.contextmanager
+def _shared_memory(stream):
+    """A path to memory that programs share, from which torch can map the archive; or None."""
+    memory = stream.map(_LEAST_MAPPED) if torch.__version__ >= (2, 1) else None   # older ones cannot map
+    try:
+        # torch maps archives of its present format alone.
+        yield f"/proc/self/fd/{memory}" if memory is not None and os.pread(memory, 4, 0) == b"PK\x03\x04" else None
+    finally:
+        if memory is not None:
+            os.close(memory)
 
 
 def _is_path(f):

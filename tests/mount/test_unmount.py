@@ -17,6 +17,7 @@ from harness.filesystems import is_mounted, program, umount_by_system, wait_unti
 from harness.namespaces import unmount
 from harness.syscalls import errno_of, sync_filesystem
 from harness.tree import digests
+from store_files import extents_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 MIB = 1 << 20
@@ -205,7 +206,7 @@ def test_store_whose_disk_vanishes_gives_errors_and_does_not_hang(factory, local
 @needs.root
 @pytest.mark.parametrize("reported", [False, True], ids=["nobody", "the writer"])
 def test_the_end_of_the_mount_fails_with_an_error_that_no_program_has_received(factory, reported):
-    """The pool has holes at its end, on a full filesystem, so data cannot be written there."""
+    """The pool has a hole under the blocks of a file, on a full filesystem, so it cannot be written."""
     small = factory.directory("small")
     process.run(["mount", "-t", "tmpfs", "-o", "size=80m,huge=never", "none", small])
     try:
@@ -216,12 +217,15 @@ def test_the_end_of_the_mount_fails_with_an_error_that_no_program_has_received(f
         with contextlib.closing(mount), process.Processes() as started:
             daemon = started.start([*mount.command(""), "-f"])
             assert wait_until(lambda: is_mounted(mount.path))
-            # The last free blocks. The log is before them.
-            process.run(["fallocate", "--punch-hole", "--offset", str(64 * MIB - 36 * 1024), "--length", "36864",
-                         small / "pool"])
-            process.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k", "status=none"], codes=(1,))
             path = mount.path / "file"
-            path.write_bytes(b"x")   # the close returns before the device is written
+            with open(path, "wb") as stream:
+                os.posix_fallocate(stream.fileno(), 0, 36864)
+            extent = extents_of(path)[0]
+            process.run(["fallocate", "--punch-hole", "--offset", str(extent["physical"]), "--length",
+                         str(extent["length"]), small / "pool"])
+            process.run(["dd", "if=/dev/zero", f"of={small}/filler", "bs=4k", "status=none"], codes=(1,))
+            with open(path, "r+b") as stream:
+                stream.write(b"x")   # the close returns before the device is written
             inode = path.stat().st_ino
             if reported:
                 with open(path, "rb") as stream:

@@ -286,13 +286,15 @@ rocksdb::Status OpenDatabase(const std::string& directory, const rocksdb::Option
   rocksdb::Status status;
   // A concurrent mount may delete a log or a table after we read the manifest and before we open that file, which looks
   // like damage. Real damage persists across attempts.
-  for (int attempt = 0; attempt < (read_only ? kReadOnlyAttempts : 1); ++attempt) try {
+  try {
+    for (int attempt = 0; attempt < (read_only ? kReadOnlyAttempts : 1); ++attempt) {
       status = read_only ? rocksdb::DB::OpenForReadOnly(options, directory, &db)
                          : rocksdb::DB::Open(options, directory, &db);
       if (status.ok()) break;
-    } catch (const std::system_error& error) {
-      return rocksdb::Status::IOError("a thread cannot be started", error.code().message());
     }
+  } catch (const std::system_error& error) {
+    return rocksdb::Status::IOError("a thread cannot be started", error.code().message());
+  }
   out->reset(db);
   return status;
 }

@@ -43,6 +43,11 @@ Result<void> ClaimOwnership(StoreParts* parts) {
   return parts->guard->Verify();
 }
 
+constexpr wal::Version kNoVersion;
+
+// The version of the index that a superblock names, or kNoVersion.
+wal::Version NamedBy(const Superblock& superblock) { return {superblock.catalog_sequence, superblock.catalog_chain}; }
+
 // Gives the index a version that no log and no other index has, with other changes. Returns it.
 Result<wal::Version> MakeUnique(KvStore& index, KvBatch changes, uint64_t added = 0) {
   ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(index));
@@ -57,9 +62,7 @@ Result<wal::Version> MakeUnique(KvStore& index, KvBatch changes, uint64_t added 
 Result<void> CheckOneCopy(const StoreLocation& store, const StoreParts& parts) {
   for (size_t index = 1; parts.was_clean && index < parts.superblocks.size(); ++index) {
     const Superblock &first = parts.superblocks[0], &other = parts.superblocks[index];
-    const bool same =
-        first.catalog_sequence == other.catalog_sequence && first.catalog_chain == other.catalog_chain;
-    if (same || first.catalog_sequence == 0 || other.catalog_sequence == 0) continue;
+    if (NamedBy(first) == NamedBy(other) || NamedBy(first) == kNoVersion || NamedBy(other) == kNoVersion) continue;
     const auto path = [&](size_t at) { return DevicePath(store.directory, parts.description.devices[at]); };
     return Error{ErrorCode::kInvalid,
                  fmt::format("{}: {} and {} are of two copies of the store, which were changed since; name the devices "
@@ -88,7 +91,7 @@ class Opening {
   Result<void> FindLog();
   bool IsComplete() const;
   Result<void> CheckIsLatest();
-  Result<void> UseLog();
+  Result<void> UseLog(bool complete);
   Result<void> UseReplica();
   Result<void> AcceptDamage(const std::string& damage);
   void DropLog() { log_.replaced = std::exchange(log_.root, std::nullopt); }
@@ -128,7 +131,7 @@ Result<void> Opening::Run() {
   const bool logged = std::ranges::any_of(parts_.superblocks, &Superblock::logged);
   if (!logged) RETURN_IF_ERROR(CheckIsLatest());
   const bool complete = IsComplete();
-  RETURN_IF_ERROR(logged ? UseLog() : UseReplica());
+  RETURN_IF_ERROR(logged ? UseLog(complete) : UseReplica());
   if (!log_.root) log_.tail = {.version = version_};
   if (index_ == nullptr && !log_.root) return OpenDamaged();
   if (index_ == nullptr) {
@@ -200,8 +203,7 @@ Result<void> Opening::FindLog() {
 // True if the superblocks say that this is the index of the last clean unmount, and that no change has followed.
 bool Opening::IsComplete() const {
   return index_ != nullptr && std::ranges::all_of(parts_.superblocks, [&](const Superblock& superblock) {
-           const wal::Version named{superblock.catalog_sequence, superblock.catalog_chain};
-           return named != wal::Version{} && named == version_;
+           return NamedBy(superblock) != kNoVersion && NamedBy(superblock) == version_;
          });
 }
 
@@ -209,9 +211,7 @@ bool Opening::IsComplete() const {
 // name, has them.
 Result<void> Opening::CheckIsLatest() {
   if (!store_.described || (options_.repair && log_.root)) return {};
-  const auto is_named = [&](const Superblock& superblock) {
-    return wal::Version{superblock.catalog_sequence, superblock.catalog_chain} == version_;
-  };
+  const auto is_named = [&](const Superblock& superblock) { return NamedBy(superblock) == version_; };
   if (index_ != nullptr && std::ranges::all_of(parts_.superblocks, is_named)) return {};
   return Error{ErrorCode::kNotFound,
                fmt::format("{}: its devices have no log of the catalog yet; mount it once with its store directory, or "
@@ -220,8 +220,9 @@ Result<void> Opening::CheckIsLatest() {
 }
 
 // Of a store with a log. Drops an index that the log does not continue, and a log that lacks what the index has.
-Result<void> Opening::UseLog() {
-  if (IsComplete()) {
+// `complete`: IsComplete.
+Result<void> Opening::UseLog(bool complete) {
+  if (complete) {
     bool damaged = true;
     if (log_.root) {
       ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, version_));
@@ -437,7 +438,7 @@ Result<void> OpenCatalog(const StoreLocation& store, const OpenOptions& options,
 
 Result<void> BeginRepair(StoreParts* parts) {
   KvBatch changes;
-  changes.Delete(keys::Store(kInodeCountFact));  // the repair stores it at its end
+  changes.Delete(keys::Store(kInodeCountFact));  // a repair that is killed may have changed it
   const bool logged = std::ranges::any_of(parts->superblocks, &Superblock::logged);
   // An older program takes a replica of the same sequence for newer than the repairs.
   ASSIGN_OR_RETURN(const wal::Version version, MakeUnique(*parts->catalog, std::move(changes), logged ? 0 : 1));

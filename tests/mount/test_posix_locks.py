@@ -120,16 +120,6 @@ def test_flock_survives_exec_and_its_holder(file):
     assert wait_until(lambda: flock_is_free(file))
 
 
-def test_flock_of_a_descriptor_that_exec_closes_ends(file):
-    code = ("one = os.open(sys.argv[1], os.O_RDWR)\nos.set_inheritable(one, sys.argv[2] == '1')\nfcntl.flock(one, 2)\n"
-            "if len(sys.argv) < 4: os.execv(sys.executable, [sys.executable, '-c', "
-            "\"import sys; print(1, flush=True); sys.stdin.read()\"])")
-    for inherited in (0, 1):
-        program = executed(code, file, inherited)
-        assert flock_is_free(file) == (inherited == 0)
-        ended(program)
-
-
 def test_flock_is_changed_in_its_mode(file):
     """flock(2): shared to exclusive needs that no other has it; an open mode does not matter."""
     one, other = opened(file, os.O_RDONLY), opened(file, os.O_WRONLY)
@@ -219,15 +209,15 @@ def test_closing_any_descriptor_of_the_file_releases_the_process_lock(file, plac
     os.close(one)
 
 
-def test_a_process_lock_survives_exec(file):
-    code = ("one = os.open(sys.argv[1], os.O_RDWR)\nos.set_inheritable(one, sys.argv[2] == '1')\n"
-            "fcntl.lockf(one, fcntl.LOCK_EX)\nos.execv(sys.executable, [sys.executable, '-c', "
-            "\"import sys; print(1, flush=True); sys.stdin.read()\"])")
+@pytest.mark.parametrize("lock, is_free", [("fcntl.flock", flock_is_free), ("fcntl.lockf", range_is_free)])
+def test_a_lock_survives_exec_unless_that_closes_its_descriptor(file, lock, is_free):
+    code = (f"one = os.open(sys.argv[1], os.O_RDWR)\nos.set_inheritable(one, sys.argv[2] == '1')\n{lock}(one, 2)\n"
+            "os.execv(sys.executable, [sys.executable, '-c', \"import sys; print(1, flush=True); sys.stdin.read()\"])")
     for inherited in (0, 1):
         program = executed(code, file, inherited)
-        assert range_is_free(file) == (inherited == 0)
+        assert is_free(file) == (inherited == 0)
         ended(program)
-        assert wait_until(lambda: range_is_free(file))
+        assert wait_until(lambda: is_free(file))
 
 
 def test_the_holder_of_a_range_is_found(file):

@@ -75,11 +75,12 @@ class CallFault(Fault):
 
 @dataclasses.dataclass(frozen=True)
 class AllocationFault(Fault):
-    """See tests/support/failing_new.c."""
+    """See tests/support/failing_new.cc."""
 
     def before(self, folder):
         self._set(folder, 0, self.number if self.phase == "mount" else 0)
         library = program().parent / "libweightfs_failing_new.so"
+        assert library.exists(), f"{library}: build the target weightfs_failing_new"   # ld.so would go on without it
         return ["env", f"LD_PRELOAD={library}", f"FAILING_NEW={folder}/allocations"]
 
     def begin(self, daemon, folder):

@@ -15,6 +15,7 @@
 weightfs.deepnvme has DeepNVMe's handles and builders; weightfs.torch and weightfs.safetensors save and load whole
 checkpoints."""
 
+from weightfs._core.file import open
 from weightfs._core.future import Future
 from weightfs._core.handle import Handle
 from weightfs._core.memory import is_pinned
@@ -23,5 +24,5 @@ from weightfs._core.reader import reader
 from weightfs._native import __version__
 from weightfs.deepnvme._handles import aio_handle, gds_handle
 
-__all__ = ["Future", "Handle", "Publication", "__version__", "aio_handle", "gds_handle", "is_pinned", "publication",
-           "publish", "reader", "unpublish"]
+__all__ = ["Future", "Handle", "Publication", "__version__", "aio_handle", "gds_handle", "is_pinned", "open",
+           "publication", "publish", "reader", "unpublish"]

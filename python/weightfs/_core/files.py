@@ -174,13 +174,26 @@ def check_mounted(path, chosen):
         OSError: it is not. The text has the filesystem that it is on, and the next step."""
     if getattr(chosen, "_direct", chosen) != "require":
         return
-    at = target = os.path.realpath(os.fsdecode(path))
-    while (found := _mount_of(at)) is None:
-        at = os.path.dirname(at)
-    kind, source, point = found
+    target = os.path.realpath(os.fsdecode(path))
+    kind, source, point = _mount_above(target)
     if kind not in _TYPES:
         raise OSError(errno.ENOTTY, f"on no weightfs mount, which direct=\"require\" needs, but on {kind} ({source}, "
                                     f"mounted on {point}); mount the store first: weightfs mount STORE DIR", target)
+
+
+def on_mount(path):
+    """Whether a path is on a weightfs mount, or would be if it existed. False for a path that cannot be looked up."""
+    try:
+        return _mount_above(os.path.realpath(os.fsdecode(path)))[0] in _TYPES
+    except (OSError, ValueError):
+        return False
+
+
+def _mount_above(target):
+    """What _mount_of says of a file, or of the nearest directory above a missing one."""
+    while (found := _mount_of(target)) is None:
+        target = os.path.dirname(target)
+    return found
 
 
 def _mount_of(path):

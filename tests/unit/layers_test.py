@@ -47,6 +47,7 @@ PYTHON = {
     "torch": {"_core"},
     "safetensors": {"_core", "torch"},
     "dcp": {"_core", "torch"},
+    "hf": {"_core", "safetensors"},
     "offload": {"_core", "safetensors", "torch"},
     "deepnvme": {"_core"},
     "s3": {"_core"},

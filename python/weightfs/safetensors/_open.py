@@ -25,7 +25,7 @@ _NEARBY = 4096                # bytes; rows of a slice with smaller gaps share b
 _MOST_SCRATCH = 64 << 20      # bytes that a slice reads beside its own at once
 _MOST_RANGES = 1 << 16        # ranges of one operation
 _MOST_UNDER_WAY, _READS = 1 << 30, 4   # bytes and reads of get_tensors on a GPU
-_FRAMEWORKS = {"pt": False, "torch": False, "pytorch": False, "np": True, "numpy": True}   # whether it has arrays
+FRAMEWORKS = {"pt": False, "torch": False, "pytorch": False, "np": True, "numpy": True}   # whether it has arrays
 
 
 class SafeOpen:
@@ -50,16 +50,16 @@ class SafeOpen:
                 argument is not supported.
             OSError: a file cannot be opened."""
         self._opened = None   # shards, name -> shard, _Source
-        if framework not in _FRAMEWORKS:
+        if framework not in FRAMEWORKS:
             raise SafetensorValueError(f"framework is {framework!r}: it must be \"pt\" for tensors of torch, or \"np\" "
                                        "for arrays of numpy")
         if backend not in ("mmap", "pread"):
             raise SafetensorValueError(f"backend is {backend!r}: it must be \"mmap\" or \"pread\"; a handle reads the "
                                        "files with either")
         device = device_of(device)
-        if _FRAMEWORKS[framework] and device.type != "cpu":
+        if FRAMEWORKS[framework] and device.type != "cpu":
             raise SafetensorValueError(f"device is {device}: numpy has arrays on the CPU only")
-        self._opened = *open_all(filename, handle), _Source(handle, device, _FRAMEWORKS[framework])
+        self._opened = *open_all(filename, handle), _Source(handle, device, FRAMEWORKS[framework])
 
     def keys(self) -> list[str]:
         """The names of all tensors, sorted."""

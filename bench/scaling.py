@@ -17,13 +17,9 @@ AGED_OF_FRESH, AGE_ROUNDS, AGE_STEP, FULL = 0.9, 50, 10, 0.9
 SMALL_FILE, IN_DIRECTORY = 4096, 1000
 
 
-def curve(name, title, x_title, y_title, unit, points, limit="", checks=()):
+def curve(name, title, x_title, points, limit="", checks=(), y_title="throughput, GB/s", unit="GB/s"):
     return {"id": name, "title": title, "x_title": x_title, "y_title": y_title, "unit": unit,
             "points": [{"x": x, "values": values} for x, values in points], "limit": limit, "checks": list(checks)}
-
-
-def throughput(name, title, x_title, points, limit="", checks=()):
-    return curve(name, title, x_title, "throughput, GB/s", "GB/s", points, limit, checks)
 
 
 def limit_of(reads, reference):
@@ -64,8 +60,7 @@ def streams(run, reference):
         points.append((count, {name: statistics.median(rates[name]) for name in sorted(rates)}))
     for _, directory in compared(run):
         directory.remove(*names)
-    return [throughput("streams", "Files at once", "files read or written at once", points,
-                       limit_of(reads, reference))]
+    return [curve("streams", "Files at once", "files read or written at once", points, limit_of(reads, reference))]
 
 
 def write_and_read(run, directory, size, turns=1):
@@ -97,7 +92,7 @@ def large(run, reference):
             rates, busy = write_and_read(run, directory, size)
             reads.append((rates["weightfs, read"], busy))
             points.append((size / GIB, rates))
-    return [throughput("large", "One large file", "GiB in the file", points, limit_of(reads, reference))]
+    return [curve("large", "One large file", "GiB in the file", points, limit_of(reads, reference))]
 
 
 def aging(run, reference):
@@ -123,12 +118,12 @@ def aging(run, reference):
     fresh, aged = points[0][1]["weightfs, read"], points[-1][1]["weightfs, read"]
     limit = (f"a fresh store reads at {fresh / reference:.2f} of the reference, the aged one at "
              f"{aged / reference:.2f}") if reference else ""
-    return [throughput("aging", "A store that ages at 90 %", "rounds of deletes and creates", points, limit,
-                       [check("aged to fresh", aged / fresh, at_least=AGED_OF_FRESH)])]
+    return [curve("aging", "A store that ages at 90 %", "rounds of deletes and creates", points, limit,
+                  [check("aged to fresh", aged / fresh, at_least=AGED_OF_FRESH)])]
 
 
 def many_files(run, _):
-    many, made, rates, memory, mounts = run.options.files, 0, [], [], []
+    many, made, points = run.options.files, 0, []   # of each quarter: what the three curves show
     with contextlib.ExitStack() as stack:
         store = run.make_store("files", many * SMALL_FILE * 21 // 20 + 512 * MIB, stack)
         for quarter in (1, 2, 3, 4):
@@ -138,20 +133,19 @@ def many_files(run, _):
                 count = min(IN_DIRECTORY, many * quarter // 4 - made)
                 run.worker.ask("create", path=f"{store.mount}/from-{made:07}", count=count, size=SMALL_FILE, sync=False)
                 made += count
-            rates.append((made, {"weightfs": (made - first) / (time.monotonic() - begin)}))
-            busy = times.parts_since()[0]
-            memory.append((made, {"weightfs": kernel_figure("VmRSS", store.daemon) / MIB}))
+            rate, busy = (made - first) / (time.monotonic() - begin), times.parts_since()[0]
+            memory = kernel_figure("VmRSS", store.daemon) / MIB
             store.unmount()
             begin = time.monotonic()
             store.mount_it()
-            mounts.append((made, {"weightfs": time.monotonic() - begin}))
-    files = "files in the store"
-    return [curve("files-create", "Creating files", files, "files created per second", "files/s", rates,
-                  f"the processors are {busy * 100:.0f} % busy"),
-            curve("files-memory", "The daemon's memory", files, "memory, MiB", "MiB", memory,
-                  "before it was unmounted, with what it keeps of names and buffers"),
-            curve("files-mount", "Mounting", files, "time to mount, s", "s", mounts,
-                  "after a clean unmount, until the mount answers")]
+            points.append((made, (rate, memory, time.monotonic() - begin)))
+    return [curve(name, title, "files in the store", [(x, {"weightfs": values[at]}) for x, values in points], limit,
+                  y_title=y_title, unit=unit) for at, (name, title, y_title, unit, limit) in enumerate((
+        ("files-create", "Creating files", "files created per second", "files/s",
+         f"the processors are {busy * 100:.0f} % busy"),
+        ("files-memory", "The daemon's memory", "memory, MiB", "MiB",
+         "before it was unmounted, with what it keeps of names and buffers"),
+        ("files-mount", "Mounting", "time to mount, s", "s", "after a clean unmount, until the mount answers")))]
 
 
 CURVES = {"streams": streams, "large": large, "aging": aging, "files": many_files}

@@ -10,6 +10,7 @@ s5cmd (optional), and ceph-mon, ceph-osd and radosgw, or torch for --beside; a f
 machine without other work. The gateway shares this machine: its own time is beside ours."""
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -48,25 +49,17 @@ def write_files(directory, files, size):
     return directory
 
 
-class Curl:
-    """Requests that boto3 signs and curl sends: objects of the size of a part."""
-
-    def __init__(self, s3, base, files, size):
-        self.s3, self.base = s3, base
-        self.names = [f"file{number}/part{part}" for number in range(files) for part in range(size // PART)]
-        self.part = base / "part"
-        self.part.write_bytes(random.randbytes(PART))
-
-    def words(self, operation, series, **options):
-        """The program for an operation on all objects of a series."""
-        config = self.base / "curl.config"
-        urls = [self.s3.generate_presigned_url(operation, {"Bucket": "tests", "Key": f"{series}-curl/{name}"})
-                for name in self.names]
-        options["output"] = "/dev/null"
-        config.write_text("next\n".join(f'url = "{url}"\n' + "".join(
-            f'{name} = "{value}"\n' for name, value in options.items()) for url in urls), encoding="utf-8")
-        return ["curl", "--silent", "--show-error", "--fail-early", "--parallel", "--parallel-max", CONNECTIONS,
-                "--config", config]
+def curl_words(s3, base, args, operation, series, **options):
+    """The program for an operation on all objects of a series, which have the size of a part: boto3 signs the requests
+    and curl sends them."""
+    names = [f"{series}-curl/file{number}/part{part}" for number in range(args.files)
+             for part in range(args.size // PART)]
+    urls = [s3.generate_presigned_url(operation, {"Bucket": "tests", "Key": name}) for name in names]
+    settings = "".join(f'{name} = "{value}"\n' for name, value in {**options, "output": "/dev/null"}.items())
+    config = base / "curl.config"
+    config.write_text("next\n".join(f'url = "{url}"\n{settings}' for url in urls), encoding="utf-8")
+    return ["curl", "--silent", "--show-error", "--fail-early", "--parallel", "--parallel-max", CONNECTIONS,
+            "--config", config]
 
 
 def client_of(gateway):
@@ -93,7 +86,7 @@ def measure_transfers(args, base):
         service = [process.pid for process in gateway.processes.values()]
         s3, mount = client_of(gateway), Path(store.mount)
         source, target = write_files(mount / "source", args.files, args.size), mount / "target"
-        curl = Curl(s3, base, args.files, args.size)
+        (part := base / "part").write_bytes(random.randbytes(PART))
         s5cmd = shutil.which("s5cmd", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
         def timed(name, words):
@@ -121,10 +114,11 @@ def measure_transfers(args, base):
             rounds.append({})
             series = f"round{number}"
             url = f"s3://tests/{series}"
-            in_random_order({"curl put": lambda: curl.words("put_object", series, **{"upload-file": curl.part}),
+            in_random_order({"curl put": lambda: curl_words(s3, base, args, "put_object", series,
+                                                              **{"upload-file": part}),
                              "push": lambda: [args.program, "push", source, url],
                              **({"s5cmd put": lambda: [s5cmd, "cp", f"{source}/", f"{url}-s5cmd/"]} if s5cmd else {})})
-            in_random_order({"curl get": lambda: curl.words("get_object", series),
+            in_random_order({"curl get": lambda: curl_words(s3, base, args, "get_object", series),
                              "pull": lambda: [args.program, "pull", url, target],
                              **({"s5cmd get": lambda: [s5cmd, "cp", f"{url}-s5cmd/*", f"{target}/"]} if s5cmd else {})})
             for page in s3.get_paginator("list_objects_v2").paginate(Bucket="tests"):
@@ -138,40 +132,28 @@ def measure_transfers(args, base):
     return {"cases": cases, "ratios": ratios}
 
 
-class Pushes:
-    """Pushes of one directory, each as another version."""
+@contextlib.contextmanager
+def again_and_again(start):
+    """Runs the processes that start() starts, one after the other, until the end of the block."""
+    failures, stop = [], threading.Event()
 
-    def __init__(self, program, source, environment):
-        self.program, self.source, self.environment = program, source, environment
-        self.numbers = iter(range(1, 1 << 30))
+    def repeat():
+        while not stop.is_set() and not failures:
+            with start() as running:
+                while running.poll() is None and not stop.wait(0.01):
+                    pass
+                failures.extend([running.returncode] * bool(running.returncode))
+                running.terminate()
 
-    def start(self, rate):
-        words = [self.program, "push", self.source, f"s3://tests/{next(self.numbers)}"]
-        return subprocess.Popen(words + ([] if rate == "max" else ["--rate", rate]), env=self.environment,
-                                stdout=subprocess.DEVNULL)
-
-    @contextlib.contextmanager
-    def again_and_again(self, rate):
-        """Until the end of the block; nothing for the rate None."""
-        failures, stop = [], threading.Event()
-
-        def repeat():
-            while rate and not stop.is_set() and not failures:
-                with self.start(rate) as running:
-                    while running.poll() is None and not stop.wait(0.01):
-                        pass
-                    failures.extend([running.returncode] * bool(running.returncode))
-                    running.terminate()
-
-        thread = threading.Thread(target=repeat)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-        if failures:
-            raise RuntimeError(f"a push failed: exit {failures[0]}")
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise RuntimeError(f"a push failed: exit {failures[0]}")
 
 
 def saves_of(directory):
@@ -197,23 +179,28 @@ def saves_of(directory):
 
 
 def measure_saves(args, base):
-    total = args.size * args.files
+    total, versions = args.size * args.files, itertools.count(1)
+
+    def push(rate):
+        """Starts one of the directory, as another version."""
+        words = [args.program, "push", source, f"s3://tests/{next(versions)}"]
+        return subprocess.Popen(words + ([] if rate == "max" else ["--rate", rate]), env=environment,
+                                stdout=subprocess.DEVNULL)
+
+    def beside(rate):
+        with again_and_again(lambda: push(rate)) if rate else contextlib.nullcontext():
+            time.sleep(0.3)   # until the first part is sent
+            return save()
+
     with contextlib.ExitStack() as stack:
-        sink = stack.enter_context(S3Sink())
+        environment = clean_environment(stack.enter_context(S3Sink()).environment())
         mount = Path(stack.enter_context(Store(args.program, base / "store", total + 4 * GIB)).mount)
-        pushes = Pushes(args.program, write_files(mount / "source", args.files, args.size),
-                        clean_environment(sink.environment()))
+        source = write_files(mount / "source", args.files, args.size)
         start = time.monotonic()
-        if pushes.start("max").wait():
+        if push("max").wait():
             raise RuntimeError("the push failed")
         alone = total / MIB / (time.monotonic() - start)
         save, values = saves_of(mount), {rate: [] for rate in (None, *args.beside)}
-
-        def beside(rate):
-            with pushes.again_and_again(rate):
-                time.sleep(0.3)   # until the first part is sent
-                return save()
-
         measure(values, args.rounds, beside)
     return {"push alone, MiB/s": alone,
             "seconds of a save": {rate or "no push": statistics.median(each) for rate, each in values.items()},

@@ -47,11 +47,11 @@ def touched(tensors):
 
 class Torch:
     """A state dict with a few large tensors and as many small ones, like a model's. All processes make the same one.
-    `module` saves and loads it; further arguments of both depend on it."""
+    `module` saves and loads it; `saving` are further arguments of its save()."""
 
-    def __init__(self, size, module="torch", saving={}, loading={"map_location": "cpu", "weights_only": True}):
+    def __init__(self, size, module="torch", saving={}):
         self.torch, self.files = (importlib.import_module(name) for name in ("torch", module))
-        self.version, self.saving, self.loading = self.torch.__version__, saving, loading
+        self.version, self.saving = self.torch.__version__, saving
         count, generator = max(size // PIECES // 8, 1), self.torch.Generator().manual_seed(1)
         first = self.torch.empty(count, dtype=self.torch.int64).random_(generator=generator)
         self.state = {f"layer{index}.weight": first + index for index in range(PIECES)}
@@ -61,7 +61,7 @@ class Torch:
         self.files.save(self.state, path, **self.saving)
 
     def load(self, path):
-        return self.files.load(path, **self.loading)
+        return self.files.load(path, map_location="cpu", weights_only=True)
 
     def is_right(self, loaded):
         return loaded.keys() == self.state.keys() and all(

@@ -65,21 +65,16 @@ class Bar:
 
     _WIDTH = 30
 
-    def __init__(self, name, total=1):
-        self._name, self._total, self._done = name, total, 0
-        self._shown, self._begin = sys.stderr.isatty(), time.monotonic()
+    def __init__(self, name):
+        self._name, self._shown, self._begin = name, sys.stderr.isatty(), time.monotonic()
 
-    def show(self, what, part=None):
+    def show(self, what, part=0):
         """what: the step that begins; part: what is done of all, from 0 to 1."""
-        part = self._done / self._total if part is None else part
         if self._shown:
             spent, full = time.monotonic() - self._begin, int(self._WIDTH * part)
             left = f", {spent / part - spent:.0f} s left" if part > 0 and spent > 3 else ""
             print(f"\r\033[K{self._name} [{'#' * full}{'.' * (self._WIDTH - full)}] {part:.0%}: {what[:60]}{left}",
                   end="", file=sys.stderr, flush=True)
-
-    def advance(self):
-        self._done += 1
 
     def end(self):
         if self._shown:

@@ -38,27 +38,30 @@ def measure(chosen):
         write(chosen.report, page.html("weightfs bench", result["facts"], [result]))
 
 
+def check_files(chosen):
+    """Raises Failure if a result cannot be written."""
+    if chosen.json and chosen.report and os.path.realpath(chosen.json) == os.path.realpath(chosen.report):
+        raise Failure(f"--json and --report name one file, {chosen.json}; give two")
+    for path in filter(None, (chosen.json, chosen.report)):
+        check_output(path)
+
+
+def reported(work, chosen):
+    """Calls work(chosen). Returns the exit status; an error is one line."""
+    try:
+        work(chosen)
+        return 0
+    except (Failure, OSError) as error:
+        name = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
+        print(f"weightfs: {name}", file=sys.stderr)
+        return 1
+
+
 def main(program, arguments):
     if arguments == ["--describe"]:
         print(options.describe())
         return 0
-
-    def reported(work, *words):
-        try:
-            work(*words)
-            return 0
-        except (Failure, OSError) as error:
-            name = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
-            print(f"weightfs: {name}", file=sys.stderr)
-            return 1
-
-    def check():
-        if chosen.json and chosen.report and os.path.realpath(chosen.json) == os.path.realpath(chosen.report):
-            raise Failure(f"--json and --report name one file, {chosen.json}; give two")
-        for path in filter(None, (chosen.json, chosen.report)):
-            check_output(path)
-
     chosen = options.parse(program, arguments)
-    if reported(check):
-        return 1
-    return reported(list_rows, chosen) if chosen.list else guarded(lambda: reported(measure, chosen))
+    if chosen.list:
+        return reported(check_files, chosen) or reported(list_rows, chosen)
+    return reported(check_files, chosen) or guarded(lambda: reported(measure, chosen))

@@ -132,7 +132,9 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
                     torch.save(_alone(data), gathering)
                 length = stream.tell() - begin
                 results.append(WriteResult(item.index, length, _StorageInfo(name, begin, length)))
-        return _done(results)
+        done = torch.futures.Future()
+        done.set_result(results)
+        return done
 
     def finish(self, metadata, results):
         path = self._metadata_path(self._save.rank)
@@ -317,9 +319,3 @@ def _alone(tensor):
     """The tensor on the CPU, without the rest of its storage."""
     tensor = tensor.detach().cpu()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
-def _done(result):
-    future = torch.futures.Future()
-    future.set_result(result)
-    return future

@@ -101,13 +101,6 @@ def bytes_of_all(memories):
     return size
 
 
-def bytes_of_elements(count, item_size):
-    """The size of `count` elements. OSError (ENOMEM) if it exceeds what any memory can hold."""
-    if count * item_size > MOST_BYTES:
-        raise OSError(errno.ENOMEM, f"{count} elements of {item_size} bytes are more than any memory can hold")
-    return count * item_size
-
-
 def bytes_from(name, value, least=1):
     """A number of bytes, or a text for parse_size."""
     return whole(name, parse_size(value) if isinstance(value, str) else value, least, MOST_BYTES)

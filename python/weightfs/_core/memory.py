@@ -7,6 +7,7 @@ torch is never imported here: a tensor is recognized by its methods."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import operator
 import re
 import sys
@@ -14,7 +15,7 @@ import threading
 from typing import Any
 
 from weightfs import _native
-from weightfs._core.arguments import bytes_of_elements, bytes_of_shape, check_extent, numbers_of
+from weightfs._core.arguments import MOST_BYTES, bytes_of_shape, check_extent, numbers_of
 
 HUGE = 4 << 20   # bytes; memory of at least this size is worth huge pages
 _NO_STREAM = -1       # the native module's value
@@ -129,16 +130,13 @@ class _Scatter:
 
     def __call__(self):
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            if self._source is None:
-                return
-            try:
-                self._copy(self._source)
-            except Exception as failure:
-                self._failure = failure
-            # After an exception of a signal handler (KeyboardInterrupt), the next call copies.
-            self._source = None
+            if self._source is not None:
+                try:
+                    self._copy(self._source)
+                except Exception as failure:
+                    self._failure = failure
+                # After an exception of a signal handler (KeyboardInterrupt), the next call copies.
+                self._source = None
             if self._failure is not None:
                 raise self._failure
 
@@ -236,7 +234,9 @@ def new_like(num_elem, example):
         item_size = example.dtype.itemsize
     else:
         raise TypeError(f"example_tensor must be a tensor or an array, not {type(example).__name__}")
-    memory = _native.LockedMemory(bytes_of_elements(num_elem, item_size))
+    if num_elem * item_size > MOST_BYTES:
+        raise OSError(errno.ENOMEM, f"{num_elem} elements of {item_size} bytes are more than any memory can hold")
+    memory = _native.LockedMemory(num_elem * item_size)
     return library.frombuffer(memory, dtype=example.dtype, count=num_elem)
 
 

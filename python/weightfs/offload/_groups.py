@@ -274,8 +274,11 @@ def plan(module, blocks, device):
         ValueError: a block is no part of the module, two blocks overlap, tensors share a part of their memory, or
             modules or tensors of a kind that is not supported."""
     stages = _stages(module, _chosen(module, blocks))
+    indices = {id(submodule): index for index, (_, submodule) in enumerate(stages)}
+    found = {}    # path of a submodule -> index of the stage that it is part of, or -1
     uses = {}     # id of a tensor -> (tensor, names, places, indices of stages; -1: always in memory)
-    for path, owner, index in _walk(module, "", -1, {id(submodule): at for at, (_, submodule) in enumerate(stages)}):
+    for path, owner in module.named_modules(remove_duplicate=False):
+        found[path] = index = indices.get(id(owner), found.get(path.rpartition(".")[0], -1))
         for kind in ("_parameters", "_buffers"):
             for attribute, tensor in getattr(owner, kind).items():
                 if tensor is not None:
@@ -304,15 +307,6 @@ def plan(module, blocks, device):
         if needed:
             made.append((submodule, needed))
     return groups + [group for group, _ in shared], made
-
-
-def _walk(module, path, index, indices):
-    """Yields (path, submodule, index of the stage that it is part of or -1) for every path."""
-    index = indices.get(id(module), index)
-    yield path, module, index
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _walk(child, f"{path}.{name}".lstrip("."), index, indices)
 
 
 def _chosen(module, blocks):

@@ -161,7 +161,8 @@ class _Call:
             with self._store.repeating(self.buffers, self.inner), self._as_before(), hooks, self._explained():
                 args, kwargs = self._arguments()
                 outputs = self._described_outputs(self._stage.run(args, kwargs))
-            self._compare(tensors, outputs)
+            if [self._described(tensor) for tensor in tensors] + outputs != self._saved:
+                raise self._not_repeated("computed other numbers")
             self._bound = bound.pop_all()
         self._tensors, self._thread, self._store.recomputed = tensors, threading.get_ident(), self
 
@@ -187,11 +188,6 @@ class _Call:
 
     def _described_outputs(self, outputs):
         return [self._described(leaf) for leaf in tree_leaves(outputs) if type(leaf) is torch.Tensor]
-
-    def _compare(self, tensors, outputs):
-        again = [self._described(tensor) for tensor in tensors] + outputs
-        if again != self._saved:
-            raise self._not_repeated("computed other numbers")
 
     @contextlib.contextmanager
     def _explained(self):

@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 import weakref
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from weightfs._core import process
@@ -56,10 +55,23 @@ def _keep_memory(pending):
                 _left.remove(one)
 
 
-class Opened:
-    """A native object that must be closed, with its asynchronous operations. A context manager; it cannot be copied or
-    pickled, unless a subclass can. As thread-safe as the native object. Each subclass has _KIND and _CREATE, the noun
-    and the verb of error messages."""
+class Closing:
+    """A context manager whose block ends with close()."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Opened(Closing):
+    """A native object that must be closed, with its asynchronous operations. It cannot be copied or pickled, unless a
+    subclass can. As thread-safe as the native object. Each subclass has _KIND and _CREATE, the noun and the verb of
+    error messages."""
 
     def __init__(self, native):
         self._pending = Pending()
@@ -87,13 +99,6 @@ class Opened:
 
     def __reduce_ex__(self, protocol):
         raise TypeError(f"a {self._KIND} cannot be copied or pickled; {self._CREATE} one in each process")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
     @property
     def _native(self):

@@ -20,7 +20,7 @@ import errno
 import functools
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weightfs._core.torch import torch  # first, because it explains a missing one
 
@@ -30,14 +30,12 @@ from weightfs._core import process
 from weightfs._core.arguments import MOST_BYTES, flag, whole
 from weightfs._core.future import Future
 from weightfs._core.handle import Handle, chosen, the_handle
+from weightfs._core.opened import Closing
 from weightfs._core.process import check_process
 from weightfs._core.types import Direct, Path
 from weightfs.checkpoint._pushes import Pushes
 from weightfs.checkpoint._state import Snapshot, load_into
 from weightfs.checkpoint._steps import Steps
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["Manager"]
 log = logging.getLogger("weightfs")
@@ -52,7 +50,7 @@ class _Saving(Future[str]):
         self.step, self.after, self.pushed = step, after, pushed
 
 
-class Manager:
+class Manager(Closing):
     """Saves and loads the steps of one training run. Any thread may use it; a forked child must make its own. Works on
     any filesystem, and on a weightfs mount by leases.
 
@@ -205,12 +203,6 @@ class Manager:
             finally:
                 self._closed = True
                 self._snapshot.free()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __reduce_ex__(self, protocol):
         raise TypeError("a manager cannot be copied or pickled; create one in each process")

@@ -13,6 +13,7 @@ from weightfs import _native
 from weightfs._core import process
 from weightfs._core.handle import Handle, chosen
 from weightfs._core.memory import advise_huge_pages, describe
+from weightfs._core.opened import Closing
 from weightfs._core.types import Direct, Files
 from weightfs.safetensors._files import Device, device_of, handle_for, open_all
 from weightfs.safetensors._format import (DTYPES, SafetensorIndexError, SafetensorKeyError, SafetensorValueError,
@@ -28,7 +29,7 @@ _MOST_UNDER_WAY, _READS = 1 << 30, 4   # bytes and reads of get_tensors on a GPU
 FRAMEWORKS = {"pt": False, "torch": False, "pytorch": False, "np": True, "numpy": True}   # whether it has arrays
 
 
-class SafeOpen:
+class SafeOpen(Closing):
     """The tensors of one or more files, each read when it is asked for, as by safetensors.safe_open. A context
     manager. Methods may be called by several threads at once, apart from close(). Tensors that were returned own their
     memory."""
@@ -97,12 +98,6 @@ class SafeOpen:
         opened, self._opened = self._opened, None
         for shard in opened[0] if opened else ():
             shard.close()
-
-    def __enter__(self) -> SafeOpen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _files(self):
         if self._opened is None:

@@ -13,6 +13,7 @@ import torch
 from weightfs._core.arguments import bytes_from, whole
 from weightfs._core.future import Future
 from weightfs._core.handle import Handle
+from weightfs._core.opened import Closing
 from weightfs._core.types import Files
 from weightfs.safetensors._files import Device, device_of, handle_for, open_all
 from weightfs.safetensors._format import SafetensorKeyError
@@ -44,7 +45,7 @@ class _Read:
             self.future.set_exception(error)
 
 
-class Reads:
+class Reads(Closing):
     """An iterator of (name, tensor) over open files. One thread at a time may use it. It closes itself at its end and
     after an error."""
 
@@ -80,12 +81,6 @@ class Reads:
             self._under_way[0].future.wait()
             self._under_way.popleft()
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_stack"):

@@ -35,7 +35,8 @@ def test_the_first_line_is_the_error(local, capfd):
     assert "--nvme_dir" in first_line_of(tune.main, [], capfd)
 
 
-@pytest.mark.parametrize("name", ["torch", "checkpoint", "dcp", "hf", "offload", "safetensors", "safetensors.numpy"])
+@pytest.mark.parametrize("name", ["torch", "checkpoint", "dcp", "hf", "lightning", "offload", "safetensors",
+                                  "safetensors.numpy"])
 def test_a_missing_torch_is_named_with_the_command(child, name):
     out = child(f"""
 import sys

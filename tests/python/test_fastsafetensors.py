@@ -118,8 +118,3 @@ def test_failures_are_those_of_the_filesystem(factory, copier, weightfs_only):
     with pytest.raises(FileNotFoundError):
         loader.copy_files_to_device()
     loader.close()
-
-
-def test_memory_of_a_gpu_is_described_as_such():
-    memory = describe(weightfs.fastsafetensors._Memory(1 << 40, 100, True), writable=True)
-    assert memory.on_device and (memory.address, memory.nbytes) == (1 << 40, 100)

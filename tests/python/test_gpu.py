@@ -2,8 +2,10 @@
 """GPU tensors on machines without a GPU (tests/support/fake_gpu): accessing them as host memory crashes."""
 
 import asyncio
+import contextlib
 import errno
 import gc
+import importlib
 import logging
 import os
 import threading
@@ -16,6 +18,7 @@ import weightfs
 from fake_gpu import CUFILE, DIRECT, LIBRARY, SANITIZERS, FakeGpu
 from tensors import content, random_tensor
 from weightfs import deepnvme
+from weightfs.safetensors import save_file
 
 SIZE = 1_000_001
 
@@ -384,3 +387,20 @@ def test_the_first_file_that_cufile_refuses_is_logged(local, gpu, caplog):
         assert f"{local}/first: " in handle.refusal and "5018" in handle.refusal
         assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
             f"GPU transfers by bounce buffers: {handle.refusal}"]
+
+
+def test_the_copier_of_fastsafetensors_fills_its_memory_on_the_gpu(gpu, handle, folder, monkeypatch):
+    common = pytest.importorskip("fastsafetensors.common", reason="needs fastsafetensors: scripts/setup installs it")
+    copier = importlib.import_module("weightfs.fastsafetensors")
+    monkeypatch.setattr(copier, "the_handle", lambda *_: contextlib.nullcontext(handle))
+    save_file({"a": random_tensor(SIZE), "b": random_tensor(SIZE, seed=2)}, folder / "file")
+    device = importlib.import_module("fastsafetensors.st_types").Device.from_str("cuda:0")
+    metadata = common.SafeTensorsMetadata.from_file(
+        str(folder / "file"), importlib.import_module("fastsafetensors.frameworks").get_framework_op("pytorch"))
+    array = gpu.array(size=2 * SIZE)
+    framework = types.SimpleNamespace(alloc_tensor_memory=lambda size, _: types.SimpleNamespace(
+        get_base_address=lambda: array.address if size == array.size else 0))
+    reading = copier.Copier(metadata, device, framework)
+    reading.submit_io(False, 1 << 30)
+    reading.finish_io()
+    assert array.content() == content(random_tensor(SIZE)) + content(random_tensor(SIZE, seed=2))

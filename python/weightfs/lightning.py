@@ -15,9 +15,6 @@ from typing import Any
 
 from weightfs._core.torch import torch  # noqa: F401  (first, because it explains a missing one)
 
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
-
 import weightfs.torch
 from weightfs._core.files import check_mounted, make_folder
 from weightfs._core.handle import Handle, chosen
@@ -32,7 +29,7 @@ def _interfaces():
         try:
             yield importlib.import_module(name).TorchCheckpointIO
         except ModuleNotFoundError as error:
-            if not name.startswith(error.name):
+            if not name.startswith(str(error.name)):
                 raise
 
 
@@ -74,5 +71,7 @@ class CheckpointIO(*_INTERFACES):
 
 def _local(path):
     """The absolute path of a file of this machine; None for another URL."""
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
     system, file = url_to_fs(str(path))
     return file if isinstance(system, LocalFileSystem) else None

@@ -17,7 +17,7 @@ STUB = Path(weightfs.__file__).with_name("_native.pyi")
 MODULES = ["weightfs", *(f"weightfs.{name}" for name in (
     "checkpoint", "dcp", "deepnvme", "fastsafetensors", "hdf5", "hf", "lightning", "offload", "s3", "safetensors",
     "safetensors.numpy", "safetensors.torch", "torch"))]
-CLIENTS = ("torch", "safetensors", "fastsafetensors", "lightning", "fsspec")   # that some modules need
+CLIENTS = ("torch", "safetensors", "fastsafetensors", "lightning")   # that some modules need
 NOT_IN_STUBS = {"__copy__", "__deepcopy__",   # they only refuse
                 "__getnewargs__"}              # every NamedTuple has it
 NOT_BEFORE_3_12 = {"__buffer__"}              # C has always had it; Python shows it since 3.12

@@ -34,22 +34,13 @@ struct Waiting {
 
 }  // namespace
 
-Client::Client(std::unique_ptr<ClientLoop> loop) : loop_(std::move(loop)) {}
-Client::~Client() = default;
-
 Result<std::unique_ptr<Client>> Client::Create(const Settings& settings,
                                                std::unique_ptr<CredentialProvider> credentials) {
   RETURN_IF_ERROR(CheckSettings(settings));
   if (credentials == nullptr) credentials = std::make_unique<CredentialProvider>(settings);
   ASSIGN_OR_RETURN(auto loop, ClientLoop::Create(settings, std::move(credentials)));
-  return std::unique_ptr<Client>(new Client(std::move(loop)));
+  return loop;
 }
-
-RequestId Client::Start(Request request, ResponseCallback callback) {
-  return loop_->Start(std::move(request), std::move(callback));
-}
-
-void Client::Cancel(RequestId id) { loop_->Cancel(id); }
 
 Result<Response> Client::Send(Request request, const Interrupted& interrupted) {
   const auto waiting = std::make_shared<Waiting>();
@@ -74,9 +65,5 @@ Result<Response> Client::Send(Request request, const Interrupted& interrupted) {
   }
   return std::move(*waiting->result);
 }
-
-const Settings& Client::settings() const { return loop_->settings(); }
-ClientStatistics Client::statistics() const { return loop_->statistics(); }
-std::chrono::system_clock::time_point Client::ServiceTime() const { return loop_->ServiceTime(); }
 
 }  // namespace weightfs::s3

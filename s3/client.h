@@ -70,8 +70,6 @@ struct ClientStatistics {
   uint64_t bytes_received = 0;  // the same
 };
 
-class ClientLoop;
-
 // Sends requests over at most Settings::connections kept connections. The others wait in the order of Start.
 //
 // Retried, with exponential backoff and full jitter (at least what Retry-After says, at most 60 s): connections that
@@ -105,24 +103,23 @@ class Client {
   static Result<std::unique_ptr<Client>> Create(const Settings& settings,
                                                 std::unique_ptr<CredentialProvider> credentials = nullptr);
   // Cancels all requests and waits for their callbacks.
-  ~Client();
+  virtual ~Client() = default;
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  RequestId Start(Request request, ResponseCallback callback);
+  virtual RequestId Start(Request request, ResponseCallback callback) = 0;
   // Ends the request with kCancelled, unless it has ended. Its callback may run after this call returns.
-  void Cancel(RequestId id);
+  virtual void Cancel(RequestId id) = 0;
   // Starts the request and waits for it. When it returns, the memory of the request is no longer used.
   Result<Response> Send(Request request, const Interrupted& interrupted = {});
 
-  const Settings& settings() const;
-  ClientStatistics statistics() const;
+  virtual const Settings& settings() const = 0;
+  virtual ClientStatistics statistics() const = 0;
   // The time of the service, by the Date of its last response; before the first one that of this machine.
-  std::chrono::system_clock::time_point ServiceTime() const;
+  virtual std::chrono::system_clock::time_point ServiceTime() const = 0;
 
- private:
-  explicit Client(std::unique_ptr<ClientLoop> loop);
-  const std::unique_ptr<ClientLoop> loop_;
+ protected:
+  Client() = default;
 };
 
 }  // namespace weightfs::s3

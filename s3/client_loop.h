@@ -19,20 +19,17 @@
 namespace weightfs::s3 {
 
 // The public functions are thread-safe; all others run on the thread.
-class ClientLoop {
+class ClientLoop final : public Client {
  public:
   static Result<std::unique_ptr<ClientLoop>> Create(const Settings& settings,
                                                     std::unique_ptr<CredentialProvider> credentials);
-  // Cancels all requests and waits for their callbacks.
-  ~ClientLoop();
-  ClientLoop(const ClientLoop&) = delete;
-  ClientLoop& operator=(const ClientLoop&) = delete;
+  ~ClientLoop() override;
 
-  RequestId Start(Request request, ResponseCallback callback);
-  void Cancel(RequestId id);
-  const Settings& settings() const { return settings_; }
-  ClientStatistics statistics() const;
-  std::chrono::system_clock::time_point ServiceTime() const;
+  RequestId Start(Request request, ResponseCallback callback) override;
+  void Cancel(RequestId id) override;
+  const Settings& settings() const override { return settings_; }
+  ClientStatistics statistics() const override;
+  std::chrono::system_clock::time_point ServiceTime() const override;
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -4,10 +4,13 @@
 #include <curl/curl.h>
 #include <fmt/ranges.h>
 
+#include <vector>
+
 #include "common/json.h"
 #include "common/make_error.h"
 #include "common/printable.h"
 #include "common/result.h"
+#include "s3/config_file.h"
 #include "s3/curl_handles.h"
 #include "s3/process_output.h"
 #include "s3/request_url.h"
@@ -178,176 +181,198 @@ Error UntrustedUrl(std::string_view variable, std::string_view url) {
       fmt::format("{} is {}, which is neither https nor on this machine; correct it", variable, PrintableOrigin(url)));
 }
 
+// One search for credentials.
+class CredentialSources {
+ public:
+  CredentialSources(const Settings& settings, const Environment& environment, const std::atomic<bool>& cancelled)
+      : settings_(settings), environment_(environment), cancelled_(cancelled) {}
+
+  Result<Credentials> Load() {
+    using Place = Found (CredentialSources::*)();
+    for (const Place place :
+         {&CredentialSources::FromEnvironment, &CredentialSources::FromFiles, &CredentialSources::FromWebIdentity,
+          &CredentialSources::FromContainer, &CredentialSources::FromInstance}) {
+      if (cancelled_.load()) return ErrorCode::kCancelled;
+      auto found = (this->*place)();
+      if (!found) return std::move(found).error();
+      if (*found) return std::move(**found);
+    }
+    return CredentialError(
+        fmt::format("looked at {}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile",
+                    fmt::join(looked_at_, ", ")));
+  }
+
+ private:
+  // Each returns no credentials if its place has none.
+  using Found = Result<std::optional<Credentials>>;
+
+  Found FromEnvironment() {
+    if (settings_.profile_given) return std::nullopt;
+    const auto access_key = environment_("AWS_ACCESS_KEY_ID"), secret_key = environment_("AWS_SECRET_ACCESS_KEY");
+    looked_at_.emplace_back("AWS_ACCESS_KEY_ID");
+    if (!access_key && !secret_key) return std::nullopt;
+    if (!access_key || !secret_key) {
+      return CredentialError(fmt::format("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set; set {} too",
+                                         access_key ? "AWS_SECRET_ACCESS_KEY" : "AWS_ACCESS_KEY_ID"));
+    }
+    return Credentials{*access_key, *secret_key, environment_("AWS_SESSION_TOKEN").value_or("")};
+  }
+
+  Found FromFiles() {
+    ASSIGN_OR_RETURN(const auto credentials, ConfigFile::Read(settings_.credentials_file));
+    ASSIGN_OR_RETURN(const auto config, ConfigFile::Read(settings_.config_file));
+    for (const auto& file : {settings_.credentials_file, settings_.config_file}) {
+      looked_at_.push_back(fmt::format("profile '{}' in {}", Printable(settings_.profile), file));
+    }
+    ASSIGN_OR_RETURN(auto found, FromSection(credentials.Find(settings_.profile), settings_.credentials_file));
+    if (found) return found;
+    return FromSection(config.FindProfile(settings_.profile), settings_.config_file);
+  }
+
+  Found FromSection(const ConfigSection* section, const std::string& file) {
+    const auto access_key = ValueOf(section, "aws_access_key_id");
+    const auto secret_key = ValueOf(section, "aws_secret_access_key");
+    if (access_key && secret_key) {
+      return Credentials{*access_key, *secret_key, ValueOf(section, "aws_session_token").value_or("")};
+    }
+    const auto profile = Printable(settings_.profile);
+    if (access_key || secret_key) {
+      return CredentialError(
+          fmt::format("profile '{}' in {} has only one of aws_access_key_id and "
+                      "aws_secret_access_key; add the other",
+                      profile, file));
+    }
+    if (const auto command = ValueOf(section, "credential_process")) return FromProcess(*command);
+    for (const char* name : {"source_profile", "credential_source", "sso_session", "sso_start_url"}) {
+      if (!ValueOf(section, name)) continue;
+      return CredentialError(
+          fmt::format("profile '{0}' in {1} has {2}, which weightfs does not support; add a profile with the line "
+                      "'credential_process "
+                      "= aws configure export-credentials --profile {0} --format process' and name it",
+                      profile, file, name));
+    }
+    return std::nullopt;
+  }
+
+  Result<Credentials> FromProcess(const std::string& command) {
+    const auto source = fmt::format("credential_process of profile '{}'", Printable(settings_.profile));
+    auto output = ProcessOutput(command, kProcessTimeout, cancelled_);
+    if (!output && output.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
+    if (!output) return CredentialError(fmt::format("{}: {}; run it by hand", source, output.error().what));
+    return ParseCredentials(*output, "SessionToken", source);
+  }
+
+  Found FromWebIdentity() {
+    ASSIGN_OR_RETURN(const auto config, ConfigFile::Read(settings_.config_file));
+    const auto* profile = config.FindProfile(settings_.profile);
+    auto file = environment_("AWS_WEB_IDENTITY_TOKEN_FILE"), role = environment_("AWS_ROLE_ARN");
+    if (!file) file = ValueOf(profile, "web_identity_token_file");
+    if (!role) role = ValueOf(profile, "role_arn");
+    looked_at_.emplace_back("AWS_WEB_IDENTITY_TOKEN_FILE");
+    if (!file) return std::nullopt;
+    if (!role) return CredentialError("AWS_WEB_IDENTITY_TOKEN_FILE is set without AWS_ROLE_ARN; set it too");
+    ASSIGN_OR_RETURN(const auto token, ReadToken(*file));
+    FetchRequest request{.method = "POST"};
+    request.url = environment_("AWS_ENDPOINT_URL_STS")
+                      .value_or(fmt::format("https://sts.{}.amazonaws.com{}", settings_.region,
+                                            settings_.region.starts_with("cn-") ? ".cn" : ""));
+    if (!MayReceiveTokens(request.url)) return UntrustedUrl("AWS_ENDPOINT_URL_STS", request.url);
+    request.headers = {{"content-type", "application/x-www-form-urlencoded"}};
+    request.body = CanonicalQuery({{"Action", "AssumeRoleWithWebIdentity"},
+                                   {"Version", "2011-06-15"},
+                                   {"RoleArn", *role},
+                                   {"RoleSessionName", environment_("AWS_ROLE_SESSION_NAME").value_or("weightfs")},
+                                   {"WebIdentityToken", token}});
+    request.connect_timeout_ms = 5'000;
+    request.timeout_ms = 20'000;
+    request.use_proxy = true;
+    request.ca_bundle = settings_.ca_bundle;
+    request.cancelled = &cancelled_;
+    const auto response = FetchTwice(request);
+    if (!response) return FetchFailure(response.error());
+    const auto server = PrintableOrigin(request.url);
+    if (response->status != 200) {
+      const auto error = ParseErrorDocument(response->body);
+      return CredentialError(fmt::format("{} refused the token of {}: HTTP {} {}: {}", server, Printable(*role),
+                                         response->status, Printable(error.code), Printable(error.message)));
+    }
+    auto credentials = ParseAssumedRole(response->body);
+    if (!credentials) return CredentialError(server + " returned no credentials");
+    return *credentials;
+  }
+
+  Found FromContainer() {
+    auto url = environment_("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    if (const auto relative = environment_("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")) {
+      url = std::string(kContainerHost) + *relative;
+    }
+    looked_at_.emplace_back("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    if (!url) return std::nullopt;
+    if (!MayReceiveTokens(*url)) return UntrustedUrl("AWS_CONTAINER_CREDENTIALS_FULL_URI", *url);
+    FetchRequest request{.url = *url};
+    auto authorization = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN").value_or("");
+    if (const auto file = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")) {
+      ASSIGN_OR_RETURN(authorization, ReadToken(*file));
+    }
+    if (!authorization.empty()) request.headers.emplace_back("authorization", authorization);
+    request.ca_bundle = settings_.ca_bundle;
+    request.cancelled = &cancelled_;
+    const auto response = FetchTwice(request);
+    if (!response) return FetchFailure(response.error());
+    const auto server = PrintableOrigin(*url);
+    if (response->status != 200) return CredentialError(fmt::format("{}: HTTP {}", server, response->status));
+    ASSIGN_OR_RETURN(auto credentials, ParseCredentials(response->body, "Token", server));
+    return credentials;
+  }
+
+  Found FromInstance() {
+    if (environment_("AWS_EC2_METADATA_DISABLED").value_or("") == "true") return std::nullopt;
+    auto url = environment_("AWS_EC2_METADATA_SERVICE_ENDPOINT").value_or("http://169.254.169.254");
+    while (url.ends_with('/')) url.pop_back();
+    const auto server = "the metadata service " + PrintableOrigin(url);
+    looked_at_.push_back(server);
+    const auto refused = [&](int status) {
+      return CredentialError(fmt::format("{}: HTTP {}; set AWS_EC2_METADATA_DISABLED=true to skip it", server, status));
+    };
+    FetchRequest request{.method = "PUT", .url = url + "/latest/api/token"};
+    request.headers = {{"x-aws-ec2-metadata-token-ttl-seconds", "21600"}};
+    request.timeout_ms = 2'000;
+    request.cancelled = &cancelled_;
+    const auto token = FetchTwice(request);
+    // Most machines are no instances: nothing has this address, or a service that does not know the request.
+    if (!token && token.error().code == ErrorCode::kNotFound) return std::nullopt;
+    if (!token) return FetchFailure(token.error());
+    if (token->status >= 400 && token->status < 500) return std::nullopt;
+    if (token->status != 200) return refused(token->status);
+    request.method = "GET";
+    request.headers = {{"x-aws-ec2-metadata-token", token->body}};
+    request.url = url + "/latest/meta-data/iam/security-credentials/";
+    const auto roles = FetchTwice(request);
+    if (!roles) return FetchFailure(roles.error());
+    if (roles->status == 404) return std::nullopt;
+    if (roles->status != 200) return refused(roles->status);
+    const auto role = roles->body.substr(0, roles->body.find('\n'));
+    if (role.empty()) return std::nullopt;
+    request.url += PercentEncode(role, Slashes::kEncode);
+    request.timeout_ms = 5'000;
+    const auto response = FetchTwice(request);
+    if (!response) return FetchFailure(response.error());
+    if (response->status != 200) return refused(response->status);
+    ASSIGN_OR_RETURN(auto credentials, ParseCredentials(response->body, "Token", server));
+    return credentials;
+  }
+
+  const Settings& settings_;
+  const Environment& environment_;
+  const std::atomic<bool>& cancelled_;
+  std::vector<std::string> looked_at_;  // for the error
+};
+
 }  // namespace
 
-Result<Credentials> CredentialSources::Load() {
-  looked_at_.clear();
-  using Place = Found (CredentialSources::*)();
-  for (const Place place :
-       {&CredentialSources::FromEnvironment, &CredentialSources::FromFiles, &CredentialSources::FromWebIdentity,
-        &CredentialSources::FromContainer, &CredentialSources::FromInstance}) {
-    if (cancelled_.load()) return ErrorCode::kCancelled;
-    auto found = (this->*place)();
-    if (!found) return std::move(found).error();
-    if (*found) return std::move(**found);
-  }
-  return CredentialError(fmt::format("looked at {}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile",
-                                     fmt::join(looked_at_, ", ")));
-}
-
-CredentialSources::Found CredentialSources::FromEnvironment() {
-  if (settings_.profile_given) return std::nullopt;
-  const auto access_key = environment_("AWS_ACCESS_KEY_ID"), secret_key = environment_("AWS_SECRET_ACCESS_KEY");
-  looked_at_.emplace_back("AWS_ACCESS_KEY_ID");
-  if (!access_key && !secret_key) return std::nullopt;
-  if (!access_key || !secret_key) {
-    return CredentialError(fmt::format("only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set; set {} too",
-                                       access_key ? "AWS_SECRET_ACCESS_KEY" : "AWS_ACCESS_KEY_ID"));
-  }
-  return Credentials{*access_key, *secret_key, environment_("AWS_SESSION_TOKEN").value_or("")};
-}
-
-CredentialSources::Found CredentialSources::FromFiles() {
-  ASSIGN_OR_RETURN(const auto credentials, ConfigFile::Read(settings_.credentials_file));
-  ASSIGN_OR_RETURN(const auto config, ConfigFile::Read(settings_.config_file));
-  for (const auto& file : {settings_.credentials_file, settings_.config_file}) {
-    looked_at_.push_back(fmt::format("profile '{}' in {}", Printable(settings_.profile), file));
-  }
-  ASSIGN_OR_RETURN(auto found, FromSection(credentials.Find(settings_.profile), settings_.credentials_file));
-  if (found) return found;
-  return FromSection(config.FindProfile(settings_.profile), settings_.config_file);
-}
-
-CredentialSources::Found CredentialSources::FromSection(const ConfigSection* section, const std::string& file) {
-  const auto access_key = ValueOf(section, "aws_access_key_id"), secret_key = ValueOf(section, "aws_secret_access_key");
-  if (access_key && secret_key) {
-    return Credentials{*access_key, *secret_key, ValueOf(section, "aws_session_token").value_or("")};
-  }
-  const auto profile = Printable(settings_.profile);
-  if (access_key || secret_key) {
-    return CredentialError(
-        fmt::format("profile '{}' in {} has only one of aws_access_key_id and "
-                    "aws_secret_access_key; add the other",
-                    profile, file));
-  }
-  if (const auto command = ValueOf(section, "credential_process")) return FromProcess(*command);
-  for (const char* name : {"source_profile", "credential_source", "sso_session", "sso_start_url"}) {
-    if (!ValueOf(section, name)) continue;
-    return CredentialError(
-        fmt::format("profile '{0}' in {1} has {2}, which weightfs does not support; add a profile with the line "
-                    "'credential_process "
-                    "= aws configure export-credentials --profile {0} --format process' and name it",
-                    profile, file, name));
-  }
-  return std::nullopt;
-}
-
-Result<Credentials> CredentialSources::FromProcess(const std::string& command) {
-  const auto source = fmt::format("credential_process of profile '{}'", Printable(settings_.profile));
-  auto output = ProcessOutput(command, kProcessTimeout, cancelled_);
-  if (!output && output.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
-  if (!output) return CredentialError(fmt::format("{}: {}; run it by hand", source, output.error().what));
-  return ParseCredentials(*output, "SessionToken", source);
-}
-
-CredentialSources::Found CredentialSources::FromWebIdentity() {
-  ASSIGN_OR_RETURN(const auto config, ConfigFile::Read(settings_.config_file));
-  const auto* profile = config.FindProfile(settings_.profile);
-  auto file = environment_("AWS_WEB_IDENTITY_TOKEN_FILE"), role = environment_("AWS_ROLE_ARN");
-  if (!file) file = ValueOf(profile, "web_identity_token_file");
-  if (!role) role = ValueOf(profile, "role_arn");
-  looked_at_.emplace_back("AWS_WEB_IDENTITY_TOKEN_FILE");
-  if (!file) return std::nullopt;
-  if (!role) return CredentialError("AWS_WEB_IDENTITY_TOKEN_FILE is set without AWS_ROLE_ARN; set it too");
-  ASSIGN_OR_RETURN(const auto token, ReadToken(*file));
-  FetchRequest request{.method = "POST"};
-  request.url = environment_("AWS_ENDPOINT_URL_STS")
-                    .value_or(fmt::format("https://sts.{}.amazonaws.com{}", settings_.region,
-                                          settings_.region.starts_with("cn-") ? ".cn" : ""));
-  if (!MayReceiveTokens(request.url)) return UntrustedUrl("AWS_ENDPOINT_URL_STS", request.url);
-  request.headers = {{"content-type", "application/x-www-form-urlencoded"}};
-  request.body = CanonicalQuery({{"Action", "AssumeRoleWithWebIdentity"},
-                                 {"Version", "2011-06-15"},
-                                 {"RoleArn", *role},
-                                 {"RoleSessionName", environment_("AWS_ROLE_SESSION_NAME").value_or("weightfs")},
-                                 {"WebIdentityToken", token}});
-  request.connect_timeout_ms = 5'000;
-  request.timeout_ms = 20'000;
-  request.use_proxy = true;
-  request.ca_bundle = settings_.ca_bundle;
-  request.cancelled = &cancelled_;
-  const auto response = FetchTwice(request);
-  if (!response) return FetchFailure(response.error());
-  const auto server = PrintableOrigin(request.url);
-  if (response->status != 200) {
-    const auto error = ParseErrorDocument(response->body);
-    return CredentialError(fmt::format("{} refused the token of {}: HTTP {} {}: {}", server, Printable(*role),
-                                       response->status, Printable(error.code), Printable(error.message)));
-  }
-  auto credentials = ParseAssumedRole(response->body);
-  if (!credentials) return CredentialError(server + " returned no credentials");
-  return *credentials;
-}
-
-CredentialSources::Found CredentialSources::FromContainer() {
-  auto url = environment_("AWS_CONTAINER_CREDENTIALS_FULL_URI");
-  if (const auto relative = environment_("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")) {
-    url = std::string(kContainerHost) + *relative;
-  }
-  looked_at_.emplace_back("AWS_CONTAINER_CREDENTIALS_FULL_URI");
-  if (!url) return std::nullopt;
-  if (!MayReceiveTokens(*url)) return UntrustedUrl("AWS_CONTAINER_CREDENTIALS_FULL_URI", *url);
-  FetchRequest request{.url = *url};
-  auto authorization = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN").value_or("");
-  if (const auto file = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")) {
-    ASSIGN_OR_RETURN(authorization, ReadToken(*file));
-  }
-  if (!authorization.empty()) request.headers.emplace_back("authorization", authorization);
-  request.ca_bundle = settings_.ca_bundle;
-  request.cancelled = &cancelled_;
-  const auto response = FetchTwice(request);
-  if (!response) return FetchFailure(response.error());
-  const auto server = PrintableOrigin(*url);
-  if (response->status != 200) return CredentialError(fmt::format("{}: HTTP {}", server, response->status));
-  ASSIGN_OR_RETURN(auto credentials, ParseCredentials(response->body, "Token", server));
-  return credentials;
-}
-
-CredentialSources::Found CredentialSources::FromInstance() {
-  if (environment_("AWS_EC2_METADATA_DISABLED").value_or("") == "true") return std::nullopt;
-  auto url = environment_("AWS_EC2_METADATA_SERVICE_ENDPOINT").value_or("http://169.254.169.254");
-  while (url.ends_with('/')) url.pop_back();
-  const auto server = "the metadata service " + PrintableOrigin(url);
-  looked_at_.push_back(server);
-  const auto refused = [&](int status) {
-    return CredentialError(fmt::format("{}: HTTP {}; set AWS_EC2_METADATA_DISABLED=true to skip it", server, status));
-  };
-  FetchRequest request{.method = "PUT", .url = url + "/latest/api/token"};
-  request.headers = {{"x-aws-ec2-metadata-token-ttl-seconds", "21600"}};
-  request.timeout_ms = 2'000;
-  request.cancelled = &cancelled_;
-  const auto token = FetchTwice(request);
-  // Most machines are no instances: nothing has this address, or a service that does not know the request.
-  if (!token && token.error().code == ErrorCode::kNotFound) return std::nullopt;
-  if (!token) return FetchFailure(token.error());
-  if (token->status >= 400 && token->status < 500) return std::nullopt;
-  if (token->status != 200) return refused(token->status);
-  request.method = "GET";
-  request.headers = {{"x-aws-ec2-metadata-token", token->body}};
-  request.url = url + "/latest/meta-data/iam/security-credentials/";
-  const auto roles = FetchTwice(request);
-  if (!roles) return FetchFailure(roles.error());
-  if (roles->status == 404) return std::nullopt;
-  if (roles->status != 200) return refused(roles->status);
-  const auto role = roles->body.substr(0, roles->body.find('\n'));
-  if (role.empty()) return std::nullopt;
-  request.url += PercentEncode(role, Slashes::kEncode);
-  request.timeout_ms = 5'000;
-  const auto response = FetchTwice(request);
-  if (!response) return FetchFailure(response.error());
-  if (response->status != 200) return refused(response->status);
-  ASSIGN_OR_RETURN(auto credentials, ParseCredentials(response->body, "Token", server));
-  return credentials;
+Result<Credentials> LoadCredentials(const Settings& settings, const Environment& environment,
+                                    const std::atomic<bool>& cancelled) {
+  return CredentialSources(settings, environment, cancelled).Load();
 }
 
 }  // namespace weightfs::s3

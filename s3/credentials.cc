@@ -15,26 +15,24 @@ constexpr std::chrono::seconds kMargin{10};  // a request signed just before the
 }  // namespace
 
 CredentialProvider::CredentialProvider(const Settings& settings, Environment environment)
-    : sources_(std::make_unique<CredentialSources>(settings, std::move(environment))) {}
+    : settings_(settings), environment_(std::move(environment)) {}
 
 CredentialProvider::CredentialProvider(Credentials credentials) : current_(std::move(credentials)) {}
 
-CredentialProvider::~CredentialProvider() = default;
-
 bool CredentialProvider::IsFreshLocked(Time now) const {
-  return current_ && (sources_ == nullptr || !current_->expires || now + kRenewBefore < *current_->expires);
+  return current_ && (!settings_ || !current_->expires || now + kRenewBefore < *current_->expires);
 }
 
 bool CredentialProvider::IsValidLocked(Time now) const {
-  return current_ && (sources_ == nullptr || !current_->expires || now + kMargin < *current_->expires);
+  return current_ && (!settings_ || !current_->expires || now + kMargin < *current_->expires);
 }
 
 Result<Credentials> CredentialProvider::Get() {
   MutexLock lock(mutex_);
   if (IsFreshLocked(std::chrono::system_clock::now())) return *current_;
-  if (sources_ == nullptr) return Error{ErrorCode::kAccess, "the service rejected the S3 credentials; give others"};
+  if (!settings_) return Error{ErrorCode::kAccess, "the service rejected the S3 credentials; give others"};
   lock.Unlock();
-  auto loaded = sources_->Load();
+  auto loaded = LoadCredentials(*settings_, environment_, cancelled_);
   lock.Lock();
   const auto now = std::chrono::system_clock::now();
   if (loaded) {
@@ -63,10 +61,6 @@ void CredentialProvider::Invalidate(const Credentials& rejected) {
                           current_->secret_key == rejected.secret_key &&
                           current_->session_token == rejected.session_token;
   if (is_current) current_.reset();
-}
-
-void CredentialProvider::Cancel() {
-  if (sources_ != nullptr) sources_->Cancel();
 }
 
 Result<std::unique_ptr<CredentialLoader>> CredentialLoader::Create(std::unique_ptr<CredentialProvider> provider,

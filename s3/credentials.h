@@ -2,6 +2,7 @@
 // The keys that sign requests, from the places where AWS's programs look for them.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -19,8 +20,6 @@ struct Credentials {
   std::optional<std::chrono::system_clock::time_point> expires = {};
 };
 
-class CredentialSources;
-
 // Finds credentials, keeps them, and loads them again five minutes before they expire. The first of these places that
 // has some is used; a place that has them but fails (a file with a wrong line, a process that exits with an error, an
 // unreachable container endpoint) is an error, not a reason to look further:
@@ -36,7 +35,6 @@ class CredentialProvider {
   explicit CredentialProvider(const Settings& settings, Environment environment = ProcessEnvironment());
   // Always the same credentials.
   explicit CredentialProvider(Credentials credentials);
-  ~CredentialProvider();
   CredentialProvider(const CredentialProvider&) = delete;
   CredentialProvider& operator=(const CredentialProvider&) = delete;
 
@@ -56,14 +54,16 @@ class CredentialProvider {
   void Invalidate(const Credentials& rejected);
 
   // Makes a Get that is loading, and all later ones that must load, fail soon with kCancelled.
-  void Cancel();
+  void Cancel() { cancelled_.store(true); }
 
  private:
   using Time = std::chrono::system_clock::time_point;
   bool IsFreshLocked(Time now) const REQUIRES(mutex_);
   bool IsValidLocked(Time now) const REQUIRES(mutex_);
 
-  const std::unique_ptr<CredentialSources> sources_;  // null: fixed credentials
+  const std::optional<Settings> settings_;  // none: fixed credentials
+  const Environment environment_;
+  std::atomic<bool> cancelled_ = false;
   mutable Mutex mutex_;
   std::optional<Credentials> current_ GUARDED_BY(mutex_);
 };

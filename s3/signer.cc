@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <initializer_list>
 
 #include "common/hex.h"
 #include "common/result.h"

@@ -45,104 +45,98 @@ class Scanner {
  public:
   explicit Scanner(LocalTree* tree) : tree_(*tree) {}
 
-  Result<void> ScanDirectory(const UniqueFd& opened, const std::string& path);
+  Result<void> ScanDirectory(const UniqueFd& opened, const std::string& path) {
+    struct stat status {};
+    if (fstat(opened.get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
+    if (path.empty()) device_ = status.st_dev;
+    ASSIGN_OR_RETURN(Attributes attributes, ReadAttributes(opened.get(), path));
+    tree_.manifest.directories.push_back({.path = path,
+                                          .mode = status.st_mode & 07777,
+                                          .modified_ns = Nanoseconds(status.st_mtim),
+                                          .attributes = std::move(attributes)});
+    tree_.states.push_back(StateOf(path, status));
+    ASSIGN_OR_RETURN(const auto names, ListNames(opened.get(), Shown(path)));
+    for (const std::string& name : names) {
+      RETURN_IF_ERROR(ScanEntry(opened.get(), name.c_str(), path.empty() ? name : path + "/" + name));
+    }
+    return {};
+  }
+
   // Adds the file with this open descriptor.
-  Result<void> AddFile(int file, const struct stat& status, const std::string& path);
+  Result<void> AddFile(int file, const struct stat& status, const std::string& path) {
+    ASSIGN_OR_RETURN(Attributes attributes, ReadAttributes(file, path));
+    tree_.manifest.files.push_back({.path = path,
+                                    .mode = status.st_mode & 07777,
+                                    .size = static_cast<uint64_t>(status.st_size),
+                                    .modified_ns = Nanoseconds(status.st_mtim),
+                                    .attributes = std::move(attributes)});
+    tree_.states.push_back(StateOf(path, status));
+    return {};
+  }
 
  private:
   std::string Shown(const std::string& path) const { return path.empty() ? tree_.root : tree_.root + "/" + path; }
-  Result<void> ScanEntry(int directory, const char* name, const std::string& path);
-  Result<void> AddLink(int link, const std::string& path);
-  Result<Attributes> ReadAttributes(int file, const std::string& path) const;
+
+  Result<void> ScanEntry(int directory, const char* name, const std::string& path) {
+    if (auto checked = CheckPath(path); !checked.has_value()) {
+      return Error{ErrorCode::kInvalid, Printable(tree_.root) + "/" + checked.error().what};
+    }
+    const UniqueFd found(openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
+    struct stat status {};
+    if (!found || fstat(found.get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
+    if (S_ISLNK(status.st_mode)) return AddLink(found.get(), path);
+    RETURN_IF_ERROR(CheckKind(status.st_mode, Shown(path)));
+    if (status.st_dev != device_) {
+      return Error{ErrorCode::kInvalid,
+                   Printable(Shown(path)) + ": another filesystem is mounted here; push it by itself"};
+    }
+    auto opened = Reopen(found.get());
+    if (!opened) return CannotOpen(Shown(path), opened.error());
+    if (S_ISDIR(status.st_mode)) return ScanDirectory(*opened, path);
+    // Once more, because network filesystems look for changes by others when a file is opened.
+    if (fstat(opened->get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
+    return AddFile(opened->get(), status, path);
+  }
+
+  Result<void> AddLink(int link, const std::string& path) {
+    std::array<char, 4096> target;
+    const ssize_t size = readlinkat(link, "", target.data(), target.size());
+    if (size < 0) return SystemError(Shown(path), "cannot be read");
+    std::string text(target.data(), static_cast<size_t>(size));
+    if (!IsUtf8(text)) return Error{ErrorCode::kInvalid, Printable(Shown(path)) + ": the link's target is not UTF-8"};
+    tree_.manifest.links.push_back({.path = path, .target = std::move(text)});
+    return {};
+  }
+
+  Result<Attributes> ReadAttributes(int file, const std::string& path) const {
+    Attributes attributes;
+    std::string names(65536, '\0');
+    const ssize_t size = flistxattr(file, names.data(), names.size());
+    if (size < 0 && errno == ENOTSUP) return attributes;
+    if (size < 0) return SystemError(Shown(path), "its attributes cannot be listed");
+    size_t bytes = 0;
+    for (const char* name = names.data(); name < names.data() + size; name += std::string_view(name).size() + 1) {
+      if (!std::string_view(name).starts_with("user.")) continue;
+      if (!IsUtf8(name)) {
+        return Error{ErrorCode::kInvalid, Printable(Shown(path)) + ": the name of an extended attribute is not UTF-8"};
+      }
+      std::string value(65536, '\0');
+      const ssize_t length = fgetxattr(file, name, value.data(), value.size());
+      if (length < 0) return SystemError(Shown(path), "an attribute cannot be read");
+      value.resize(static_cast<size_t>(length));
+      bytes += std::string_view(name).size() + value.size();
+      if (bytes > kMaximumAttributes) {
+        return MakeError(ErrorCode::kTooLarge, "{}: has more than {} MiB of extended attributes: remove some",
+                         Printable(Shown(path)), kMaximumAttributes >> 20);
+      }
+      attributes[name] = std::move(value);
+    }
+    return attributes;
+  }
 
   LocalTree& tree_;
   uint64_t device_ = 0;
 };
-
-Result<Attributes> Scanner::ReadAttributes(int file, const std::string& path) const {
-  Attributes attributes;
-  std::string names(65536, '\0');
-  const ssize_t size = flistxattr(file, names.data(), names.size());
-  if (size < 0 && errno == ENOTSUP) return attributes;
-  if (size < 0) return SystemError(Shown(path), "its attributes cannot be listed");
-  size_t bytes = 0;
-  for (const char* name = names.data(); name < names.data() + size; name += std::string_view(name).size() + 1) {
-    if (!std::string_view(name).starts_with("user.")) continue;
-    if (!IsUtf8(name)) {
-      return Error{ErrorCode::kInvalid, Printable(Shown(path)) + ": the name of an extended attribute is not UTF-8"};
-    }
-    std::string value(65536, '\0');
-    const ssize_t length = fgetxattr(file, name, value.data(), value.size());
-    if (length < 0) return SystemError(Shown(path), "an attribute cannot be read");
-    value.resize(static_cast<size_t>(length));
-    bytes += std::string_view(name).size() + value.size();
-    if (bytes > kMaximumAttributes) {
-      return MakeError(ErrorCode::kTooLarge, "{}: has more than {} MiB of extended attributes: remove some",
-                       Printable(Shown(path)), kMaximumAttributes >> 20);
-    }
-    attributes[name] = std::move(value);
-  }
-  return attributes;
-}
-
-Result<void> Scanner::AddFile(int file, const struct stat& status, const std::string& path) {
-  ASSIGN_OR_RETURN(Attributes attributes, ReadAttributes(file, path));
-  tree_.manifest.files.push_back({.path = path,
-                                  .mode = status.st_mode & 07777,
-                                  .size = static_cast<uint64_t>(status.st_size),
-                                  .modified_ns = Nanoseconds(status.st_mtim),
-                                  .attributes = std::move(attributes)});
-  tree_.states.push_back(StateOf(path, status));
-  return {};
-}
-
-Result<void> Scanner::AddLink(int link, const std::string& path) {
-  std::array<char, 4096> target;
-  const ssize_t size = readlinkat(link, "", target.data(), target.size());
-  if (size < 0) return SystemError(Shown(path), "cannot be read");
-  std::string text(target.data(), static_cast<size_t>(size));
-  if (!IsUtf8(text)) return Error{ErrorCode::kInvalid, Printable(Shown(path)) + ": the link's target is not UTF-8"};
-  tree_.manifest.links.push_back({.path = path, .target = std::move(text)});
-  return {};
-}
-
-Result<void> Scanner::ScanEntry(int directory, const char* name, const std::string& path) {
-  if (auto checked = CheckPath(path); !checked.has_value()) {
-    return Error{ErrorCode::kInvalid, Printable(tree_.root) + "/" + checked.error().what};
-  }
-  const UniqueFd found(openat(directory, name, O_PATH | O_NOFOLLOW | O_CLOEXEC));
-  struct stat status {};
-  if (!found || fstat(found.get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
-  if (S_ISLNK(status.st_mode)) return AddLink(found.get(), path);
-  RETURN_IF_ERROR(CheckKind(status.st_mode, Shown(path)));
-  if (status.st_dev != device_) {
-    return Error{ErrorCode::kInvalid,
-                 Printable(Shown(path)) + ": another filesystem is mounted here; push it by itself"};
-  }
-  auto opened = Reopen(found.get());
-  if (!opened) return CannotOpen(Shown(path), opened.error());
-  if (S_ISDIR(status.st_mode)) return ScanDirectory(*opened, path);
-  // Once more, because network filesystems look for changes by others when a file is opened.
-  if (fstat(opened->get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
-  return AddFile(opened->get(), status, path);
-}
-
-Result<void> Scanner::ScanDirectory(const UniqueFd& opened, const std::string& path) {
-  struct stat status {};
-  if (fstat(opened.get(), &status) != 0) return SystemError(Shown(path), "cannot be examined");
-  if (path.empty()) device_ = status.st_dev;
-  ASSIGN_OR_RETURN(Attributes attributes, ReadAttributes(opened.get(), path));
-  tree_.manifest.directories.push_back({.path = path,
-                                        .mode = status.st_mode & 07777,
-                                        .modified_ns = Nanoseconds(status.st_mtim),
-                                        .attributes = std::move(attributes)});
-  tree_.states.push_back(StateOf(path, status));
-  ASSIGN_OR_RETURN(const auto names, ListNames(opened.get(), Shown(path)));
-  for (const std::string& name : names) {
-    RETURN_IF_ERROR(ScanEntry(opened.get(), name.c_str(), path.empty() ? name : path + "/" + name));
-  }
-  return {};
-}
 
 }  // namespace
 

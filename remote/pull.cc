@@ -23,12 +23,36 @@ namespace {
 // lines that name the file. The directory, whose directories exist, and the plan must outlive the writer.
 class PullWriter {
  public:
-  static Result<std::unique_ptr<PullWriter>> Create(PullDirectory& directory, const PullPlan& plan);
+  static Result<std::unique_ptr<PullWriter>> Create(PullDirectory& directory, const PullPlan& plan) {
+    ASSIGN_OR_RETURN(auto handle, client::Handle::Create({}));
+    return std::unique_ptr<PullWriter>(new PullWriter(directory, plan, std::move(handle)));
+  }
 
   // Writes the files that have no parts. Must be called once.
-  Result<void> WriteSmallest();
+  Result<void> WriteSmallest() {
+    for (size_t index = 0; index < plan_.files.size(); ++index) {
+      if (files_[index].missing > 0) continue;
+      RETURN_IF_ERROR(Open(index));
+      RETURN_IF_ERROR(directory_.Finish(*plan_.files[index].entry, std::move(files_[index].descriptor)));
+    }
+    return {};
+  }
+
   // A sink for the jobs of the plan. Thread-safe.
-  Result<void> Write(const DownloadedPart& part);
+  Result<void> Write(const DownloadedPart& part) {
+    const PlannedFile& planned = plan_.files[part.job];
+    File& file = files_[part.job];
+    std::call_once(file.once, [&] { file.opened = Open(part.job); });
+    RETURN_IF_ERROR(file.opened);
+    uint64_t written = part.bytes.size();
+    if (planned.slice) {
+      RETURN_IF_ERROR(WritePieces(planned, file, part, &written));
+    } else {
+      RETURN_IF_ERROR(WriteBytes(file, planned.entry->path, part.offset, part.bytes));
+    }
+    if (written == 0 || file.missing.fetch_sub(written) != written) return {};
+    return directory_.Finish(*planned.entry, std::move(file.descriptor));
+  }
 
  private:
   // Opened by the first part and closed by the last one.
@@ -38,114 +62,78 @@ class PullWriter {
     UniqueFd descriptor;
     std::atomic<uint64_t> missing = 0;  // bytes
   };
-  PullWriter(PullDirectory& directory, const PullPlan& plan, std::unique_ptr<client::Handle> handle);
-  Result<void> Open(size_t index);
-  Result<void> Reserve(const PlannedFile& planned, const File& file) const;
+
+  PullWriter(PullDirectory& directory, const PullPlan& plan, std::unique_ptr<client::Handle> handle)
+      : directory_(directory),
+        plan_(plan),
+        handle_(std::move(handle)),
+        files_(std::make_unique<File[]>(plan.files.size())) {
+    for (size_t index = 0; index < plan.files.size(); ++index) {
+      const PlannedFile& planned = plan.files[index];
+      files_[index].missing = planned.slice ? planned.size() - planned.slice->head.size() : planned.size();
+    }
+  }
+
+  Result<void> Open(size_t index) {
+    const PlannedFile& planned = plan_.files[index];
+    File& file = files_[index];
+    ASSIGN_OR_RETURN(file.descriptor, directory_.MakeFile(planned.entry->path));
+    RETURN_IF_ERROR(Reserve(planned, file));
+    if (!planned.slice) return {};
+    return WriteBytes(file, planned.entry->path, 0, std::as_bytes(std::span(planned.slice->head)));
+  }
+
+  Result<void> Reserve(const PlannedFile& planned, const File& file) const {
+    if (planned.size() < client::kLeaseFrom) return {};
+    const auto size = static_cast<off_t>(planned.size());
+    if (fallocate(file.descriptor.get(), 0, 0, size) == 0) return {};
+    if (errno == EOPNOTSUPP && ftruncate(file.descriptor.get(), size) == 0) return {};
+    return SystemError(directory_.target() + "/" + planned.entry->path, "cannot reserve its space");
+  }
+
   Result<void> WriteBytes(const File& file, std::string_view path, uint64_t offset,
-                          std::span<const std::byte> bytes) const;
+                          std::span<const std::byte> bytes) const {
+    const auto named = [&](int error_number) {
+      return SystemError(fmt::format("{}/{}", directory_.target(), path),
+                         fmt::format("cannot write at offset {}", offset), error_number);
+    };
+    if (bytes.size() >= client::kLeaseFrom) {
+      const auto written = handle_->Write(file.descriptor.get(), client::MemoryView(bytes),
+                                          {.offset = offset, .own_errors = true, .stable = true});
+      if (!written) return named(written.error().error_number());
+      return {};
+    }
+    for (size_t done = 0; done < bytes.size();) {
+      const ssize_t count =
+          pwrite(file.descriptor.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return named(count == 0 ? EIO : errno);
+      done += static_cast<size_t>(count);
+    }
+    return {};
+  }
+
   Result<void> WritePieces(const PlannedFile& planned, const File& file, const DownloadedPart& part,
-                           uint64_t* written) const;
+                           uint64_t* written) const {
+    *written = 0;
+    const std::vector<SlicePiece>& pieces = planned.slice->pieces;
+    const uint64_t end = part.offset + part.bytes.size();
+    auto piece =
+        std::ranges::upper_bound(pieces, part.offset, {}, [](const SlicePiece& at) { return at.from + at.size; });
+    for (; piece != pieces.end() && piece->from < end; ++piece) {
+      const uint64_t from = std::max(piece->from, part.offset), until = std::min(piece->from + piece->size, end);
+      RETURN_IF_ERROR(WriteBytes(file, planned.entry->path, piece->to + (from - piece->from),
+                                 part.bytes.subspan(from - part.offset, until - from)));
+      *written += until - from;
+    }
+    return {};
+  }
 
   PullDirectory& directory_;
   const PullPlan& plan_;
   const std::unique_ptr<client::Handle> handle_;
   const std::unique_ptr<File[]> files_;  // one for each file of the plan
 };
-
-Result<std::unique_ptr<PullWriter>> PullWriter::Create(PullDirectory& directory, const PullPlan& plan) {
-  ASSIGN_OR_RETURN(auto handle, client::Handle::Create({}));
-  return std::unique_ptr<PullWriter>(new PullWriter(directory, plan, std::move(handle)));
-}
-
-PullWriter::PullWriter(PullDirectory& directory, const PullPlan& plan, std::unique_ptr<client::Handle> handle)
-    : directory_(directory),
-      plan_(plan),
-      handle_(std::move(handle)),
-      files_(std::make_unique<File[]>(plan.files.size())) {
-  for (size_t index = 0; index < plan.files.size(); ++index) {
-    const PlannedFile& planned = plan.files[index];
-    files_[index].missing = planned.slice ? planned.size() - planned.slice->head.size() : planned.size();
-  }
-}
-
-Result<void> PullWriter::WriteSmallest() {
-  for (size_t index = 0; index < plan_.files.size(); ++index) {
-    if (files_[index].missing > 0) continue;
-    RETURN_IF_ERROR(Open(index));
-    RETURN_IF_ERROR(directory_.Finish(*plan_.files[index].entry, std::move(files_[index].descriptor)));
-  }
-  return {};
-}
-
-Result<void> PullWriter::Write(const DownloadedPart& part) {
-  const PlannedFile& planned = plan_.files[part.job];
-  File& file = files_[part.job];
-  std::call_once(file.once, [&] { file.opened = Open(part.job); });
-  RETURN_IF_ERROR(file.opened);
-  uint64_t written = part.bytes.size();
-  if (planned.slice) {
-    RETURN_IF_ERROR(WritePieces(planned, file, part, &written));
-  } else {
-    RETURN_IF_ERROR(WriteBytes(file, planned.entry->path, part.offset, part.bytes));
-  }
-  if (written == 0 || file.missing.fetch_sub(written) != written) return {};
-  return directory_.Finish(*planned.entry, std::move(file.descriptor));
-}
-
-Result<void> PullWriter::Open(size_t index) {
-  const PlannedFile& planned = plan_.files[index];
-  File& file = files_[index];
-  ASSIGN_OR_RETURN(file.descriptor, directory_.MakeFile(planned.entry->path));
-  RETURN_IF_ERROR(Reserve(planned, file));
-  if (!planned.slice) return {};
-  return WriteBytes(file, planned.entry->path, 0, std::as_bytes(std::span(planned.slice->head)));
-}
-
-Result<void> PullWriter::Reserve(const PlannedFile& planned, const File& file) const {
-  if (planned.size() < client::kLeaseFrom) return {};
-  const auto size = static_cast<off_t>(planned.size());
-  if (fallocate(file.descriptor.get(), 0, 0, size) == 0) return {};
-  if (errno == EOPNOTSUPP && ftruncate(file.descriptor.get(), size) == 0) return {};
-  return SystemError(directory_.target() + "/" + planned.entry->path, "cannot reserve its space");
-}
-
-Result<void> PullWriter::WriteBytes(const File& file, std::string_view path, uint64_t offset,
-                                    std::span<const std::byte> bytes) const {
-  const auto named = [&](int error_number) {
-    return SystemError(fmt::format("{}/{}", directory_.target(), path),
-                       fmt::format("cannot write at offset {}", offset), error_number);
-  };
-  if (bytes.size() >= client::kLeaseFrom) {
-    const auto written = handle_->Write(file.descriptor.get(), client::MemoryView(bytes),
-                                        {.offset = offset, .own_errors = true, .stable = true});
-    if (!written) return named(written.error().error_number());
-    return {};
-  }
-  for (size_t done = 0; done < bytes.size();) {
-    const ssize_t count =
-        pwrite(file.descriptor.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return named(count == 0 ? EIO : errno);
-    done += static_cast<size_t>(count);
-  }
-  return {};
-}
-
-Result<void> PullWriter::WritePieces(const PlannedFile& planned, const File& file, const DownloadedPart& part,
-                                     uint64_t* written) const {
-  *written = 0;
-  const std::vector<SlicePiece>& pieces = planned.slice->pieces;
-  const uint64_t end = part.offset + part.bytes.size();
-  auto piece =
-      std::ranges::upper_bound(pieces, part.offset, {}, [](const SlicePiece& at) { return at.from + at.size; });
-  for (; piece != pieces.end() && piece->from < end; ++piece) {
-    const uint64_t from = std::max(piece->from, part.offset), until = std::min(piece->from + piece->size, end);
-    RETURN_IF_ERROR(WriteBytes(file, planned.entry->path, piece->to + (from - piece->from),
-                               part.bytes.subspan(from - part.offset, until - from)));
-    *written += until - from;
-  }
-  return {};
-}
 
 // A write beyond the limit would kill the process.
 Result<void> CheckFileLimit(const PullPlan& plan) {

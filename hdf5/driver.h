@@ -44,6 +44,43 @@ class Driver {
     std::unique_ptr<File> file;
   };
 
+  // HDF5's description of the driver; `Class` is H5FD_class_t of any version.
+  template <typename Class>
+  static constexpr Class MakeClass() {
+    Class driver{};
+    if constexpr (requires { driver.version, driver.read_vector, driver.ctl; }) {  // from 1.14 on
+      driver.version = abi::kClassVersion;
+      driver.value = abi::kDriverValue;
+      driver.read_vector = ReadVector;
+      driver.write_vector = WriteVector;
+      // HDF5 converts selections to vectors for drivers without callbacks for them.
+      driver.del = Delete;
+      driver.ctl = Control;
+    }
+    driver.name = "weightfs";
+    driver.maxaddr = kLargestAddress;
+    driver.fc_degree = static_cast<decltype(driver.fc_degree)>(abi::kCloseWeak);
+    driver.terminate = Terminate;
+    driver.open = Open;
+    driver.close = Close;
+    driver.cmp = Compare;
+    driver.query = Query;
+    driver.get_eoa = EndOfAddresses;
+    driver.set_eoa = SetEndOfAddresses;
+    driver.get_eof = EndOfFile;
+    driver.get_handle = Handle;
+    driver.read = Read;
+    driver.write = Write;
+    driver.flush = Flush;
+    driver.truncate = Truncate;
+    driver.lock = Lock;
+    driver.unlock = Unlock;
+    // Metadata and data have separate pools, as in sec2.
+    for (Memory& pool : driver.fl_map) pool = static_cast<Memory>(abi::kSuper);
+    for (const int type : {abi::kRawData, abi::kGlobalHeap}) driver.fl_map[type] = static_cast<Memory>(abi::kRawData);
+    return driver;
+  }
+
   static const File& FileOf(const FileBase* base) { return *Of(base)->file; }
 
   static int Terminate() {

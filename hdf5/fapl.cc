@@ -22,6 +22,10 @@ namespace {
 // Negative before the registration, and after HDF5 has terminated the driver.
 hid_t driver_id = H5I_INVALID_HID;
 
+static_assert(WEIGHTFS_DIRECT_AUTO == static_cast<int>(client::Direct::kAuto));
+static_assert(WEIGHTFS_DIRECT_NEVER == static_cast<int>(client::Direct::kNever));
+static_assert(WEIGHTFS_DIRECT_REQUIRE == static_cast<int>(client::Direct::kRequire));
+
 weightfs_fapl_t ToFapl(const Settings& settings) {
   weightfs_fapl_t fapl{};
   fapl.version = WEIGHTFS_FAPL_VERSION;
@@ -35,9 +39,7 @@ weightfs_fapl_t ToFapl(const Settings& settings) {
   fapl.sync = settings.sync == Sync::kFlush   ? WEIGHTFS_SYNC_FLUSH
               : settings.sync == Sync::kClose ? WEIGHTFS_SYNC_CLOSE
                                               : WEIGHTFS_SYNC_NEVER;
-  fapl.direct = settings.direct == client::Direct::kAuto    ? WEIGHTFS_DIRECT_AUTO
-                : settings.direct == client::Direct::kNever ? WEIGHTFS_DIRECT_NEVER
-                                                            : WEIGHTFS_DIRECT_REQUIRE;
+  fapl.direct = static_cast<uint32_t>(settings.direct);
   return fapl;
 }
 
@@ -60,12 +62,10 @@ Result<Settings> ToSettings(const weightfs_fapl_t& fapl) {
     case WEIGHTFS_SYNC_NEVER: settings.sync = Sync::kNever; break;
     default: return invalid(fmt::format("sync is {}, which is not a weightfs_sync_t", fapl.sync));
   }
-  switch (fapl.direct) {
-    case WEIGHTFS_DIRECT_AUTO: settings.direct = client::Direct::kAuto; break;
-    case WEIGHTFS_DIRECT_NEVER: settings.direct = client::Direct::kNever; break;
-    case WEIGHTFS_DIRECT_REQUIRE: settings.direct = client::Direct::kRequire; break;
-    default: return invalid(fmt::format("direct is {}, which is not a weightfs_direct_t", fapl.direct));
+  if (fapl.direct > WEIGHTFS_DIRECT_REQUIRE) {
+    return invalid(fmt::format("direct is {}, which is not a weightfs_direct_t", fapl.direct));
   }
+  settings.direct = client::Direct{static_cast<unsigned char>(fapl.direct)};
   RETURN_IF_ERROR(Check(settings));
   return settings;
 }
@@ -112,42 +112,16 @@ static_assert(offsetof(H5FD_class_t, fl_map) == offsetof(abi::Class, fl_map));
 static_assert(offsetof(H5FD_t, base_addr) == offsetof(abi::FileBase, base_addr));
 #endif
 static_assert(H5FD_MEM_DRAW == static_cast<int>(abi::kRawData) && H5FD_MEM_NTYPES == static_cast<int>(abi::kTypes));
+static_assert(H5FD_MEM_SUPER == static_cast<int>(abi::kSuper) && H5FD_MEM_GHEAP == static_cast<int>(abi::kGlobalHeap));
 static_assert(H5FD_FEAT_SUPPORTS_SWMR_IO == abi::kSupportsSwmr);
 static_assert(H5FD_FEAT_DEFAULT_VFD_COMPATIBLE == abi::kDefaultDriverCompatible);
 static_assert(H5FD_FEAT_DATA_SIEVE == abi::kDataSieve && H5FD_FEAT_POSIX_COMPAT_HANDLE == abi::kPosixCompatibleHandle);
 
 H5FD_class_t MakeClass() {
-  H5FD_class_t driver{};
-#if WEIGHTFS_HAS_LOADABLE_DRIVERS
-  driver.version = H5FD_CLASS_VERSION;
-  driver.value = abi::kDriverValue;
-  driver.read_vector = ThisDriver::ReadVector;
-  driver.write_vector = ThisDriver::WriteVector;
-  driver.del = ThisDriver::Delete;
-  driver.ctl = ThisDriver::Control;
-#endif
-  driver.name = "weightfs";
-  driver.maxaddr = kLargestAddress;
-  driver.fc_degree = H5F_CLOSE_WEAK;
+  auto driver = ThisDriver::MakeClass<H5FD_class_t>();
   driver.terminate = Terminate;
   driver.fapl_size = sizeof(weightfs_fapl_t);
   driver.fapl_get = SettingsOfFile;
-  driver.open = ThisDriver::Open;
-  driver.close = ThisDriver::Close;
-  driver.cmp = ThisDriver::Compare;
-  driver.query = ThisDriver::Query;
-  driver.get_eoa = ThisDriver::EndOfAddresses;
-  driver.set_eoa = ThisDriver::SetEndOfAddresses;
-  driver.get_eof = ThisDriver::EndOfFile;
-  driver.get_handle = ThisDriver::Handle;
-  driver.read = ThisDriver::Read;
-  driver.write = ThisDriver::Write;
-  driver.flush = ThisDriver::Flush;
-  driver.truncate = ThisDriver::Truncate;
-  driver.lock = ThisDriver::Lock;
-  driver.unlock = ThisDriver::Unlock;
-  constexpr H5FD_mem_t kPools[] = H5FD_FLMAP_DICHOTOMY;
-  for (int type = 0; type < H5FD_MEM_NTYPES; ++type) driver.fl_map[type] = kPools[type];
   return driver;
 }
 

@@ -111,11 +111,10 @@ class File {
   int TransferDescriptor();
 
   // --- reads (file_read.cc)
-  Result<void> ReadThrough(uint64_t offset, std::span<std::byte> out);
-  Result<void> ReadLarge(uint64_t offset, std::span<std::byte> out);
   Result<void> ReadCached(Content content, uint64_t offset, std::span<std::byte> out, bool sequential);
   Result<void> ReadExactly(uint64_t offset, std::span<std::byte> out);
   Result<void> ReadDevice(uint64_t offset, std::span<std::byte> out);
+  Result<void> ReadByHandle(uint64_t offset, std::span<std::byte> out);
   Result<bool> Load(uint64_t begin, uint64_t end, uint64_t offset);
   Result<void> PositionalRead(uint64_t offset, std::span<std::byte> out);
   bool IsInPageCache(uint64_t offset, uint64_t size) const;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <iterator>
 #include <utility>
 
 #include "common/assert.h"
@@ -30,7 +29,9 @@ Result<void> File::Read(Content content, uint64_t offset, std::span<std::byte> o
   RETURN_IF_ERROR(CheckRange("read", offset, out.size()));
   if (out.empty()) return {};
   if (content == Content::kRaw && GpuMemory::Shared().Holds(out.data())) return ReadDevice(offset, out);
-  if (options_.shared_reader) return ReadThrough(offset, out);
+  const bool large = out.size() >= settings_.direct_size;
+  // For an SWMR reader: the current content of the file.
+  if (options_.shared_reader) return large ? ReadByHandle(offset, out) : PositionalRead(offset, out);
   // Bytes beyond the end read as zeros.
   const uint64_t end = offset + out.size();
   if (end > size_) {
@@ -41,24 +42,18 @@ Result<void> File::Read(Content content, uint64_t offset, std::span<std::byte> o
   }
   const bool sequential = content == Content::kRaw && offset == next_read_;
   if (content == Content::kRaw) next_read_ = offset + out.size();
-  if (out.size() >= settings_.direct_size) return ReadLarge(offset, out);
-  return ReadCached(content, offset, out, sequential);
-}
-
-// For an SWMR reader: reads the current content of the file.
-Result<void> File::ReadThrough(uint64_t offset, std::span<std::byte> out) {
-  if (out.size() < settings_.direct_size) return PositionalRead(offset, out);
-  ASSIGN_OR_RETURN(const auto handle, GetHandle());
-  const auto read = handle->Read(TransferDescriptor(), client::MemoryView(out), {.offset = offset});
-  // The file ends within the range; the rest is zeros.
-  if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
-  return WithPath(read);
-}
-
-Result<void> File::ReadLarge(uint64_t offset, std::span<std::byte> out) {
+  if (out.size() < settings_.direct_size) return ReadCached(content, offset, out, sequential);
   RETURN_IF_ERROR(ReadExactly(offset, out));
   writes_.Overlay(offset, out);
   return {};
+}
+
+Result<void> File::ReadByHandle(uint64_t offset, std::span<std::byte> out) {
+  ASSIGN_OR_RETURN(const auto handle, GetHandle());
+  const auto read = handle->Read(TransferDescriptor(), client::MemoryView(out), {.offset = offset});
+  // The file ends within the range, or another program has truncated it; the rest is zeros.
+  if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
+  return WithPath(read);
 }
 
 // Reads the file without buffered writes. Bytes beyond its end are zeros.
@@ -69,11 +64,7 @@ Result<void> File::ReadExactly(uint64_t offset, std::span<std::byte> out) {
   if (out.empty()) return {};
   // The page cache is faster than the device.
   if (out.size() < settings_.direct_size || IsInPageCache(offset, out.size())) return PositionalRead(offset, out);
-  ASSIGN_OR_RETURN(const auto handle, GetHandle());
-  const auto read = handle->Read(TransferDescriptor(), client::MemoryView(out), {.offset = offset});
-  // Another program has truncated the file since it was opened.
-  if (!read.has_value() && read.error().error_number() == ENODATA) return PositionalRead(offset, out);
-  return WithPath(read);
+  return ReadByHandle(offset, out);
 }
 
 Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {

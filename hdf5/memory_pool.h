@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "common/mutex.h"

@@ -24,39 +24,7 @@ struct PluginAbi {
   }
 };
 
-using ThisDriver = Driver<PluginAbi>;
-
-constexpr abi::Class kClass{
-    .version = abi::kClassVersion,
-    .value = abi::kDriverValue,
-    .name = "weightfs",
-    .maxaddr = kLargestAddress,
-    .fc_degree = abi::kCloseWeak,
-    .terminate = ThisDriver::Terminate,
-    .open = ThisDriver::Open,
-    .close = ThisDriver::Close,
-    .cmp = ThisDriver::Compare,
-    .query = ThisDriver::Query,
-    .get_eoa = ThisDriver::EndOfAddresses,
-    .set_eoa = ThisDriver::SetEndOfAddresses,
-    .get_eof = ThisDriver::EndOfFile,
-    .get_handle = ThisDriver::Handle,
-    .read = ThisDriver::Read,
-    .write = ThisDriver::Write,
-    .read_vector = ThisDriver::ReadVector,
-    .write_vector = ThisDriver::WriteVector,
-    // HDF5 converts selections to vectors for drivers without these callbacks.
-    .read_selection = nullptr,
-    .write_selection = nullptr,
-    .flush = ThisDriver::Flush,
-    .truncate = ThisDriver::Truncate,
-    .lock = ThisDriver::Lock,
-    .unlock = ThisDriver::Unlock,
-    .del = ThisDriver::Delete,
-    .ctl = ThisDriver::Control,
-    // Metadata and data have separate pools, as in sec2.
-    .fl_map = {abi::kSuper, abi::kSuper, abi::kSuper, abi::kRawData, abi::kRawData, abi::kSuper, abi::kSuper},
-};
+constexpr abi::Class kClass = Driver<PluginAbi>::MakeClass<abi::Class>();
 
 }  // namespace
 }  // namespace weightfs::hdf5

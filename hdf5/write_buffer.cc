@@ -35,11 +35,6 @@ uint64_t WriteBuffer::end() const {
   return segments_.empty() ? 0 : segments_.rbegin()->first + segments_.rbegin()->second.size;
 }
 
-uint64_t WriteBuffer::NextFrom(uint64_t offset) const {
-  const auto first = FirstFrom(offset);
-  return first == segments_.end() ? UINT64_MAX : std::max(first->first, offset);
-}
-
 bool WriteBuffer::IsBusy(uint64_t begin, uint64_t end) const {
   for (auto at = FirstFrom(begin); at != segments_.end() && at->first < end; ++at) {
     if (at->second.operation != nullptr) return true;

@@ -36,8 +36,6 @@ class WriteBuffer {
   Result<void> Put(uint64_t offset, std::span<const std::byte> bytes, bool raw);
   // Discards the bytes of the range, which must not be busy. ENOMEM: nothing has changed.
   Result<void> Discard(uint64_t begin, uint64_t end);
-  // Returns the offset of the first buffered byte at or after `offset`, or UINT64_MAX.
-  uint64_t NextFrom(uint64_t offset) const;
   // Copies the buffered bytes of the range into `bytes`. Returns how many.
   size_t Overlay(uint64_t offset, std::span<std::byte> bytes) const;
   // True while a write-back is in progress in the range.

@@ -47,6 +47,19 @@ size_t TextWidth(std::string_view text) {
   return width;
 }
 
+std::string CutText(std::string_view text, size_t columns) {
+  std::string cut;
+  for (size_t at = 0, width = 0; at < text.size();) {
+    const bool code = text[at] == '\x1b';
+    size_t end = code ? std::min(text.find('m', at), text.size() - 1) + 1 : at + 1;
+    while (!code && end < text.size() && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) ++end;
+    if (!code) ++width;
+    if (code || width <= columns) cut += text.substr(at, end - at);
+    at = end;
+  }
+  return cut;
+}
+
 std::string Line(const Error& error) {
   return error.what.empty() ? std::string(ErrorCodeName(error.code)) : Printable(error.what);
 }

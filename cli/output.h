@@ -55,6 +55,8 @@ std::string Paint(Tone tone, std::string_view text);
 
 // The number of terminal columns that `text` takes: UTF-8 characters without escape sequences.
 size_t TextWidth(std::string_view text);
+// The part of `text` in its first `columns`, without splitting characters. Escape sequences behind it stay.
+std::string CutText(std::string_view text, size_t columns);
 
 // Each column is as wide as its widest cell; columns are two spaces apart. Numbers should be right-aligned.
 class Table {

@@ -55,18 +55,6 @@ std::string Head(std::string_view title, const Progress& progress) {
   return head;
 }
 
-// At most `columns` columns of `text`, without splitting UTF-8 characters.
-std::string Cut(std::string text, size_t columns) {
-  while (TextWidth(text) > columns) {
-    do {
-      const bool inside = (static_cast<unsigned char>(text.back()) & 0xC0) == 0x80;
-      text.pop_back();
-      if (!inside) break;
-    } while (!text.empty());
-  }
-  return text;
-}
-
 // Joins the non-empty parts, two spaces apart.
 std::string Join(const std::vector<std::string>& parts) {
   std::string text;
@@ -141,8 +129,8 @@ std::string FormatProgress(std::string_view title, const Progress& progress, con
     return fmt::format("{} [{}{}] {}", head, std::string(full, '#'), std::string(cells - full, '.'), tail);
   }
   const std::string tail = Join({progress.total > 0 ? percent : amount, left});
-  if (TextWidth(tail) + 2 >= columns) return Cut(percent.empty() ? head : percent, columns);
-  return Join({Cut(head, columns - TextWidth(tail) - 2), tail});
+  if (TextWidth(tail) + 2 >= columns) return CutText(percent.empty() ? head : percent, columns);
+  return Join({CutText(head, columns - TextWidth(tail) - 2), tail});
 }
 
 ProgressTerminal StandardErrorTerminal() {
@@ -188,11 +176,7 @@ TransferProgress::TransferProgress(std::string title, std::string step, bool lin
 
 void TransferProgress::Update(uint64_t done, uint64_t total) {
   if (bar_) {
-    Progress progress;
-    progress.step = step_;
-    progress.done = done;
-    progress.total = total;
-    bar_->Update(progress);
+    bar_->Update({.step = step_, .done = done, .total = total});
     return;
   }
   const auto now = std::chrono::steady_clock::now();

@@ -5,7 +5,6 @@
 #include <sys/ioctl.h>
 
 #include <algorithm>
-#include <ctime>
 
 #include "cli/output.h"
 #include "common/printable.h"

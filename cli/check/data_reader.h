@@ -2,7 +2,6 @@
 // Reads files of a mount with O_DIRECT, so that the mount reads their blocks from the devices and verifies them.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <vector>

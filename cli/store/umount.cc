@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -43,137 +42,6 @@ constexpr milliseconds kPoll{20};
 constexpr milliseconds kLookInterval{1000};  // interval between scans of all processes
 constexpr milliseconds kLong{2000};          // without a terminal, a wait of this length is reported once
 
-// Watches the process that serves a mount until it has closed the store. Externally synchronized.
-class ServerWatch {
- public:
-  // The result of the wait.
-  struct End {
-    bool closed = false;  // the store was closed cleanly
-    Keepers keepers;      // otherwise: what keeps the daemon running
-    StoreHolder holder;
-  };
-
-  // Must be created before the unmount. Afterwards the process may be gone, and its number may be reused.
-  explicit ServerWatch(const MountEntry& mount);
-
-  // Waits until the store is closed, which takes as long as writing its data. While others keep the filesystem in use,
-  // waits no longer than `timeout`; with `leave_kept` it does not wait for them at all; with `forced` they do not
-  // matter, because the daemon ends anyway. Reports the wait on standard error: on a terminal at once, elsewhere if it
-  // takes long. Returns an error if the store was not closed cleanly.
-  Result<End> Wait(std::chrono::milliseconds timeout, bool leave_kept, bool forced);
-
-  // Sends SIGTERM to the daemon, which then collects the changes made through shared mappings and ends its mount. Waits
-  // while `is_mounted` is true, until the store is closed: at most `timeout` until the daemon notes that it is closing,
-  // and without a limit after that. Reports on standard error if the daemon does not answer. Returns an error if the
-  // daemon serves the mount and is not reachable from this PID namespace.
-  Result<void> EndMount(std::chrono::milliseconds timeout, const std::function<bool()>& is_mounted);
-  // True if the mount had lost its daemon when this object was created.
-  bool IsGone() const;
-  // True if `directory` is the daemon's own mount point, or if the daemon does not say.
-  bool IsMainMount(const std::string& directory) const;
-  // The holder of the store when this object was created.
-  const StoreHolder& holder() const { return holder_; }
-
- private:
-  StoreHolder Look() const;
-  // True if the holder does not serve this mount.
-  bool IsOther(const StoreHolder& holder) const;
-  Result<End> Verdict() const;
-  // Sleeps briefly, or until the daemon ends.
-  void Sleep() const;
-  void Report(std::chrono::milliseconds waited, std::chrono::milliseconds timeout,
-              const std::optional<Keepers>& keepers);
-
-  const MountEntry mount_;
-  const UniqueFd lock_;
-  const StoreHolder holder_;
-  const UniqueFd process_;
-  std::string reported_;
-};
-
-ServerWatch::ServerWatch(const MountEntry& mount)
-    : mount_(mount),
-      lock_(OpenLockOf(mount_).value_or(UniqueFd())),
-      holder_(Look()),
-      process_(holder_.process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, holder_.process, 0)) : -1) {}
-
-StoreHolder ServerWatch::Look() const { return lock_ ? ReadStoreHolder(lock_) : StoreHolder(); }
-
-bool ServerWatch::IsOther(const StoreHolder& holder) const {
-  if (holder.state == StoreHolder::State::kServing && !holder.filesystem.Has(mount_)) return true;
-  return holder.noted > 0 && holder_.noted > 0 && holder.noted != holder_.noted;
-}
-
-bool ServerWatch::IsGone() const {
-  // A command that works on the store serves no mount.
-  return lock_ && (!holder_.held || holder_.state == StoreHolder::State::kWorking || IsOther(holder_) ||
-                   (holder_.process > 0 && IsEnding(holder_.process)));
-}
-
-Result<void> ServerWatch::EndMount(milliseconds timeout, const std::function<bool()>& is_mounted) {
-  const bool serving = holder_.held && holder_.state == StoreHolder::State::kServing;
-  if (serving && holder_.process == 0) {
-    return Error{ErrorCode::kPermission,
-                 "its daemon runs in another PID namespace, where this command cannot signal "
-                 "it; unmount it there, or free the directory here with -l"};
-  }
-  const auto start = Clock::now();
-  bool answers = holder_.IsEnding();
-  // Looks again now that process_ refers to the process, because the number might have been reused before.
-  if (serving && process_ && Look().process == holder_.process) {
-    answers = syscall(SYS_pidfd_send_signal, process_.get(), SIGTERM, nullptr, 0) == 0;
-  }
-  while (answers && is_mounted()) {
-    const StoreHolder now = Look();
-    if (!now.held || IsOther(now)) break;
-    const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
-    const bool closing = now.state == StoreHolder::State::kClosing || now.noted == 0;
-    answers = waited < timeout || closing;
-    if (closing) Report(waited, timeout, std::nullopt);
-    Sleep();
-  }
-  if (!answers) {
-    Print(stderr, "weightfs: {}: its daemon does not respond; changes made through shared mappings may be lost\n",
-          mount_.source);
-  }
-  return {};
-}
-
-bool ServerWatch::IsMainMount(const std::string& directory) const {
-  return holder_.directory.empty() || holder_.directory == directory;
-}
-
-void ServerWatch::Sleep() const {
-  pollfd ended{process_.get(), POLLIN, 0};
-  poll(&ended, process_ ? 1 : 0, static_cast<int>(kPoll.count()));
-}
-
-// Reads what the server left in the lock file: nothing after success, its process number if it did not finish.
-Result<ServerWatch::End> ServerWatch::Verdict() const {
-  const StoreHolder left = Look();
-  if (IsOther(left)) return End{.closed = true};
-  if (!left.error.empty()) {
-    return MakeError(ErrorCode::kIo, "unmounted, but not everything reached the device: {}; run 'weightfs verify'",
-                     left.error);
-  }
-  if (left.noted == 0) return End{.closed = true};
-  return Error{ErrorCode::kIo,
-               "unmounted, but its process ended without closing the store; unsynced data may be lost; "
-               "the next mount recovers the rest"};
-}
-
-void ServerWatch::Report(milliseconds waited, milliseconds timeout, const std::optional<Keepers>& keepers) {
-  const bool kept = keepers.has_value() && !keepers->empty();
-  if (isatty(STDERR_FILENO) != 0 ? waited < kPoll : waited < kLong) return;
-  const std::string line =
-      kept ? fmt::format("waiting at most {:g} s: {}", static_cast<double>(timeout.count()) / 1000,
-                         DescribeKeepers(*keepers))
-           : fmt::format("waiting until {} has written everything", DescribeProcess(holder_.process));
-  if (line == reported_) return;
-  reported_ = line;
-  Print(stderr, "weightfs: {}: {}\n", mount_.source, line);
-}
-
 // A read-only mount without a directory for its index has no other locks than those of the devices.
 void WaitForDevices(const MountEntry& mount, milliseconds timeout) {
   const auto store = FindStore(mount.source);
@@ -187,35 +55,152 @@ void WaitForDevices(const MountEntry& mount, milliseconds timeout) {
   }
 }
 
-Result<ServerWatch::End> ServerWatch::Wait(milliseconds timeout, bool leave_kept, bool forced) {
-  if (!lock_ && HasOption(mount_.options, "ro")) {
-    WaitForDevices(mount_, timeout);
-    return End{.closed = true};
-  }
-  if (lock_.get() < 0) {
-    return Error{ErrorCode::kAccess,
-                 "unmounted, but the store is not accessible (deleted, or owned by another user?): "
-                 "it is unknown whether all data is on the device; run 'weightfs verify'"};
-  }
-  const auto start = Clock::now();
-  auto next_look = start + 5 * kPoll;  // an unused daemon has noticed the unmount by then
-  std::optional<Keepers> keepers;
-  // The lock decides: the server releases it last. Another server can have it only after ours has closed the store.
-  for (StoreHolder holder = Look(); holder.held && !IsOther(holder); Sleep(), holder = Look()) {
-    const auto now = Clock::now();
-    const auto waited = std::chrono::duration_cast<milliseconds>(now - start);
-    const bool serving = holder.state == StoreHolder::State::kServing && !forced;
-    if (serving && now >= next_look) {
-      keepers = FindKeepers(mount_.filesystem());
-      next_look = std::min(now + kLookInterval, std::max(now + kPoll, start + timeout));
-      const bool settled = !keepers->here.empty() || (leave_kept && !keepers->empty());
-      if (settled || waited >= timeout) return End{.keepers = *std::move(keepers), .holder = holder};
+// Watches the process that serves a mount until it has closed the store. Externally synchronized.
+class ServerWatch {
+ public:
+  // The result of the wait.
+  struct End {
+    bool closed = false;  // the store was closed cleanly
+    Keepers keepers;      // otherwise: what keeps the daemon running
+    StoreHolder holder;
+  };
+
+  // Must be created before the unmount. Afterwards the process may be gone, and its number may be reused.
+  explicit ServerWatch(const MountEntry& mount)
+      : mount_(mount),
+        lock_(OpenLockOf(mount_).value_or(UniqueFd())),
+        holder_(Look()),
+        process_(holder_.process > 0 ? static_cast<int>(syscall(SYS_pidfd_open, holder_.process, 0)) : -1) {}
+
+  // Waits until the store is closed, which takes as long as writing its data. While others keep the filesystem in use,
+  // waits no longer than `timeout`; with `leave_kept` it does not wait for them at all; with `forced` they do not
+  // matter, because the daemon ends anyway. Reports the wait on standard error: on a terminal at once, elsewhere if it
+  // takes long. Returns an error if the store was not closed cleanly.
+  Result<End> Wait(milliseconds timeout, bool leave_kept, bool forced) {
+    if (!lock_ && HasOption(mount_.options, "ro")) {
+      WaitForDevices(mount_, timeout);
+      return End{.closed = true};
     }
-    if (!serving) keepers.reset();
-    Report(waited, timeout, keepers);
+    if (lock_.get() < 0) {
+      return Error{ErrorCode::kAccess,
+                   "unmounted, but the store is not accessible (deleted, or owned by another user?): "
+                   "it is unknown whether all data is on the device; run 'weightfs verify'"};
+    }
+    const auto start = Clock::now();
+    auto next_look = start + 5 * kPoll;  // an unused daemon has noticed the unmount by then
+    std::optional<Keepers> keepers;
+    // The lock decides: the server releases it last. Another server can have it only after ours has closed the store.
+    for (StoreHolder holder = Look(); holder.held && !IsOther(holder); Sleep(), holder = Look()) {
+      const auto now = Clock::now();
+      const auto waited = std::chrono::duration_cast<milliseconds>(now - start);
+      const bool serving = holder.state == StoreHolder::State::kServing && !forced;
+      if (serving && now >= next_look) {
+        keepers = FindKeepers(mount_.filesystem());
+        next_look = std::min(now + kLookInterval, std::max(now + kPoll, start + timeout));
+        const bool settled = !keepers->here.empty() || (leave_kept && !keepers->empty());
+        if (settled || waited >= timeout) return End{.keepers = *std::move(keepers), .holder = holder};
+      }
+      if (!serving) keepers.reset();
+      Report(waited, timeout, keepers);
+    }
+    return Verdict();
   }
-  return Verdict();
-}
+
+  // Sends SIGTERM to the daemon, which then collects the changes made through shared mappings and ends its mount. Waits
+  // while `is_mounted` is true, until the store is closed: at most `timeout` until the daemon notes that it is closing,
+  // and without a limit after that. Reports on standard error if the daemon does not answer. Returns an error if the
+  // daemon serves the mount and is not reachable from this PID namespace.
+  Result<void> EndMount(milliseconds timeout, const std::function<bool()>& is_mounted) {
+    const bool serving = holder_.held && holder_.state == StoreHolder::State::kServing;
+    if (serving && holder_.process == 0) {
+      return Error{ErrorCode::kPermission,
+                   "its daemon runs in another PID namespace, where this command cannot signal "
+                   "it; unmount it there, or free the directory here with -l"};
+    }
+    const auto start = Clock::now();
+    bool answers = holder_.IsEnding();
+    // Looks again now that process_ refers to the process, because the number might have been reused before.
+    if (serving && process_ && Look().process == holder_.process) {
+      answers = syscall(SYS_pidfd_send_signal, process_.get(), SIGTERM, nullptr, 0) == 0;
+    }
+    while (answers && is_mounted()) {
+      const StoreHolder now = Look();
+      if (!now.held || IsOther(now)) break;
+      const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
+      const bool closing = now.state == StoreHolder::State::kClosing || now.noted == 0;
+      answers = waited < timeout || closing;
+      if (closing) Report(waited, timeout, std::nullopt);
+      Sleep();
+    }
+    if (!answers) {
+      Print(stderr, "weightfs: {}: its daemon does not respond; changes made through shared mappings may be lost\n",
+            mount_.source);
+    }
+    return {};
+  }
+
+  // True if the mount had lost its daemon when this object was created.
+  bool IsGone() const {
+    // A command that works on the store serves no mount.
+    return lock_ && (!holder_.held || holder_.state == StoreHolder::State::kWorking || IsOther(holder_) ||
+                     (holder_.process > 0 && IsEnding(holder_.process)));
+  }
+
+  // True if `directory` is the daemon's own mount point, or if the daemon does not say.
+  bool IsMainMount(const std::string& directory) const {
+    return holder_.directory.empty() || holder_.directory == directory;
+  }
+
+  // The holder of the store when this object was created.
+  const StoreHolder& holder() const { return holder_; }
+
+ private:
+  StoreHolder Look() const { return lock_ ? ReadStoreHolder(lock_) : StoreHolder(); }
+
+  // True if the holder does not serve this mount.
+  bool IsOther(const StoreHolder& holder) const {
+    if (holder.state == StoreHolder::State::kServing && !holder.filesystem.Has(mount_)) return true;
+    return holder.noted > 0 && holder_.noted > 0 && holder.noted != holder_.noted;
+  }
+
+  // Reads what the server left in the lock file: nothing after success, its process number if it did not finish.
+  Result<End> Verdict() const {
+    const StoreHolder left = Look();
+    if (IsOther(left)) return End{.closed = true};
+    if (!left.error.empty()) {
+      return MakeError(ErrorCode::kIo, "unmounted, but not everything reached the device: {}; run 'weightfs verify'",
+                       left.error);
+    }
+    if (left.noted == 0) return End{.closed = true};
+    return Error{ErrorCode::kIo,
+                 "unmounted, but its process ended without closing the store; unsynced data may be lost; "
+                 "the next mount recovers the rest"};
+  }
+
+  // Sleeps briefly, or until the daemon ends.
+  void Sleep() const {
+    pollfd ended{process_.get(), POLLIN, 0};
+    poll(&ended, process_ ? 1 : 0, static_cast<int>(kPoll.count()));
+  }
+
+  void Report(milliseconds waited, milliseconds timeout, const std::optional<Keepers>& keepers) {
+    const bool kept = keepers.has_value() && !keepers->empty();
+    if (isatty(STDERR_FILENO) != 0 ? waited < kPoll : waited < kLong) return;
+    const std::string line =
+        kept ? fmt::format("waiting at most {:g} s: {}", static_cast<double>(timeout.count()) / 1000,
+                           DescribeKeepers(*keepers))
+             : fmt::format("waiting until {} has written everything", DescribeProcess(holder_.process));
+    if (line == reported_) return;
+    reported_ = line;
+    Print(stderr, "weightfs: {}: {}\n", mount_.source, line);
+  }
+
+  const MountEntry mount_;
+  const UniqueFd lock_;
+  const StoreHolder holder_;
+  const UniqueFd process_;
+  std::string reported_;
+};
 
 struct Arguments {
   std::string directory, space;

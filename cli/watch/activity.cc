@@ -204,33 +204,32 @@ struct Look {
 class Looker {
  public:
   explicit Looker(const WatchArguments& arguments) : arguments_(arguments) {}
-  Result<Look> Ask();
+
+  Result<Look> Ask() {
+    ASSIGN_OR_RETURN(const UniqueFd file, OpenOnMount(arguments_.path));
+    struct stat status {};
+    if (fstat(file.get(), &status) != 0) return SystemError(arguments_.path, "cannot be examined");
+    Look look{.device = status.st_dev};
+    look.top.version = WEIGHTFS_IOC_VERSION;
+    look.top.since = since_;
+    RETURN_IF_ERROR(AskMount(arguments_, file.get(), WEIGHTFS_IOC_TOP, &look.top));
+    since_ = look.top.next;
+    uint64_t dropped = 0;
+    const auto drop_closes = [&](std::span<weightfs_top_entry> entries, uint64_t id) {
+      for (weightfs_top_entry& entry : entries) {
+        if (entry.id == id) entry.requests -= dropped = std::min<uint64_t>(entry.requests, closes_);
+      }
+    };
+    drop_closes({look.top.process, look.top.processes}, 0);
+    drop_closes({look.top.file, look.top.files}, status.st_ino);
+    closes_ += 1 - dropped;
+    return look;
+  }
 
  private:
   const WatchArguments& arguments_;
   uint64_t since_ = 0, closes_ = 0;
 };
-
-Result<Look> Looker::Ask() {
-  ASSIGN_OR_RETURN(const UniqueFd file, OpenOnMount(arguments_.path));
-  struct stat status {};
-  if (fstat(file.get(), &status) != 0) return SystemError(arguments_.path, "cannot be examined");
-  Look look{.device = status.st_dev};
-  look.top.version = WEIGHTFS_IOC_VERSION;
-  look.top.since = since_;
-  RETURN_IF_ERROR(AskMount(arguments_, file.get(), WEIGHTFS_IOC_TOP, &look.top));
-  since_ = look.top.next;
-  uint64_t dropped = 0;
-  const auto drop_closes = [&](std::span<weightfs_top_entry> entries, uint64_t id) {
-    for (weightfs_top_entry& entry : entries) {
-      if (entry.id == id) entry.requests -= dropped = std::min<uint64_t>(entry.requests, closes_);
-    }
-  };
-  drop_closes({look.top.process, look.top.processes}, 0);
-  drop_closes({look.top.file, look.top.files}, status.st_ino);
-  closes_ += 1 - dropped;
-  return look;
-}
 
 std::string ScreenText(const WatchArguments& arguments, double seconds, const std::vector<Row>& processes,
                        const std::vector<Row>& files, const WatchView& view) {

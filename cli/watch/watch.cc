@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/watch/watch.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <stdio_ext.h>
@@ -161,20 +160,7 @@ std::string FitScreen(std::string_view text, size_t columns, size_t rows) {
   for (size_t row = 0; !text.empty() && (rows == 0 || row < rows); ++row) {
     const std::string_view line = text.substr(0, text.find('\n'));
     text.remove_prefix(std::min(line.size() + 1, text.size()));
-    size_t width = 0;
-    for (size_t at = 0; at < line.size();) {
-      size_t end = at + 1;
-      const bool code = line[at] == '\x1b';  // takes no column, so the codes behind the last column stay
-      if (code) {
-        end = std::min(line.find('m', at), line.size() - 1) + 1;
-      } else {
-        while (end < line.size() && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80) ++end;
-      }
-      if (!code) ++width;
-      if (code || columns == 0 || width <= columns) out += line.substr(at, end - at);
-      at = end;
-    }
-    out += "\x1b[K\n";
+    out += (columns == 0 ? std::string(line) : CutText(line, columns)) + "\x1b[K\n";
   }
   return out;
 }

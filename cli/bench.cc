@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs bench: runs the Python package bench/, which is installed beside the program and uses this program and its
 // worker.
-#include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <fstream>
 #include <nlohmann/json.hpp>
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/keepers.h"
 
-#include <algorithm>
-
 #include "cli/mount_table.h"
 #include "common/make_error.h"
 #include "common/processes.h"

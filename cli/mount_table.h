@@ -2,8 +2,6 @@
 // Finds the weightfs mounts that command arguments name.
 #pragma once
 
-#include <string_view>
-
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {

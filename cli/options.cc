@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/options.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <limits>
-#include <utility>
 
 #include "cli/output.h"
 #include "common/size_text.h"

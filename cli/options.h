@@ -3,7 +3,6 @@
 // the parser, --help, the man pages, the completions and the errors of a command line read it.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <variant>

@@ -2,11 +2,9 @@
 #include "cli/output.h"
 
 #include <fmt/color.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 

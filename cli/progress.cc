@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/progress.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <utility>
 
 #include "cli/output.h"
 #include "common/size_text.h"

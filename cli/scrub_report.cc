@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/scrub_report.h"
 
-#include <fmt/format.h>
 #include <sys/ioctl.h>
 
 #include <algorithm>

@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <string_view>
-#include <utility>
 
 #include "common/start_thread.h"
 

@@ -2,11 +2,7 @@
 #include "cli/store_look.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/statvfs.h>
-
-#include <cerrno>
-#include <utility>
 
 #include "cli/mount_table.h"
 #include "cli/scrub_report.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hdf5/engine.h"
 
-#include <utility>
-
 #include "common/result.h"
 
 namespace weightfs::hdf5 {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <map>
-#include <memory>
 
 #include "client/handle.h"
 #include "common/mutex.h"

@@ -3,10 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cstddef>
-#include <cstdlib>
-#include <string>
-
 #include "hdf5/driver.h"
 #include "hdf5/h5fd_abi.h"
 #include "hdf5/library.h"

@@ -6,10 +6,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "common/result.h"
 #include "common/units.h"

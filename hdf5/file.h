@@ -15,13 +15,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <span>
-#include <string>
-#include <utility>
-
 #include "client/handle.h"
 #include "common/unique_fd.h"
 #include "hdf5/memory_pool.h"

@@ -3,10 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <utility>
 
 #include "common/assert.h"
 #include "common/result.h"

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several requests per call (HDF5's vector I/O). Contiguous requests form one operation, and operations run
 // concurrently.
-#include <algorithm>
-#include <optional>
-#include <utility>
-#include <vector>
 
 #include "common/result.h"
 #include "hdf5/file.h"

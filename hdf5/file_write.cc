@@ -5,12 +5,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <iterator>
-#include <optional>
-#include <utility>
-#include <vector>
 
 #include "common/result.h"
 #include "common/sync_directory.h"

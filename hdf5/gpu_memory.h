@@ -3,8 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
-#include <memory>
 
 #include "client/gpu/cuda.h"
 #include "common/mutex.h"

@@ -3,8 +3,6 @@
 // HDF5 libraries (a wheel has its own, under another name), and a static one may export no symbols.
 #pragma once
 
-#include <string>
-
 #include "common/error.h"
 #include "hdf5/h5fd_abi.h"
 

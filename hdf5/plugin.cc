@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plugin that HDF5 loads. HDF5_PLUGIN_PATH names its directory, and HDF5_DRIVER=weightfs selects the driver.
-#include <cstdint>
 
 #include "client/export.h"
 #include "hdf5/driver.h"

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hdf5/read_cache.h"
 
-#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <utility>
-#include <vector>
 
 #include "common/assert.h"
 

@@ -2,8 +2,6 @@
 // Cached extents of a file: pages of metadata, and read-ahead windows.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
 #include <span>
 

@@ -5,8 +5,6 @@
 
 #include <array>
 #include <charconv>
-#include <string>
-#include <utility>
 
 #include "common/result.h"
 #include "common/size_text.h"

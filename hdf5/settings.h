@@ -3,7 +3,6 @@
 #pragma once
 
 #include <compare>
-#include <cstdint>
 #include <string_view>
 
 #include "client/handle.h"

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hdf5/write_buffer.h"
 
-#include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <utility>
 
 #include "common/assert.h"
 #include "common/result.h"

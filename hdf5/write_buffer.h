@@ -2,12 +2,7 @@
 // Dirty bytes that are not in the file yet, in segments that grow with sequential writes.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <map>
-#include <memory>
-#include <span>
-#include <utility>
 
 #include "client/operation.h"
 #include "common/error.h"

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <cerrno>
 #include <climits>
 #include <memory>
 #include <set>

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
-#include <utility>
 
 #include "common/checksum.h"
 

@@ -2,10 +2,7 @@
 // The checksums of a version, fetched when they are needed: those of a version of 1 TiB have 1 GiB.
 #pragma once
 
-#include <cstddef>
 #include <list>
-#include <memory>
-#include <span>
 
 #include "common/mutex.h"
 #include "remote/series.h"

@@ -2,11 +2,8 @@
 #include "remote/download.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstring>
 #include <deque>
-#include <string>
 
 #include "common/checksum.h"
 #include "common/start_thread.h"

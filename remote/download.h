@@ -2,8 +2,6 @@
 // Downloads files of a version, or parts of them, and verifies every block.
 #pragma once
 
-#include <cstddef>
-
 #include "client/handle.h"
 #include "remote/series.h"
 

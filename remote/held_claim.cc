@@ -2,8 +2,6 @@
 #include "remote/held_claim.h"
 
 #include <algorithm>
-#include <memory>
-#include <thread>
 
 #include "common/make_error.h"
 

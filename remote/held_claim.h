@@ -2,10 +2,6 @@
 // The claim that a push or a prune holds while it changes a version. Private to remote/.
 #pragma once
 
-#include <chrono>
-#include <functional>
-#include <span>
-
 #include "remote/series.h"
 
 namespace weightfs::remote {

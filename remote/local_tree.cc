@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 
 #include "common/hex.h"
 #include "common/make_error.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string_view>
 
 #include "common/make_error.h"
 #include "common/utc_time.h"

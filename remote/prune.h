@@ -2,9 +2,6 @@
 // Removes old versions from a bucket.
 #pragma once
 
-#include <chrono>
-#include <cstddef>
-
 #include "remote/series.h"
 
 namespace weightfs::remote {

@@ -5,9 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <mutex>
-#include <span>
 
 #include "client/file_limit.h"
 #include "common/make_error.h"

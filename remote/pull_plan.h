@@ -2,8 +2,6 @@
 // What a pull writes, and which bytes it needs for that.
 #pragma once
 
-#include <optional>
-
 #include "remote/download.h"
 #include "remote/safetensors_slice.h"
 

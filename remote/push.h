@@ -2,8 +2,6 @@
 // Copies a directory into a bucket, as a version that exists completely or not at all.
 #pragma once
 
-#include <chrono>
-
 #include "client/handle.h"
 #include "remote/series.h"
 

@@ -2,7 +2,6 @@
 #include "remote/push_claim.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "common/make_error.h"
 #include "common/printable.h"

@@ -2,7 +2,6 @@
 // Some tensors of a safetensors file, as a safetensors file of their own.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <vector>
 

@@ -2,9 +2,7 @@
 #include "remote/series.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
-#include <functional>
 
 #include "common/checksum.h"
 

@@ -2,8 +2,6 @@
 // All versions below s3://BUCKET/PREFIX/NAME.
 #pragma once
 
-#include <optional>
-
 #include "remote/manifest.h"
 #include "s3/bucket.h"
 

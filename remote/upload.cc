@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/upload.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <chrono>
-#include <cstring>
 #include <deque>
-#include <thread>
 
 #include "client/random_reader.h"
 #include "common/bytes.h"

@@ -2,8 +2,6 @@
 // Sends the files of one version, and their checksums. Private to remote/.
 #pragma once
 
-#include <functional>
-#include <map>
 #include <set>
 
 #include "remote/local_tree.h"

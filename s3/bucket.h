@@ -2,9 +2,6 @@
 // The operations on the objects of one bucket.
 #pragma once
 
-#include <atomic>
-#include <vector>
-
 #include "s3/client.h"
 
 namespace weightfs::s3 {

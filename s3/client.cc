@@ -3,8 +3,6 @@
 
 #include <unistd.h>
 
-#include <condition_variable>
-
 #include "common/result.h"
 #include "s3/client_loop.h"
 

@@ -2,15 +2,9 @@
 // The thread of a client: queues, transfers and retries.
 #pragma once
 
-#include <atomic>
-#include <deque>
-#include <functional>
 #include <map>
-#include <memory>
 #include <random>
-#include <thread>
 #include <unordered_map>
-#include <vector>
 
 #include "common/mutex.h"
 #include "s3/failure.h"

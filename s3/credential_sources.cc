@@ -4,8 +4,6 @@
 #include <curl/curl.h>
 #include <fmt/ranges.h>
 
-#include <vector>
-
 #include "common/json.h"
 #include "common/make_error.h"
 #include "common/printable.h"

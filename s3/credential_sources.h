@@ -2,8 +2,6 @@
 // The places where credentials are looked for; credentials.h has their order.
 #pragma once
 
-#include <atomic>
-
 #include "s3/credentials.h"
 
 namespace weightfs::s3 {

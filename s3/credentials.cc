@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/credentials.h"
 
-#include <utility>
-
 #include "common/start_thread.h"
 #include "s3/credential_sources.h"
 

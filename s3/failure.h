@@ -2,8 +2,6 @@
 // Finds the failure of an attempt, its remedy and its text.
 #pragma once
 
-#include <optional>
-
 #include "s3/transfer.h"
 
 namespace weightfs::s3 {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "s3/credentials.h"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs prune: remove old versions from a bucket.
 
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
 
 #include "cli/bucket/s3_options.h"

@@ -2,10 +2,7 @@
 // weightfs pull: copy a version from a bucket into a directory.
 #include "remote/pull.h"
 
-#include <fmt/format.h>
-
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "cli/bucket/s3_options.h"
 #include "cli/commands.h"

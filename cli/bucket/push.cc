@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs push: copy a directory into a bucket, as a version that exists completely or not at all.
 #include <fcntl.h>
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
-#include <utility>
 
 #include "cli/bucket/s3_options.h"
 #include "cli/commands.h"

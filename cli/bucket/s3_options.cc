@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/bucket/s3_options.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
-
-#include <utility>
 
 #include "cli/output.h"
 #include "cli/signals.h"

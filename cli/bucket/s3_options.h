@@ -2,8 +2,6 @@
 // The options and warnings of all commands that use an S3 service, and the versions that a URL names.
 #pragma once
 
-#include <memory>
-
 #include "cli/options.h"
 #include "remote/prune.h"
 #include "s3/bucket.h"

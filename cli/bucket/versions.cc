@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs versions: list the versions in a bucket.
-#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 

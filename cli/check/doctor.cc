@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs doctor: shows which features this machine offers, which of them weightfs uses, and what would help.
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <iterator>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "cli/check/machine_checks.h"
 #include "cli/commands.h"

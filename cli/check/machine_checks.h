@@ -2,9 +2,6 @@
 // The checks of `weightfs doctor`.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "store/volume/store_location.h"
 
 namespace weightfs::cli {

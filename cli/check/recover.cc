@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs recover: rebuilds what a store has lost from the log on its devices.
-#include <fmt/format.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"

@@ -3,11 +3,8 @@
 // and repairs what can be repaired. The exit codes are those of fsck(8).
 #include "cli/check/verify.h"
 
-#include <fmt/format.h>
 #include <sys/statvfs.h>
 
-#include <algorithm>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"

@@ -2,8 +2,6 @@
 // The parts of `weightfs verify`: stores that are not mounted, and what is on mounts.
 #pragma once
 
-#include <vector>
-
 #include "cli/bucket/s3_options.h"
 
 namespace weightfs::cli {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks a store that is not mounted, and repairs it on request.
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/check/verify.h"

@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs format: creates a store.
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs publish: makes a directory complete, durable and immutable, and reverts that with --undo.
 #include <fcntl.h>
-#include <fmt/format.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs umount: unmounts, and returns when everything is on the device.
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <csignal>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <thread>
 
 #include "cli/commands.h"
 #include "cli/keepers.h"

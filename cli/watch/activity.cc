@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightfs stats --by: the processes and files that use a mount.
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
-#include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <sstream>
 
 #include "cli/mount_table.h"

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/watch/watch.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <stdio_ext.h>
 #include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdlib>
-#include <span>
-#include <utility>
 
 #include "cli/mount_table.h"
 #include "cli/output.h"

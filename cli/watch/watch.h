@@ -4,7 +4,6 @@
 
 #include <sys/ioctl.h>
 
-#include <cerrno>
 #include <cstring>
 
 #include "cli/options.h"

@@ -7,6 +7,7 @@
 //   static void Report(const Error& error, const char* action, const void* caller);
 #pragma once
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -19,6 +20,12 @@
 namespace weightfs::hdf5 {
 
 inline constexpr uint64_t kLargestAddress = INT64_MAX;
+
+// The line for HDF5's error stack. h5py selects its exception by "errno = N": FileNotFoundError, PermissionError, …
+inline std::string ReportLine(const Error& error) {
+  return fmt::format("weightfs: {}, errno = {}", error.what.empty() ? ToString(error) : error.what,
+                     error.error_number());
+}
 
 template <typename Abi>
 class Driver {

@@ -5,7 +5,6 @@
 
 #include "hdf5/driver.h"
 #include "hdf5/h5fd_abi.h"
-#include "hdf5/library.h"
 
 #define WEIGHTFS_HAS_LOADABLE_DRIVERS H5_VERSION_GE(1, 14, 0)
 #if WEIGHTFS_HAS_LOADABLE_DRIVERS

@@ -29,7 +29,7 @@ constexpr int kCloseWeak = 1;           // H5F_CLOSE_WEAK
 constexpr unsigned kFailIfUnknown = 1;  // H5FD_CTL_FAIL_IF_UNKNOWN_FLAG
 
 // H5FD_mem_t
-enum Memory : int { kSameAsBefore = -1, kDefault = 0, kSuper = 1, kBTree = 2, kRawData = 3, kGlobalHeap = 4, kTypes = 7 };
+enum Memory : int { kSameAsBefore = -1, kDefault, kSuper, kBTree, kRawData, kGlobalHeap, kLocalHeap, kHeader, kTypes };
 
 // H5F_ACC_*: flags of open.
 enum Access : unsigned {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstring>
 
 #include "common/start_thread.h"
 
@@ -23,12 +24,7 @@ sigset_t EndSignalSet() {
   return set;
 }
 
-struct Fault {
-  int signal;
-  std::string_view name;
-};
-constexpr std::array kFaults = {Fault{SIGSEGV, "SIGSEGV"}, Fault{SIGBUS, "SIGBUS"}, Fault{SIGFPE, "SIGFPE"},
-                                Fault{SIGILL, "SIGILL"}, Fault{SIGABRT, "SIGABRT"}};
+constexpr std::array kFaults = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr int kMostCalls = 64;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;  // sanitizers print better reports of their own
@@ -43,10 +39,8 @@ void Say(std::string_view text) {
 
 // Calls only async-signal-safe functions.
 void OnFault(int signal) {
-  Say("weightfs: critical: killed by ");
-  for (const Fault& fault : kFaults) {
-    if (fault.signal == signal) Say(fault.name);
-  }
+  Say("weightfs: critical: killed by SIG");
+  Say(sigabbrev_np(signal));
   Say("; please report the lines below. Committed data is not lost: mount the store again\n");
   std::array<void*, kMostCalls> calls;
   backtrace_symbols_fd(calls.data(), backtrace(calls.data(), kMostCalls), STDERR_FILENO);
@@ -102,7 +96,7 @@ void ReportCrashes() {
   struct sigaction action = {};
   action.sa_handler = OnFault;
   action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_NODEFER;
-  for (const Fault& fault : kFaults) sigaction(fault.signal, &action, nullptr);
+  for (const int fault : kFaults) sigaction(fault, &action, nullptr);
 }
 
 }  // namespace weightfs::cli

@@ -89,21 +89,18 @@ void AddS3Options(Command* command, S3Arguments* arguments) {
                      "Maximum number of concurrent requests; default: 16", "32", 1, kMaximumConnections);
 }
 
-Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments) {
-  ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
-  ASSIGN_OR_RETURN(OpenedSeries opened, Open(location, arguments));
-  WarnIfUnprotected(opened);
-  return opened;
-}
-
 Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Arguments& arguments) {
   ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
   const auto [version, series] = SplitVersion(location);
-  if (version == 0) return OpenSeries(url, arguments);
-  return MakeError(ErrorCode::kInvalid,
-                   "{}: is version {} of {}, whose removal would remove what is below it: give the URL of a series, "
-                   "whose name is no number",
-                   s3::ToString(location), version, s3::ToString(series));
+  if (version > 0) {
+    return MakeError(ErrorCode::kInvalid,
+                     "{}: is version {} of {}, whose removal would remove what is below it: give the URL of a series, "
+                     "whose name is no number",
+                     s3::ToString(location), version, s3::ToString(series));
+  }
+  ASSIGN_OR_RETURN(OpenedSeries opened, Open(location, arguments));
+  WarnIfUnprotected(opened);
+  return opened;
 }
 
 Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments) {

@@ -32,13 +32,10 @@ struct OpenedSeries {
   std::unique_ptr<remote::Series> series;
 };
 
-// Opens s3://BUCKET/PREFIX/NAME. Makes no request. Prints a warning if others on the network can read what is sent.
-// Errors are one full line: those of s3::ParseLocation, s3::LoadSettings and s3::Client::Create, and kInvalid for a URL
-// without a name.
-Result<OpenedSeries> OpenSeries(const std::string& url, const S3Arguments& arguments);
-
-// The same for commands that write or remove versions. kInvalid also for a URL whose last part reads as a version: its
-// objects would be below those of a version of another series, and would be removed with it.
+// Opens s3://BUCKET/PREFIX/NAME, for commands that write or remove versions. Makes no request. Prints a warning if
+// others on the network can read what is sent. Errors are one full line: those of s3::ParseLocation, s3::LoadSettings
+// and s3::Client::Create, and kInvalid for a URL without a name, or one whose last part reads as a version: its objects
+// would be below those of a version of another series, and would be removed with it.
 Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Arguments& arguments);
 
 // A series, and the version of it that the URL names: s3://BUCKET/PREFIX/NAME/N.

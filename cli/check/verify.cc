@@ -44,46 +44,40 @@ Result<std::optional<std::string>> PathOnMount(const VerifyArguments& arguments,
                    target);
 }
 
-struct CheckedVersion {
-  std::string url;
-  uint64_t files = 0, bytes = 0;
-  std::optional<Error> damage;
-};
-
-Result<CheckedVersion> CheckVersion(const VerifyArguments& arguments, const std::string& url) {
-  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(url, arguments.s3));
+Result<int> CheckVersion(const VerifyArguments& arguments, const std::string& target) {
+  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(target, arguments.s3));
   const remote::Series& series = *opened.opened.series;
   if (!opened.version) {
     ASSIGN_OR_RETURN(opened.version, remote::FindVersion(series, std::nullopt));
   }
   const remote::Manifest& manifest = *opened.version;
-  CheckedVersion checked{series.url(manifest.version), manifest.files.size(), manifest.bytes(), std::nullopt};
-  TransferProgress progress("verify", checked.url, /*lines=*/false);
+  const std::string url = series.url(manifest.version);
+  std::optional<TransferProgress> progress(std::in_place, "verify", url, /*lines=*/false);
   const auto verified =
-      remote::VerifyVersion(series, manifest, [&](uint64_t done, uint64_t total) { progress.Update(done, total); });
-  if (verified.has_value()) return checked;
-  if (auto removed = FindRemoval(verified.error(), series, manifest.version)) return std::move(*removed);
-  // An object of a complete version that is missing is damage, too.
-  const ErrorCode code = verified.error().code;
-  if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return verified.error();
-  checked.damage = verified.error();
-  return checked;
-}
-
-int VerifyVersion(const VerifyArguments& arguments, const std::string& url) {
-  const auto checked = CheckVersion(arguments, url);
-  if (!checked.has_value()) {
-    const bool interrupted = checked.error().code == ErrorCode::kCancelled;
-    return Fail(checked.error(), interrupted ? kFsckCancelled : kFsckOperationalError);
+      remote::VerifyVersion(series, manifest, [&](uint64_t done, uint64_t total) { progress->Update(done, total); });
+  progress.reset();
+  if (!verified.has_value()) {
+    if (auto removed = FindRemoval(verified.error(), series, manifest.version)) return std::move(*removed);
+    // An object of a complete version that is missing is damage, too.
+    const ErrorCode code = verified.error().code;
+    if (code != ErrorCode::kCorrupt && code != ErrorCode::kNotFound) return verified.error();
   }
-  const std::string damage = checked->damage ? Line(*checked->damage) : "";
+  const std::string damage = verified.has_value() ? "" : Line(verified.error());
+  const uint64_t files = manifest.files.size(), bytes = manifest.bytes();
   if (arguments.json) {
-    ShowJson({{"url", checked->url}, {"files", checked->files}, {"bytes", checked->bytes}, {"damage", damage}});
+    ShowJson({{"url", url}, {"files", files}, {"bytes", bytes}, {"damage", damage}});
   } else {
-    Print(stdout, "{}: {} files, {}: {}\n", checked->url, checked->files, FormatSize(ByteCount{checked->bytes}),
+    Print(stdout, "{}: {} files, {}: {}\n", url, files, FormatSize(ByteCount{bytes}),
           damage.empty() ? Paint(Tone::kGood, "no damage") : Paint(Tone::kWarning, damage));
   }
   return damage.empty() ? kSuccess : kFsckUncorrected;
+}
+
+int VerifyVersion(const VerifyArguments& arguments, const std::string& target) {
+  const auto code = CheckVersion(arguments, target);
+  if (code.has_value()) return *code;
+  const bool interrupted = code.error().code == ErrorCode::kCancelled;
+  return Fail(code.error(), interrupted ? kFsckCancelled : kFsckOperationalError);
 }
 
 int Run(const VerifyArguments& arguments) {

@@ -226,7 +226,7 @@ MUTANTS = [
            ("tests/remote/test_push_watch.py -k delays_no_other",)),
     Mutant("series-number", "No push or prune takes a URL that is a version of another series.",
            "cli/bucket/s3_options.cc",
-           "  if (version == 0) return OpenSeries(url, arguments);", "  if (true) return OpenSeries(url, arguments);",
+           "  if (version > 0) {\n", "  if (version > 0 && url.empty()) {\n",
            ("tests/remote/test_push_checks.py -k no_number",)),
     Mutant("push-watch", "push --watch opens no link in the place of a published directory.",
            "cli/bucket/push.cc",

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <limits>
 
 #include "cli/output.h"
+#include "common/parse_number.h"
 #include "common/size_text.h"
 
 namespace weightfs::cli {
@@ -19,15 +19,6 @@ ValueKind KindOf(std::string_view value) {
   // A store is a directory or a device.
   if (value == "STORE" || value == "FILE" || value == "FILE.html" || value == "PATH") return ValueKind::kFile;
   return value == "OPTIONS" ? ValueKind::kMountOptions : ValueKind::kText;
-}
-
-// Returns nullopt unless all of `text` is a number.
-template <typename Number>
-std::optional<Number> ParseNumber(const std::string& text) {
-  Number number = 0;
-  const char* end = text.data() + text.size();
-  const auto [at, failure] = std::from_chars(text.data(), end, number);
-  return failure == std::errc() && at == end ? std::optional(number) : std::nullopt;
 }
 
 std::string CheckSize(const std::string& text) {

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <charconv>
 
+#include "common/parse_number.h"
 #include "common/result.h"
 #include "common/size_text.h"
 #include "common/units.h"
@@ -22,9 +22,10 @@ Error Invalid(std::string_view word, std::string_view why) {
 }
 
 Result<void> ParseCount(std::string_view word, std::string_view value, unsigned* out) {
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *out);
-  if (error == std::errc() && end == value.data() + value.size()) return {};
-  return Invalid(word, "a whole number is required");
+  const auto number = ParseNumber<unsigned>(value);
+  if (!number) return Invalid(word, "a whole number is required");
+  *out = *number;
+  return {};
 }
 
 Result<void> ParseByteCount(std::string_view word, std::string_view value, uint64_t* out) {

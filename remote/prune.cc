@@ -135,11 +135,11 @@ class Pruner {
     ASSIGN_OR_RETURN(contents.uploads, bucket.ListMultipartUploads(prefix));
     if (options_.all_versions) {
       ASSIGN_OR_RETURN(auto listing, bucket.ListVersions({.prefix = prefix, .limit = kMaximumObjects}));
-      contents.versions = std::move(listing.versions);
+      contents.versions = std::move(listing.entries);
       contents.objects = CurrentObjects(contents.versions);
     } else {
       ASSIGN_OR_RETURN(auto listing, bucket.ListObjects({.prefix = prefix, .limit = kMaximumObjects}));
-      contents.objects = std::move(listing.objects);
+      contents.objects = std::move(listing.entries);
     }
     const auto has = [&](const std::string& key) {
       return std::ranges::any_of(contents.objects, [&](const s3::ObjectInfo& object) { return object.key == key; });

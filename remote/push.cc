@@ -137,7 +137,7 @@ class Pusher {
     const std::string prefix = series_.Prefix(manifest().version);
     ASSIGN_OR_RETURN(const auto listing, series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}));
     std::map<std::string, SentObject> objects;
-    for (const s3::ObjectInfo& object : listing.objects) objects[object.key] = {object.size, object.etag};
+    for (const s3::ObjectInfo& object : listing.entries) objects[object.key] = {object.size, object.etag};
     return objects;
   }
 

@@ -72,8 +72,8 @@ Result<bool> PushClaim::Make() {
   const std::string prefix = series_.Prefix(manifest_.version);
   ASSIGN_OR_RETURN(const auto listing, series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}));
   ASSIGN_OR_RETURN(const auto uploads, series_.bucket().ListMultipartUploads(prefix));
-  const bool found = !listing.objects.empty() || !uploads.empty();
-  const bool is_stale = std::ranges::any_of(listing.objects, [&](const s3::ObjectInfo& object) {
+  const bool found = !listing.entries.empty() || !uploads.empty();
+  const bool is_stale = std::ranges::any_of(listing.entries, [&](const s3::ObjectInfo& object) {
     return object.key == series_.ManifestKey(manifest_.version);
   });
   const Claim ours = Ours(/*taken_over=*/found);
@@ -160,7 +160,7 @@ Result<void> PushClaim::RemoveObjects() const {
   RETURN_IF_ERROR(held_.AbortUploads(uploads));
   ASSIGN_OR_RETURN(const auto listing, series_.bucket().ListObjects({.prefix = prefix, .limit = kMaximumObjects}));
   std::vector<s3::ObjectVersion> others;
-  for (const s3::ObjectInfo& object : listing.objects) {
+  for (const s3::ObjectInfo& object : listing.entries) {
     if (object.key != key()) others.push_back({.key = object.key});
   }
   return held_.DeleteObjects(others);

@@ -2,9 +2,9 @@
 #include "remote/series.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "common/checksum.h"
+#include "common/parse_number.h"
 
 namespace weightfs::remote {
 namespace {
@@ -14,10 +14,8 @@ constexpr size_t kMaximumClaim = 64 << 10;
 }  // namespace
 
 uint64_t ParseVersion(std::string_view text) {
-  uint64_t version = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), version);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && !text.starts_with('0') && version <= INT64_MAX ? version : 0;
+  const uint64_t version = ParseNumber<uint64_t>(text).value_or(0);
+  return !text.starts_with('0') && version <= INT64_MAX ? version : 0;
 }
 
 std::string Series::url() const { return s3::ToString({bucket_.name(), prefix_}); }

@@ -92,8 +92,8 @@ size_t MoreOf(const ObjectVersion& version) { return version.version_id.size(); 
 
 // Returns all pages of the list that a request begins.
 template <typename Entry>
-Result<Page<Entry>> ReadPages(Client& client, Request request, const ListOptions& options,
-                              Result<Page<Entry>> (*parse)(std::string_view body), const Interrupted& interrupted) {
+Result<Listing<Entry>> ReadPages(Client& client, Request request, const ListOptions& options,
+                                 Result<Page<Entry>> (*parse)(std::string_view body), const Interrupted& interrupted) {
   Page<Entry> all;
   ListProgress progress({request.object.bucket, options.prefix}, options.limit);
   request.body_limit = kMaxPage;
@@ -115,7 +115,7 @@ Result<Page<Entry>> ReadPages(Client& client, Request request, const ListOptions
     std::ranges::move(page.entries, std::back_inserter(all.entries));
     std::ranges::move(page.prefixes, std::back_inserter(all.prefixes));
   } while (!all.next.empty());
-  return all;
+  return Listing<Entry>(std::move(all));
 }
 
 std::string Crc32cText(std::span<const std::byte> body) {
@@ -134,7 +134,7 @@ Result<RangeInfo> CheckRange(const Response& response, uint64_t offset, size_t s
     return info;
   }
   const auto start = fmt::format("bytes {}-{}/", offset, offset + size - 1);
-  const auto total = range.starts_with(start) ? ParseNumber(range.substr(start.size())) : std::nullopt;
+  const auto total = range.starts_with(start) ? ParseNumber<uint64_t>(range.substr(start.size())) : std::nullopt;
   if (!total) {
     return MakeError(ErrorCode::kIo, "GET {}: the service returned the range '{}' instead of '{}...'", ToString(object),
                      Printable(range), start);
@@ -171,7 +171,7 @@ RequestId Bucket::StartGetRange(const ObjectRange& range, std::span<std::byte> m
 Result<ObjectInfo> Bucket::HeadObject(const std::string& key) const {
   const Request request{.method = "HEAD", .object = {name_, key}};
   ASSIGN_OR_RETURN(const auto response, Send(request));
-  const auto size = ParseNumber(response.header("content-length"));
+  const auto size = ParseNumber<uint64_t>(response.header("content-length"));
   if (!size) return ResponseError(request, "the response has no Content-Length");
   ObjectInfo info{key, *size, std::string(response.header("etag"))};
   info.modified = ParseHttpTime(std::string(response.header("last-modified"))).value_or(info.modified);
@@ -315,18 +315,16 @@ Result<void> Bucket::AbortMultipartUploads(std::span<const UploadInfo> uploads, 
   return {};
 }
 
-Result<Listing> Bucket::ListObjects(const ListOptions& options) const {
+Result<Listing<ObjectInfo>> Bucket::ListObjects(const ListOptions& options) const {
   Request request{.object = {name_, ""}, .query = {{"list-type", "2"}, {"encoding-type", "url"}}};
   request.xml_root = "ListBucketResult";
-  ASSIGN_OR_RETURN(auto all, ReadPages(client_, request, options, ParseListing, interrupted_));
-  return Listing{std::move(all.entries), std::move(all.prefixes)};
+  return ReadPages(client_, request, options, ParseListing, interrupted_);
 }
 
-Result<VersionListing> Bucket::ListVersions(const ListOptions& options) const {
+Result<Listing<ObjectVersion>> Bucket::ListVersions(const ListOptions& options) const {
   Request request{.object = {name_, ""}, .query = {{"versions", ""}, {"encoding-type", "url"}}};
   request.xml_root = "ListVersionsResult";
-  ASSIGN_OR_RETURN(auto all, ReadPages(client_, request, options, ParseVersions, interrupted_));
-  return VersionListing{std::move(all.entries), std::move(all.prefixes)};
+  return ReadPages(client_, request, options, ParseVersions, interrupted_);
 }
 
 Result<bool> Bucket::DeleteObject(const std::string& key, const DeleteOptions& options) const {

@@ -80,20 +80,16 @@ struct ObjectVersion {
   std::chrono::system_clock::time_point modified = {};
 };
 
-struct VersionListing {
-  std::vector<ObjectVersion> versions;
-  std::vector<std::string> prefixes;  // as in Listing
-};
-
 struct ListOptions {
   std::string prefix = {};
   std::string delimiter = {};  // "/": do not descend; empty: list everything
   size_t limit = kMaxListed;   // fail with kTooLarge if there are more objects and prefixes, or too long ones
 };
 
+template <typename Entry>
 struct Listing {
-  std::vector<ObjectInfo> objects;    // in the order of the service, which for S3 is that of the bytes of the keys
-  std::vector<std::string> prefixes;  // with the delimiter at their end
+  std::vector<Entry> entries = {};         // in the order of the service: for S3 that of the bytes of the keys
+  std::vector<std::string> prefixes = {};  // with the delimiter at their end
 };
 
 // Typed requests; see Client for retries, errors and threads. The client must outlive the Bucket, and the callbacks
@@ -158,10 +154,10 @@ class Bucket {
   Result<void> AbortMultipartUploads(std::span<const UploadInfo> uploads, const GuardPtr& guard = {}) const;
 
   // Returns all pages. Keys may hold any character.
-  Result<Listing> ListObjects(const ListOptions& options) const;
+  Result<Listing<ObjectInfo>> ListObjects(const ListOptions& options) const;
 
   // Returns all versions of objects, the youngest version of a key first. Keys may hold any character.
-  Result<VersionListing> ListVersions(const ListOptions& options) const;
+  Result<Listing<ObjectVersion>> ListVersions(const ListOptions& options) const;
 
   // Deleting an object that does not exist succeeds. Returns true if the bucket keeps the object as an old version.
   // kInvalid: the key is empty. Error::path has the key if the service refuses it.

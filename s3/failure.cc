@@ -85,7 +85,7 @@ std::string_view AdviceOfStatus(int status, const Settings& settings) {
 std::optional<std::chrono::milliseconds> RetryAfter(const Attempt& attempt) {
   const auto text = attempt.header("retry-after");
   if (text.empty()) return std::nullopt;
-  if (const auto seconds = ParseNumber(text)) {
+  if (const auto seconds = ParseNumber<uint64_t>(text)) {
     return std::chrono::seconds(std::min<uint64_t>(*seconds, kMaxRetryAfter.count()));
   }
   const auto time = ParseHttpTime(std::string(text));

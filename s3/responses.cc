@@ -32,7 +32,7 @@ Result<pugi::xml_node> ParseRoot(pugi::xml_document& document, std::string_view 
 std::string TextOf(pugi::xml_node node, const char* name) { return node.child_value(name); }
 
 Result<uint64_t> NumberOf(pugi::xml_node node, const char* name) {
-  const auto number = ParseNumber(node.child_value(name));
+  const auto number = ParseNumber<uint64_t>(node.child_value(name));
   if (!number) return BadDocument(name);
   return *number;
 }

@@ -19,9 +19,7 @@ ErrorDocument ParseErrorDocument(std::string_view body);
 
 // One page of a list. `next` has the parameters of the query that continues it, and is empty for the last page.
 template <typename Entry>
-struct Page {
-  std::vector<Entry> entries = {};
-  std::vector<std::string> prefixes = {};
+struct Page : Listing<Entry> {
   Fields next = {};
 };
 struct PartsPage : Page<PartInfo> {

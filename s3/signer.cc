@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/signer.h"
 
-#include <fmt/format.h>
+#include <fmt/chrono.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
 #include <algorithm>
-#include <ctime>
 
 #include "common/hex.h"
 #include "common/result.h"
@@ -31,14 +30,6 @@ Result<std::string> Hmac(std::string_view key, std::string_view text) {
   }
   digest.resize(size);
   return digest;
-}
-
-std::string FormatTime(std::chrono::system_clock::time_point time, const char* format) {
-  const time_t seconds = std::chrono::system_clock::to_time_t(time);
-  std::tm parts{};
-  gmtime_r(&seconds, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, format, &parts)};
 }
 
 // Removes spaces at both ends and makes several of them one, as the signature requires.
@@ -73,7 +64,7 @@ CanonicalHeaders Canonicalize(Fields headers) {
 
 Result<Fields> Sign(const SignedRequest& request, const Credentials& credentials,
                     std::chrono::system_clock::time_point now) {
-  const auto time = FormatTime(now, "%Y%m%dT%H%M%SZ"), day = time.substr(0, 8);
+  const auto time = fmt::format("{:%Y%m%dT%H%M%SZ}", fmt::gmtime(now)), day = time.substr(0, 8);
   Fields added = {{"x-amz-date", time}, {"x-amz-content-sha256", std::string(request.payload_hash)}};
   if (!credentials.session_token.empty()) added.emplace_back("x-amz-security-token", credentials.session_token);
 

@@ -3,13 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
-#include <system_error>
+
+#include "common/parse_number.h"
 
 namespace weightfs::s3 {
 
@@ -26,14 +23,6 @@ inline std::string LowerCase(std::string_view text) {
   std::string lower(text);
   std::ranges::transform(lower, lower.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? char(c - 'A' + 'a') : c; });
   return lower;
-}
-
-// Returns the decimal number, or none if `text` is anything else.
-inline std::optional<uint64_t> ParseNumber(std::string_view text) {
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
 }
 
 // True if `text` would end the line of a header: it is then no name and no value of one.

@@ -231,7 +231,7 @@ class Probe {
                                                               .delimiter = arguments_.delimiter,
                                                               .limit = static_cast<size_t>(arguments_.limit)}));
     json objects = json::array();
-    for (const auto& object : listing.objects) objects.push_back({object.key, object.size, object.etag});
+    for (const auto& object : listing.entries) objects.push_back({object.key, object.size, object.etag});
     return json{{"objects", objects}, {"prefixes", listing.prefixes}};
   }
   Result<json> Parts() {

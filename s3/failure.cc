@@ -52,6 +52,26 @@ constexpr KnownCode kKnownCodes[] = {
     {"InvalidRange", Remedy::kNone, ErrorCode::kRange, ""},
 };
 
+// The results of libcurl that another attempt may not change, or for which a user can do something.
+struct KnownResult {
+  CURLcode result;
+  Remedy remedy;
+  std::string_view advice;  // {0} is the endpoint, {1} the file of certificates
+};
+constexpr KnownResult kKnownResults[] = {
+    {CURLE_COULDNT_RESOLVE_HOST, Remedy::kRetryBriefly, "check the endpoint URL ({0}) and the network"},
+    {CURLE_COULDNT_RESOLVE_PROXY, Remedy::kRetryBriefly, "check the endpoint URL ({0}) and the network"},
+    {CURLE_COULDNT_CONNECT, Remedy::kRetry, "check the endpoint URL ({0}) and that the service runs"},
+    {CURLE_OPERATION_TIMEDOUT, Remedy::kRetry, "check the network and the service"},
+    {CURLE_SSL_CONNECT_ERROR, Remedy::kRetryBriefly, "check whether the endpoint ({0}) is https"},
+    {CURLE_PEER_FAILED_VERIFICATION, Remedy::kNone,
+     "name a file with the certificate of its authority in AWS_CA_BUNDLE"},
+    {CURLE_SSL_CACERT_BADFILE, Remedy::kNone, "check the file of certificates, {1}"},
+    {CURLE_URL_MALFORMAT, Remedy::kNone, "check the endpoint URL ({0})"},
+    {CURLE_UNSUPPORTED_PROTOCOL, Remedy::kNone, "check the endpoint URL ({0})"},
+    {CURLE_OUT_OF_MEMORY, Remedy::kNone, ""},
+};
+
 bool ChangesObjects(const Request& request) { return request.method != "GET" && request.method != "HEAD"; }
 
 ErrorCode CodeOfStatus(int status, const Request& request) {
@@ -96,40 +116,12 @@ std::optional<std::chrono::milliseconds> RetryAfter(const Attempt& attempt) {
 
 Failure FailureOfCurl(const Attempt& attempt, const Settings& settings) {
   Failure failure{.remedy = Remedy::kRetry, .reason = Printable(attempt.curl_error)};
+  const auto* known = std::ranges::find(kKnownResults, attempt.result, &KnownResult::result);
+  if (known == std::end(kKnownResults)) return failure;
+  failure.remedy = known->remedy;
   const auto endpoint = Printable(settings.endpoint.empty() ? "of AWS" : settings.endpoint);
-  switch (attempt.result) {
-    case CURLE_COULDNT_RESOLVE_HOST:
-    case CURLE_COULDNT_RESOLVE_PROXY:
-      failure.remedy = Remedy::kRetryBriefly;
-      failure.advice = fmt::format("check the endpoint URL ({}) and the network", endpoint);
-      break;
-    case CURLE_COULDNT_CONNECT:
-      failure.advice = fmt::format("check the endpoint URL ({}) and that the service runs", endpoint);
-      break;
-    case CURLE_OPERATION_TIMEDOUT: failure.advice = "check the network and the service"; break;
-    case CURLE_SSL_CONNECT_ERROR:
-      failure.remedy = Remedy::kRetryBriefly;
-      failure.advice = fmt::format("check whether the endpoint ({}) is https", endpoint);
-      break;
-    case CURLE_PEER_FAILED_VERIFICATION:
-      failure.remedy = Remedy::kNone;
-      failure.advice = "name a file with the certificate of its authority in AWS_CA_BUNDLE";
-      break;
-    case CURLE_SSL_CACERT_BADFILE:
-      failure.remedy = Remedy::kNone;
-      failure.advice = fmt::format("check the file of certificates, {}", Printable(settings.ca_bundle));
-      break;
-    case CURLE_URL_MALFORMAT:
-    case CURLE_UNSUPPORTED_PROTOCOL:
-      failure.remedy = Remedy::kNone;
-      failure.advice = fmt::format("check the endpoint URL ({})", endpoint);
-      break;
-    case CURLE_OUT_OF_MEMORY:
-      failure.remedy = Remedy::kNone;
-      failure.code = ErrorCode::kNoMemory;
-      break;
-    default: break;
-  }
+  failure.advice = fmt::format(fmt::runtime(known->advice), endpoint, Printable(settings.ca_bundle));
+  if (attempt.result == CURLE_OUT_OF_MEMORY) failure.code = ErrorCode::kNoMemory;
   return failure;
 }
 

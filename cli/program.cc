@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+// The only source that includes CLI11, whose templates take seconds to compile. It parses and prints --help; its error
+// messages are never shown.
 #include "cli/program.h"
 
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
+#include <memory>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"
@@ -29,35 +34,36 @@ std::vector<std::string> AskedForHelp(std::vector<std::string> arguments) {
   return arguments;
 }
 
-std::string HelpText(const Command& command, std::span<const Command> subcommands) {
-  std::string text = fmt::format("{}\nUsage: weightfs{}{} [OPTIONS]", command.summary, command.name.empty() ? "" : " ",
-                                 command.name);
-  std::vector<std::string> groups = {""};
-  for (const Option& option : command.options) {
-    const std::string name = option.value + (option.repeated() ? "..." : "");
-    if (option.positional()) text += option.required ? " " + name : " [" + name + "]";
-    if (option.group != groups.back()) groups.push_back(option.group);
+// Formats a line like those of the footers.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    return HelpEntry(make_option_name(option, is_positional) + make_option_opts(option), make_option_desc(option));
   }
-  text += subcommands.empty() ? "\n" : " SUBCOMMAND\n";
-  const auto add = [&](std::string_view title, bool positional, const std::string& group) {
-    std::string entries;
-    for (const Option& option : command.options) {
-      if (option.hidden || option.positional() != positional || option.group != group) continue;
-      const std::string value = option.value + (option.fallback.empty() ? "" : "=" + option.fallback);
-      entries += HelpEntry(fmt::format("{}{}{}{}{}", fmt::join(option.names, ","),
-                                       positional || value.empty() ? "" : " ", value, option.repeated() ? " ..." : "",
-                                       option.required ? " REQUIRED" : ""),
-                           option.meaning);
-    }
-    if (!entries.empty()) text += fmt::format("\n{}:\n{}", title, entries);
-  };
-  add("Positionals", /*positional=*/true, "");
-  for (const std::string& group : groups) add(group.empty() ? "Options" : group, /*positional=*/false, group);
-  if (!subcommands.empty()) text += "\nSubcommands:\n";
-  for (const Command& one : subcommands) {
-    if (!one.hidden) text += HelpEntry(one.name, one.summary);
+  std::string make_subcommand(const CLI::App* command) const override {
+    return HelpEntry(command->get_name(), command->get_description());
   }
-  return fmt::format("{}\n{}\n", text, command.footer);
+};
+
+void AddOption(const Option& option, CLI::App* app) {
+  const std::string names = option.positional() ? option.value : fmt::format("{}", fmt::join(option.names, ","));
+  if (option.name() == "--help") return (void)app->set_help_flag(names, option.meaning);
+  if (option.name() == "--version" && option.value.empty()) {
+    return (void)app->set_version_flag(names, std::string("weightfs " WEIGHTFS_VERSION), option.meaning);
+  }
+  CLI::Option* added = nullptr;
+  if (option.value.empty()) {
+    added = app->add_flag(names, *std::get<bool*>(option.target), option.meaning);
+  } else {
+    const auto set = [&option](const CLI::results_t& values) { return option.Set(values), true; };
+    added = app->add_option(names, set, option.meaning);
+    if (option.repeated()) added->expected(1, -1)->allow_extra_args(option.positional());
+    if (!option.positional()) added->type_name(option.value);
+    if (!option.fallback.empty()) added->default_str(option.fallback);
+    if (option.check) added->check(option.check);
+  }
+  added->required(option.required);
+  if (option.hidden || !option.group.empty()) added->group(option.hidden ? "" : option.group);
 }
 
 }  // namespace
@@ -79,17 +85,32 @@ int ParseAndRun(const std::vector<Command>& commands, const std::vector<std::str
   std::vector<std::string> words(arguments.begin() + (found ? 1 : 0), arguments.end());
   if (!found && !words.empty()) words.resize(1);  // an option of the program, or an error
   if (command.run_words) return command.run_words(words);
-  const auto help = [&] { return HelpText(command, std::span(commands).subspan(found ? commands.size() : 1)); };
-  if (arguments.empty()) return Print(stderr, help()), kUsage;
-  const ScannedWords scanned = ScanWords(command, words);
-  if (scanned.given.contains(command.Find("--help"))) return Print(stdout, help()), kSuccess;
-  if (!found && scanned.wrong.empty() && scanned.given.contains(command.Find("--version"))) {
-    return Print(stdout, "weightfs " WEIGHTFS_VERSION "\n"), kSuccess;
+  CLI::App app(command.summary, found ? "weightfs " + command.name : "weightfs");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.footer(command.footer);
+  for (const Option& option : command.options) AddOption(option, &app);
+  if (!found) app.require_subcommand(1);
+  for (const Command& one : std::span(commands).subspan(found ? commands.size() : 1)) {
+    app.add_subcommand(one.name, one.summary)->group(one.hidden ? "" : "Subcommands");
   }
-  const std::string wrong = found ? FindError(command, scanned) : FindError(commands, first);
+  if (arguments.empty()) return Print(stderr, app.help()), kUsage;
+  // CLI11 takes "--force=true" for the flag, "---force" for an argument, and any word behind an option for its value.
+  std::string wrong = found ? FindError(command, words) : FindError(commands, first);
+  try {
+    // CLI11 expects the vector in reverse order.
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
+  } catch (const CLI::Success& answer) {
+    return app.exit(answer);
+  } catch (const CLI::ParseError& error) {
+    if (app.get_help_ptr()->count() > 0) return Print(stdout, app.help()), kSuccess;
+    // The checks of values are ours, so their message can be shown.
+    const bool checked = dynamic_cast<const CLI::ValidationError*>(&error) != nullptr;
+    if (wrong.empty()) wrong = checked ? error.what() : "the arguments cannot be understood";
+  }
   if (!wrong.empty()) return FailUsage(command.name, wrong);
   for (const Option& option : command.options) {
-    if (const auto given = scanned.given.find(&option); given != scanned.given.end()) option.Set(given->second);
+    // CLI11 splits an argument "[a,b]".
+    if (option.positional() && option.repeated()) option.Set(ScanWords(command, words).arguments);
   }
   const auto code = command.run();
   return code ? *code : Fail(code.error(), command.name == "verify" ? kFsckOperationalError : kFailure);

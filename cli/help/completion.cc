@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Completion of the command line in shells. The scripts in cli/help/shells/ run `weightfs __complete WORD...`.
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <cctype>
 #include <ranges>
 

@@ -6,10 +6,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <ranges>
+#include <utility>
 
 #include "cli/commands.h"
 #include "cli/help/usage.h"

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/help/usage.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 #include "cli/output.h"
 #include "common/nearest_name.h"
@@ -41,18 +44,17 @@ bool TakeOption(const Command& command, const std::string& word, Words next, Sca
   const std::string name = word.substr(0, is_long ? word.find('=') : 2);
   const Option* option = command.Find(name);
   if (option == nullptr) return fail(fmt::format("unknown option '{}'{}", name, Guess(name, OptionNames(command))));
-  std::vector<std::string>& values = scanned->given[option];
+  scanned->given.insert(option);
   const bool has_rest = word.size() > name.size();
   if (option->value.empty()) {
     if (has_rest && is_long) return fail(fmt::format("{} takes no value: '{}'", name, word));
-    values.emplace_back();
     return has_rest && TakeOption(command, "-" + word.substr(2), next, scanned);
   }
   if (!has_rest && next.empty()) scanned->unfinished = option;
   const std::string rest = has_rest ? word.substr(name.size() + (is_long ? 1 : 0)) : "";
-  // The name of an option is no value, and there is no empty one behind '='.
-  if (!rest.empty() && command.Find(rest) == nullptr) return values.push_back(rest), false;
-  if (!has_rest && !next.empty() && command.Find(next.front()) == nullptr) return values.push_back(next.front()), true;
+  // The name of an option is no value, and CLI11 takes no empty one behind '='.
+  if (!rest.empty() && command.Find(rest) == nullptr) return false;
+  if (!has_rest && !next.empty() && command.Find(next.front()) == nullptr) return true;
   return !option->optional_value && fail(fmt::format("{0} needs a value, e.g. {0} {1}", name, option->example));
 }
 
@@ -70,14 +72,6 @@ ScannedWords ScanWords(const Command& command, Words words) {
       ++at;
     }
   }
-  Words left = scanned.arguments;
-  for (const Option& option : command.options) {
-    if (!option.positional() || left.empty()) continue;
-    const Words taken = left.first(option.repeated() ? left.size() : 1);
-    scanned.given[&option].assign(taken.begin(), taken.end());
-    left = left.subspan(taken.size());
-  }
-  scanned.extra.assign(left.begin(), left.end());
   return scanned;
 }
 
@@ -87,30 +81,28 @@ int FailUsage(std::string_view command, std::string_view what) {
   return command == "verify" ? kFsckUsage : kUsage;
 }
 
-std::string FindError(const Command& command, const ScannedWords& scanned) {
+std::string FindError(const Command& command, Words words) {
+  const ScannedWords scanned = ScanWords(command, words);
   if (!scanned.wrong.empty()) return scanned.wrong;
-  std::string names, missing, unfit;
+  std::string names, missing;
+  size_t left = scanned.arguments.size();
   for (const Option& option : command.options) {
-    if (option.positional()) names += (names.empty() ? "" : " ") + option.value;
-    const auto given = scanned.given.find(&option);
-    if (given == scanned.given.end()) {
-      if (option.required && missing.empty()) missing = option.name();
-      continue;
+    size_t times = scanned.given.count(&option);
+    if (option.positional()) {
+      names += (names.empty() ? "" : " ") + option.value;
+      times = option.repeated() ? left : std::min<size_t>(left, 1);
+      left -= times;
     }
-    const std::vector<std::string>& values = given->second;
-    if (values.size() > 1 && !option.value.empty() && !option.repeated()) {
-      return fmt::format("{} is given {} times; give it once", option.name(), values.size());
-    }
-    for (const std::string& value : values) {
-      const std::string problem = option.check ? option.check(value) : "";
-      if (!problem.empty() && unfit.empty()) unfit = option.name() + ": " + problem;
+    if (times == 0 && option.required && missing.empty()) missing = option.name();
+    if (times > 1 && !option.value.empty() && !option.repeated()) {
+      return fmt::format("{} is given {} times; give it once", option.name(), times);
     }
   }
-  if (!scanned.extra.empty()) {
-    return fmt::format("too many arguments: '{}'; it takes {}", scanned.extra.front(), names.empty() ? "none" : names);
+  if (left > 0) {
+    const std::string& extra = scanned.arguments[scanned.arguments.size() - left];
+    return fmt::format("too many arguments: '{}'; it takes {}", extra, names.empty() ? "none" : names);
   }
-  if (!missing.empty()) return fmt::format("{} is missing; write e.g. '{}'", missing, ExampleOf(command));
-  return unfit;
+  return missing.empty() ? "" : fmt::format("{} is missing; write e.g. '{}'", missing, ExampleOf(command));
 }
 
 std::string FindError(std::span<const Command> commands, const std::string& first) {

@@ -12,7 +12,7 @@ LINE = "SPDX-License-Identifier: Apache-2.0"
 SOURCES = {".cc", ".h", ".py", ".pyi", ".sh", ".html", ".cmake", ".in", ".map", ".toml"}
 NAMES = {"CMakeLists.txt"}
 # Build tools and test libraries, which no installed binary contains.
-NOT_LINKED = {"threads", "pkgconfig", "gtest", "cli11", "python3", "python"}
+NOT_LINKED = {"threads", "pkgconfig", "gtest", "python3", "python"}
 
 
 def files():

@@ -55,7 +55,7 @@ TEST_P(UsageTest, IsOneLineOfOursWithTheNextStep) {
   } else {
     EXPECT_THAT(line, AllOf(StartsWith("weightfs: "), EndsWith("; see 'weightfs --help'\n")));
   }
-  // Words of parsers, which do not say the next step.
+  // Words that CLI11 uses in its messages.
   for (const char* raw : {"required", "not expected", "Could not convert", "TEXT", "Required", "missing SIZE",
                           "The following argument", "Subcommand", "subcommand", "INVALID", "ArgumentMismatch"}) {
     EXPECT_THAT(line, Not(HasSubstr(raw)));

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/assert.h"
+#include "common/result.h"
 #include "common/units.h"
 
 namespace weightfs::client {
@@ -32,6 +33,11 @@ Result<std::shared_ptr<DividedMemory>> DividedMemory::Allocate(size_t size) {
     if (small == nullptr) return Error{ErrorCode::kNoMemory, fmt::format("cannot allocate {} bytes of memory", size)};
   }
   return std::shared_ptr<DividedMemory>(new DividedMemory(std::move(large), std::move(small), size));
+}
+
+Result<std::shared_ptr<DividedMemory>> DividedMemory::Map(int file, uint64_t offset, size_t size) {
+  ASSIGN_OR_RETURN(HugePageMemory mapped, HugePageMemory::MapFile(file, offset, size));
+  return std::shared_ptr<DividedMemory>(new DividedMemory(std::move(mapped), {}, size));
 }
 
 std::shared_ptr<DividedMemory::Part> DividedMemory::Take(size_t begin, size_t size) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One allocation that one read fills, and that then has many owners, each of a part.
+// One allocation, which one read fills or which maps a file, and that then has many owners, each of a part.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <variant>
@@ -14,9 +15,10 @@
 
 namespace weightfs::client {
 
-// Uninitialized memory. From 4 MiB on it begins on a huge page and has huge pages if the kernel provides them; smaller
-// memory is aligned to 64 bytes. It is freed with its last part. Each part that is freed before gives its pages back to
-// the kernel at once; a page that also has bytes of other parts follows with the last of them. Thread-safe.
+// Uninitialized memory, or that of a file. Uninitialized memory begins on a huge page from 4 MiB on, and has huge
+// pages if the kernel provides them; smaller memory is aligned to 64 bytes. It is freed with its last part. Each part
+// that is freed before gives its pages back to the kernel at once; a page that also has bytes of other parts follows
+// with the last of them. Thread-safe.
 class DividedMemory : public std::enable_shared_from_this<DividedMemory> {
  public:
   // A range of the memory. Immutable.
@@ -40,6 +42,8 @@ class DividedMemory : public std::enable_shared_from_this<DividedMemory> {
 
   // ENOMEM if there is not enough memory.
   static Result<std::shared_ptr<DividedMemory>> Allocate(size_t size);
+  // The memory of a file, from a page of it on, privately mapped (HugePageMemory::MapFile).
+  static Result<std::shared_ptr<DividedMemory>> Map(int file, uint64_t offset, size_t size);
 
   std::byte* data() const { return large_.data() != nullptr ? large_.data() : small_.get(); }
   size_t size() const { return size_; }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "client/handle_impl.h"
+#include "client/lease/mapped_file.h"
 #include "client/operation_plan.h"
 #include "client/plan/gathered.h"
 #include "common/result.h"
@@ -163,7 +164,20 @@ Result<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> host
   return gpu->CopyOut(memory, host);
 }
 
+Result<int> Handle::Map(int descriptor, uint64_t offset, uint64_t length) {
+  if (options_.direct == Direct::kNever) return Error{ErrorCode::kNotSupported, "the handle takes no leases"};
+  return impl_->Map(descriptor, offset, length);
+}
+
 uint64_t Handle::direct_operations() const { return impl_->direct_operations(); }
+
+Result<int> Handle::Impl::Map(int descriptor, uint64_t offset, uint64_t length) {
+  if (forked()) return ErrorCode{EPERM};
+  if (length == 0 || length > UINT64_MAX - offset) return ErrorCode::kInvalid;
+  ASSIGN_OR_RETURN(UniqueFd memory, MapOpenFile(connections(), descriptor, offset, length));
+  direct_operations_.fetch_add(1, std::memory_order_relaxed);
+  return memory.Release();
+}
 
 Handle::Impl::~Impl() {
   stopping_ = true;

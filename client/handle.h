@@ -185,6 +185,13 @@ class WEIGHTFS_EXPORT Handle {
   Result<void> ReadRanges(const FileName& file, std::span<const ByteRange> ranges, const MemoryView& memory,
                           const Interrupted& interrupted = {});
 
+  // Returns a descriptor of memory that programs share, in which a weightfs mount has the bytes [offset, offset +
+  // length) of the open file, at the same offsets. The memory is for reading and for private mappings; it keeps these
+  // bytes, whatever happens to the file or the mount. EOPNOTSUPP with Direct::kNever; ENOTTY on another filesystem;
+  // ENOMEM if the mount has no room (option cache_memory=); EIO for damage, which a Read locates; ENODATA if the file
+  // is shorter; EINVAL for no bytes.
+  Result<int> Map(int descriptor, uint64_t offset, uint64_t length);
+
   // Writes many tensors, each to its own file in the directory, replacing files of the same names. Intended for
   // thousands of small tensors. With a lease all files appear at once or not at all, even after a crash. EINVAL for
   // more than 131,072 files, or for more than 1 GiB of names and checksums (about 1 TiB of data).
@@ -226,7 +233,7 @@ class WEIGHTFS_EXPORT Handle {
   Completed Wait(const Interrupted& interrupted = {});
   // Number of operations started but not done.
   size_t pending() const;
-  // Number of operations started with a lease. Each batch of a SaveMany or LoadMany counts as one.
+  // Number of operations started with a lease, and of maps. Each batch of a SaveMany or LoadMany counts as one.
   uint64_t direct_operations() const;
 
   // Facts about the GPUs. Empty in mode kOnDemand until GPU memory is first used.

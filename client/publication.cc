@@ -74,8 +74,12 @@ Result<weightfs_publication> Ask(int opened, const std::string& directory, unsig
   RETURN_IF_ERROR(Answered(opened, directory, ioctl(opened, request, &argument) == 0 ? 0 : errno));
   if (argument.error == 0) return argument;
   argument.path[sizeof(argument.path) - 1] = '\0';
-  const std::string inside = argument.path;
-  return Explained(inside.empty() ? directory : directory + "/" + inside, static_cast<int>(argument.error));
+  const std::string inside = argument.path, path = inside.empty() ? directory : directory + "/" + inside;
+  if (request == WEIGHTFS_IOC_UNPUBLISH && argument.error == ETXTBSY) {
+    return Error{ErrorCode{ETXTBSY}, path + ": read from hot memory by a program that has it open or mapped; end that "
+                                            "program and try again", path};
+  }
+  return Explained(path, static_cast<int>(argument.error));
 }
 
 Publication FromIoctl(const weightfs_publication& found) {

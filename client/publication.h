@@ -43,7 +43,8 @@ WEIGHTFS_EXPORT Result<Publication> Publish(const std::string& directory,
 WEIGHTFS_EXPORT Result<Publication> Publish(int opened, const std::string& directory,
                                             std::optional<uint64_t> version = std::nullopt);
 
-// Reverts Publish. ENODATA: the directory was not published by itself.
+// Reverts Publish. ENODATA: the directory was not published by itself; ETXTBSY: a program has a file of it open or
+// mapped, which the kernel reads from hot memory.
 WEIGHTFS_EXPORT Result<void> Unpublish(const std::string& directory);
 WEIGHTFS_EXPORT Result<void> Unpublish(int opened, const std::string& directory);
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "fs/backing.h"
 #include "fs/lease_server.h"
 #include "store/file/file.h"
 
@@ -146,19 +147,28 @@ void Filesystem::ReplyEntry(Reply reply, const Result<Attributes>& entry) {
   if (!reply.Entry(*entry, cache_seconds())) names().Forget(entry->ino, 1);
 }
 
-uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share,
-                               const Reply& reply) {
+OpenCompletion Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share,
+                                     const Reply& reply) {
   auto handle = std::make_shared<FileHandle>();
   handle->share = std::move(share);
   handle->inode = inode;
   handle->flags = file.flags;
   handle->mode = ChooseMode(inode, file.flags);
-  PageCacheTracker::Opened opened = page_cache_.Open(inode->id, handle->mode, handle->mappable());
+  std::shared_ptr<Backing> backing;
+  const auto others = page_cache_.Find(inode->id);
+  if (!handle->writable() && (others == nullptr || !others->is_open())) {
+    backing = Backing::Make(store_, inode, fuse_session_fd(session));
+  }
+  PageCacheTracker::Opened opened =
+      page_cache_.Open(inode->id, handle->mode, handle->mappable(), std::move(backing));
   handle->pages = std::move(opened.pages);
-  uint32_t open_flags = 0;
-  if (handle->mode == OpenMode::kDirect) {
+  OpenCompletion open;
+  if (opened.backing != nullptr) {
+    handle->mode = OpenMode::kPassthrough;
+    open.backing_id = opened.backing->id();
+  } else if (handle->mode == OpenMode::kDirect) {
     file.direct_io = 1;
-    if (features.parallel_direct_writes) open_flags = kOpenParallelDirectWrites;
+    if (features.parallel_direct_writes) open.flags = kOpenParallelDirectWrites;
   } else {
     // Pages of a hot file are valid, because direct writes drop the pages that they make stale.
     file.keep_cache = handle->mode == OpenMode::kHot || opened.keep ? 1 : 0;
@@ -167,7 +177,7 @@ uint32_t Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file, User
   file.noflush = handle->writable() ? 0 : 1;
   if (handle->writable()) handle->closes.Opened(ProcessOf(reply));
   file.fh = files_.Add(std::move(handle));
-  return open_flags;
+  return open;
 }
 
 OpenMode Filesystem::ChooseMode(const InodePtr& inode, int flags) {
@@ -182,7 +192,8 @@ void Filesystem::DropHandle(uint64_t number) {
   const std::shared_ptr<FileHandle> handle = files_.Remove(number);
   if (handle == nullptr) return;
   tickets_.Forget(handle.get());
-  if (!handle->writable() && handle->mode != OpenMode::kPageCache && (handle->flags & O_DIRECT) == 0) {
+  const bool counted = handle->mode == OpenMode::kDirect || handle->mode == OpenMode::kHot;
+  if (!handle->writable() && counted && (handle->flags & O_DIRECT) == 0) {
     read_history_.Closed(handle->inode->id, SizeOf(*handle->inode), handle->read_bytes.load(),
                          handle->mode == OpenMode::kHot);
   }
@@ -357,6 +368,7 @@ void Filesystem::Finish(CloseTracker::Clock::time_point ended) {
   };
   std::partition(files.begin(), files.end(), is_closed);
   for (const auto& handle : files) {
+    page_cache_.Close(handle->inode->id, handle->mode, handle->mappable());
     if (is_closed(handle)) {
       store_.CloseFile(handle->inode, handle->reported_failure.load(), handle->writable());
     } else {

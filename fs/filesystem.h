@@ -117,9 +117,9 @@ class Filesystem {
   // The counters and gauges of WEIGHTFS_IOC_STATS, also for -o metrics=.
   weightfs_stats Stats() const;
 
-  // Adds a handle for the caller of `reply` with its share of opens(), stores it in `file` and returns the open flags
-  // of the reply.
-  uint32_t AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share, const Reply& reply);
+  // Adds a handle for the caller of `reply` with its share of opens(), stores it in `file` and returns what the reply
+  // says besides.
+  OpenCompletion AddHandle(const InodePtr& inode, fuse_file_info& file, UserLimit::Share share, const Reply& reply);
   OpenMode ChooseMode(const InodePtr& inode, int flags);
   // Reverts AddHandle. Also used for a release.
   void DropHandle(uint64_t number);

@@ -19,20 +19,26 @@ struct InitCompletion {
   uint32_t max_write = 0;  // 0: keep the value of libfuse
 };
 
+// What libfuse may not know of the reply to an open.
+struct OpenCompletion {
+  uint32_t flags = 0;      // FOPEN_* to add
+  int32_t backing_id = 0;  // Backing::id; 0: none
+};
+
 // Changes the body of an INIT reply (struct fuse_init_out). Returns false, and changes nothing, when the body is too
 // short for the requested change.
 bool CompleteInitReply(std::span<std::byte> body, const InitCompletion& completion);
 
-// Adds open flags to the body of an OPEN or CREATE reply, whose last 16 bytes are struct fuse_open_out. Returns false
-// when the body is shorter.
-bool CompleteOpenReply(std::span<std::byte> body, uint32_t open_flags);
+// Completes the body of an OPEN or CREATE reply, whose last 16 bytes are struct fuse_open_out. Returns false when the
+// body is shorter.
+bool CompleteOpenReply(std::span<std::byte> body, const OpenCompletion& completion);
 
 // Completes the next reply that this thread writes during the lifetime of this object. libfuse writes a reply on the
 // thread that calls its reply function, before that function returns.
 class ReplyCompletion {
  public:
   explicit ReplyCompletion(const InitCompletion& init);
-  explicit ReplyCompletion(uint32_t open_flags);
+  explicit ReplyCompletion(const OpenCompletion& open);
   ~ReplyCompletion();
   ReplyCompletion(const ReplyCompletion&) = delete;
   ReplyCompletion& operator=(const ReplyCompletion&) = delete;
@@ -45,7 +51,7 @@ class ReplyCompletion {
 
  private:
   std::optional<InitCompletion> init_;
-  uint32_t open_flags_ = 0;
+  OpenCompletion open_;
   bool done_ = false;
 };
 

@@ -41,7 +41,7 @@ constexpr Feature kFeatures[] = {
     {"max_pages", kMaxPages, true},
     {"cache_symlinks", kCacheSymlinks, true},
     {"direct_io_allow_mmap", kDirectIoAllowMmap, true},
-    {"passthrough", kPassthrough, false},
+    {"passthrough", kPassthrough, true},
     {"over_io_uring", kOverIoUring, false},
 };
 constexpr std::string_view kParallelWritesName = "parallel_direct_writes";

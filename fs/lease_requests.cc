@@ -73,6 +73,7 @@ void LeaseRequests::Handle(const LeaseConnectionPtr& connection, lease::Kind kin
 Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
   switch (request.kind) {
     case lease::Kind::kRead: return Read(request, body);
+    case lease::Kind::kMap: return Map(request, body);
     case lease::Kind::kReserve:
     case lease::Kind::kReserveInPlace: return Reserve(request, body);
     case lease::Kind::kCommit: return Commit(request, body);
@@ -89,6 +90,14 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
 
 // Sends the answer and ends the request.
 void LeaseRequests::Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices) {
+  std::vector<int> descriptors;
+  if (devices != nullptr) {
+    for (const UniqueFd& device : *devices) descriptors.push_back(device.get());
+  }
+  Send(request, error, body, descriptors);
+}
+
+void LeaseRequests::Send(const Request& request, int error, const Body& body, std::span<const int> descriptors) {
   uint64_t size = 0;
   for (const auto& piece : body) size += piece.size();
   if (size > lease::kMaximumBody) {
@@ -98,10 +107,6 @@ void LeaseRequests::Send(const Request& request, int error, const Body& body, co
   lease::Header header;
   header.kind = static_cast<uint32_t>(request.kind);
   header.error = error;
-  std::vector<int> descriptors;
-  if (devices != nullptr) {
-    for (const UniqueFd& device : *devices) descriptors.push_back(device.get());
-  }
   const auto sent = lease::Send(request.connection->socket(), header, body, descriptors);
   const bool gone = !sent.has_value() && sent.error().code == ErrorCode::kShutdown;
   if (!sent.has_value() && !gone) {
@@ -260,6 +265,19 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   Note(request, RequestKind::kRead, file->inode->id, std::min(asked.length, lease.file_size - from));
   request.connection->Begin(std::move(lease.pin), {}, devices);
   Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents), lease::Bytes(lease.checksums)}, devices);
+  return {};
+}
+
+Result<void> LeaseRequests::Map(Request& request, lease::BodyReader body) {
+  lease::ReadRequest asked;
+  if (!body.Take(&asked) || !body.empty()) return Malformed();
+  ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, false));
+  RETURN_IF_ERROR(filesystem_.TakeMappedChanges(file->inode->id));
+  ASSIGN_OR_RETURN(const MapLease map, filesystem_.store().files().LeaseMap(file->inode, asked.offset, asked.length));
+  const lease::MapAnswer answer{map.file_size, map.content, map.end};
+  Note(request, RequestKind::kRead, file->inode->id, map.end - std::min(asked.offset, map.end));
+  const int descriptor = map.memory.get();
+  Send(request, 0, {lease::BytesOf(answer)}, std::span(&descriptor, map.memory ? 1 : 0));
   return {};
 }
 

@@ -79,6 +79,7 @@ class LeaseRequests {
   // Each handler answers, or returns the error to answer with.
   Result<void> Identify(Request& request, lease::BodyReader body);
   Result<void> Read(Request& request, lease::BodyReader body);
+  Result<void> Map(Request& request, lease::BodyReader body);
   Result<void> ReadMany(Request& request, lease::BodyReader body);
   Result<void> Reserve(Request& request, lease::BodyReader body);
   Result<void> Commit(Request& request, lease::BodyReader body);
@@ -91,6 +92,7 @@ class LeaseRequests {
   // Records bytes that the request leased or committed.
   void Note(const Request& request, RequestKind kind, InodeId inode, uint64_t bytes);
   void Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices);
+  void Send(const Request& request, int error, const Body& body, std::span<const int> descriptors);
   void Fail(const Request& request, const Error& error);
   void SendDone(const Request& request, const Result<void>& result);
   void SendWhenDurable(const Request& request, const InodePtr& inode, bool durable);

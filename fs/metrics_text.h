@@ -11,6 +11,7 @@
 #include "fs/request_metrics.h"
 #include "lease/ioctl.h"
 #include "store/scrub/scrub_state.h"
+#include "store/store.h"
 
 namespace weightfs {
 
@@ -23,6 +24,7 @@ struct MetricsSource {
   weightfs_stats stats{};
   std::array<RequestTotals, kRequestKinds> requests{};
   ScrubReport scrub;
+  HotStatistics hot;
   std::optional<uint64_t> catalog_free;     // Store::CatalogFreeSpace
   std::chrono::nanoseconds log_age{0};      // Store::LogAge
   std::optional<uint64_t> kernel_requests;  // queued and in progress, as the kernel counts them; nullopt: unknown

@@ -16,6 +16,7 @@
 #include "common/log.h"
 #include "common/processes.h"
 #include "fs/filesystem.h"
+#include "fs/memory_pressure.h"
 #include "fs/metrics_server.h"
 #include "fs/mountpoint.h"
 #include "fs/session.h"
@@ -41,6 +42,11 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
     RETURN_IF_ERROR(mount->metrics_->Start(
         [raw = mount.get()](MetricsFormat format) { return MetricsText(raw->Measure(), format); }));
   }
+  if (store.Hot().limit > 0) {
+    auto watch = MemoryPressure::Watch([&store] { store.ShrinkHot(); });
+    if (watch) mount->pressure_ = std::move(*watch);
+    if (!watch) spdlog::info("{}; cache_memory= alone bounds the memory of hot files", ToString(watch.error()));
+  }
   for (const std::string& line : mount->Features()) spdlog::debug("kernel: {}", line);
   return mount;
 }
@@ -48,6 +54,7 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
 // The session ends first, because it unmounts and uses the filesystem.
 Mount::~Mount() {
   metrics_.reset();
+  pressure_.reset();
   session_.reset();
 }
 
@@ -56,6 +63,7 @@ Result<void> Mount::Run() {
     RaiseReadAhead(*mounted, options_.read_ahead);
   auto served = session_->Run();
   metrics_.reset();  // the store is closed next
+  pressure_.reset();
   return served;
 }
 
@@ -91,6 +99,7 @@ MetricsSource Mount::Measure() const {
   source.stats = filesystem_->Stats();
   source.requests = filesystem_->metrics().Totals();
   source.scrub = filesystem_->store().Scrub();
+  source.hot = filesystem_->store().Hot();
   source.catalog_free = filesystem_->store().CatalogFreeSpace();
   source.log_age = filesystem_->store().LogAge();
   source.kernel_requests = KernelRequests(session_->identity().device);

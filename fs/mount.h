@@ -14,6 +14,7 @@
 namespace weightfs {
 
 class Filesystem;
+class MemoryPressure;
 class MetricsServer;
 struct MetricsSource;
 class Session;
@@ -52,7 +53,8 @@ class Mount {
   MountOptions options_;
   std::unique_ptr<Filesystem> filesystem_;
   std::unique_ptr<Session> session_;
-  std::unique_ptr<MetricsServer> metrics_;  // null without -o metrics=
+  std::unique_ptr<MetricsServer> metrics_;    // null without -o metrics=
+  std::unique_ptr<MemoryPressure> pressure_;  // null without hot files
 };
 
 // Returns the features that this kernel offers, one line each ("direct_io_allow_mmap: used", "passthrough: offered, not

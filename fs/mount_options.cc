@@ -193,6 +193,9 @@ constexpr Option kOptions[] = {
      "users with direct access to the devices: its user and root, only root, or nobody (owner)", SetDirect},
     {"memory", "SIZE", "memory for read-ahead and unwritten data (384M; at least 112M)",
      SetSize<&StoreOptions::memory, kLeastMemory.value>},
+    {"cache_memory", "SIZE",
+     "memory for files that programs load, shared with them (a quarter of the machine's; 0: none)",
+     SetSize<&StoreOptions::hot_memory, 0>},
     {"write_buffers", "SIZE", "memory that receives large writes (64M)",
      SetSize<&MountOptions::write_buffers, 4 * kMiB>},
     {"read_ahead", "SIZE", "the kernel's read-ahead for mappings (32M); 0 leaves it unchanged",
@@ -307,6 +310,11 @@ Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, Store
   return {};
 }
 
+ByteCount DefaultHotMemory() {
+  const auto limit = FindMemoryLimit();
+  return ByteCount{limit.has_value() ? limit->size.value / 4 : 0};
+}
+
 Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
   // The memory of one resident inode: its record, its entries in the tables of the daemon and the kernel, its extents.
   constexpr uint64_t kInodeBytes = 1024 + InodeTable::kExtentsPerInode * ExtentMemory::kExtentBytes;
@@ -318,6 +326,7 @@ Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
     bool kernel = false;  // pages that are reclaimed under memory pressure
   };
   const Part parts[] = {{"memory", store.memory},
+                        {"cache_memory", store.hot_memory},
                         {"write_buffers", mount.write_buffers},
                         {"inodes", ByteCount{store.resident_inodes * kInodeBytes}},
                         {"read_ahead", mount.read_ahead, true}};

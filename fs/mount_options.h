@@ -61,6 +61,9 @@ struct MountOptions {
   std::function<void()> ended;
 };
 
+// StoreOptions::hot_memory where no option sets it: a quarter of the machine's memory, or of this process's cgroup.
+ByteCount DefaultHotMemory();
+
 // Returns kNoMemory with a full line when the options need more memory than this machine, or this process's cgroup,
 // has.
 Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store);

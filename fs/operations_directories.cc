@@ -35,7 +35,7 @@ void OpenDirectory(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_i
   // The kernel may cache the listing for the next reader, because it sees and invalidates on every change of names.
   file.cache_readdir = 1;
   file.keep_cache = 1;
-  if (!reply.Open(file, 0)) CloseDirectory(filesystem, file.fh);
+  if (!reply.Open(file, {})) CloseDirectory(filesystem, file.fh);
 }
 
 void ReleaseDirectory(Filesystem& filesystem, Reply reply, uint64_t number) {

@@ -33,8 +33,8 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
   };
   const Result<InodePtr> inode = open();
   if (!inode.has_value()) return reply.Fail(inode.error());
-  const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(*share), reply);
-  if (!reply.Open(file, open_flags)) filesystem.DropHandle(file.fh);
+  const OpenCompletion open_reply = filesystem.AddHandle(*inode, file, std::move(*share), reply);
+  if (!reply.Open(file, open_reply)) filesystem.DropHandle(file.fh);
 }
 
 // Opens a newly created file and replies with both. Reverts everything if the kernel rejects the reply.
@@ -49,8 +49,8 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
     reply.Fail(inode.error());
     return;
   }
-  const uint32_t open_flags = filesystem.AddHandle(*inode, file, std::move(share), reply);
-  if (!reply.Create(*created, filesystem.cache_seconds(), file, open_flags)) {
+  const OpenCompletion open = filesystem.AddHandle(*inode, file, std::move(share), reply);
+  if (!reply.Create(*created, filesystem.cache_seconds(), file, open)) {
     filesystem.DropHandle(file.fh);
     filesystem.names().Forget(ino, 1);
   }

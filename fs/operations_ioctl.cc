@@ -253,7 +253,8 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
   if (!token.has_value()) return reply.Fail(token.error());
   const auto kind = static_cast<lease::Kind>(asked.kind);
   const bool reserves = kind == lease::Kind::kReserve || kind == lease::Kind::kReserveInPlace;
-  if (kind != lease::Kind::kRead && !reserves && kind != lease::Kind::kIdentify) return reply.Errno(EINVAL);
+  const bool maps = kind == lease::Kind::kMap;
+  if (kind != lease::Kind::kRead && !reserves && !maps && kind != lease::Kind::kIdentify) return reply.Errno(EINVAL);
   std::memcpy(asked.token, token->data(), sizeof(asked.token));
   const AskedLease lease{kind, {*token, asked.offset, asked.length}, process};
   const auto ask = [&filesystem, asked, lease](Reply now, bool here) {
@@ -262,7 +263,8 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
     now.Ioctl(asked);
   };
   // A reservation may wait for requests that the receivers serve, and so may a read of a file with mapped changes.
-  if (reserves || filesystem.MayHaveMappedChanges(request.ino)) return ask(std::move(reply), false);
+  // Loading into memory takes long.
+  if (reserves || maps || filesystem.MayHaveMappedChanges(request.ino)) return ask(std::move(reply), false);
   filesystem.RunOnReceiverOrPool(std::move(reply), [ask](Reply now) { ask(std::move(now), true); });
 }
 
@@ -319,6 +321,26 @@ void Publish(Filesystem& filesystem, Reply reply, const std::shared_ptr<PublishR
   reply.Ioctl(published.has_value() ? ToIoctl(*published) : ToIoctl(published.error(), request->call.failed()));
 }
 
+// The close of a file that the kernel serves from hot memory may have returned without having arrived here.
+constexpr std::chrono::milliseconds kLongestClose{1000};
+
+void Unpublish(Filesystem& filesystem, Reply reply, InodeId ino, const Credentials& who,
+               std::chrono::milliseconds pause) {
+  const CountedScope counted(filesystem.commits());
+  if (filesystem.read_only()) return reply.Errno(EROFS);
+  std::string failed;
+  const auto reverted = filesystem.store().UnpublishTree(ino, who, &failed);
+  const ErrorCode code = reverted.has_value() ? ErrorCode{} : reverted.error().code;
+  const bool waits = code == ErrorCode{ETXTBSY} || code == ErrorCode::kAgain;
+  if (waits && pause < kLongestClose && !filesystem.ending()) {
+    filesystem.RunAfter(pause, std::move(reply), [&filesystem, ino, who, pause](Reply later) {
+      Unpublish(filesystem, std::move(later), ino, who, pause * 2);
+    });
+    return;
+  }
+  reply.Ioctl(reverted.has_value() ? ToIoctl(PublicationRecord()) : ToIoctl(reverted.error(), failed));
+}
+
 void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_publication asked{};
   if (!request.directory || !TakeArgument(request, &asked)) return reply.Errno(request.directory ? EINVAL : ENOTDIR);
@@ -330,11 +352,7 @@ void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& reques
   const Credentials who = CallerOf(reply);
   if (request.command == WEIGHTFS_IOC_UNPUBLISH) {
     filesystem.RunOnPool(std::move(reply), [&filesystem, ino = request.ino, who](Reply later) {
-      const CountedScope counted(filesystem.commits());
-      if (filesystem.read_only()) return later.Errno(EROFS);
-      std::string failed;
-      const auto reverted = filesystem.store().UnpublishTree(ino, who, &failed);
-      later.Ioctl(reverted.has_value() ? ToIoctl(PublicationRecord()) : ToIoctl(reverted.error(), failed));
+      Unpublish(filesystem, std::move(later), ino, who, kFirstPause);
     });
     return;
   }
@@ -353,6 +371,18 @@ void Flags(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   const uint32_t flags = (*inode)->IsImmutable() ? FS_IMMUTABLE_FL : 0;
   lock.Unlock();
   reply.Ioctl(flags);
+}
+
+void Hot(Filesystem& filesystem, Reply reply) {
+  const HotStatistics hot = filesystem.store().Hot();
+  weightfs_hot out{};
+  out.version = WEIGHTFS_IOC_VERSION;
+  out.limit = hot.limit;
+  out.used = hot.used;
+  out.mapped = hot.mapped;
+  out.loaded = hot.loaded;
+  out.evictions = hot.evictions;
+  reply.Ioctl(out);
 }
 
 void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
@@ -389,6 +419,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_STATS:
       return filesystem.RunOnReceiverOrPool(std::move(reply),
                                             [&filesystem](Reply now) { now.Ioctl(filesystem.Stats()); });
+    case WEIGHTFS_IOC_HOT: return Hot(filesystem, std::move(reply));
     case WEIGHTFS_IOC_METRICS: return reply.Ioctl(filesystem.metrics().Snapshot());
     case WEIGHTFS_IOC_TOP: return Top(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_SCRUB: return Scrub(filesystem, std::move(reply));

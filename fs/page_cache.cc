@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/assert.h"
+#include "fs/backing.h"
 
 namespace weightfs {
 
@@ -112,25 +113,33 @@ bool InodePages::MayHoldChanges() const {
   return mappable_ > 0;
 }
 
+bool InodePages::is_open() const {
+  MutexLock lock(mutex_);
+  return opens_ > 0;
+}
+
 bool InodePages::MayHaveDirtyPages() const {
   MutexLock lock(mutex_);
   return mappable_ > 0 && (filled_ || cached_ > 0);
 }
 
-bool InodePages::AddOpen(OpenMode mode, bool mappable) {
+bool InodePages::AddOpen(OpenMode mode, bool mappable, std::shared_ptr<Backing>* backing) {
   MutexLock lock(mutex_);
+  if (opens_ == 0) backing_ = std::move(*backing);
+  *backing = backing_;
   ++opens_;
   if (mappable) ++mappable_;
-  if (mode != OpenMode::kPageCache) return false;
+  if (mode != OpenMode::kPageCache || backing_ != nullptr) return false;
   ++cached_;
   return std::exchange(kept_, true);
 }
 
-bool InodePages::RemoveOpen(OpenMode mode, bool mappable) {
+bool InodePages::RemoveOpen(OpenMode mode, bool mappable, std::shared_ptr<Backing>* unused) {
   MutexLock lock(mutex_);
   if (mappable) --mappable_;
   if (mode == OpenMode::kPageCache) --cached_;
   if (--opens_ > 0) return false;
+  *unused = std::move(backing_);
   filled_ = false;  // each direct write has dropped the pages that it made stale; the rest is valid
   return !kept_ && direct_writes_.empty();
 }
@@ -140,18 +149,21 @@ bool InodePages::IsInUse() const {
   return opens_ > 0 || !direct_writes_.empty();
 }
 
-PageCacheTracker::Opened PageCacheTracker::Open(InodeId ino, OpenMode mode, bool mappable) {
+PageCacheTracker::Opened PageCacheTracker::Open(InodeId ino, OpenMode mode, bool mappable,
+                                                std::shared_ptr<Backing> backing) {
+  const std::shared_ptr<Backing> offered = backing;  // destroyed after the mutex is released
   MutexLock lock(mutex_);
   std::shared_ptr<InodePages>& pages = inodes_[ino];
   if (pages == nullptr) pages = std::make_shared<InodePages>();
-  const bool keep = pages->AddOpen(mode, mappable);
-  return {pages, keep};
+  const bool keep = pages->AddOpen(mode, mappable, &backing);
+  return {pages, keep, std::move(backing)};
 }
 
 void PageCacheTracker::Close(InodeId ino, OpenMode mode, bool mappable) {
+  std::shared_ptr<Backing> unused;  // destroyed after the mutex is released
   MutexLock lock(mutex_);
   const auto found = inodes_.find(ino);
-  if (found != inodes_.end() && found->second->RemoveOpen(mode, mappable)) inodes_.erase(found);
+  if (found != inodes_.end() && found->second->RemoveOpen(mode, mappable, &unused)) inodes_.erase(found);
 }
 
 std::shared_ptr<InodePages> PageCacheTracker::Find(InodeId ino) {

@@ -36,8 +36,11 @@
 
 namespace weightfs {
 
+class Backing;
+
 // The path of the data of one open. kHot: through the page cache, although the kernel could map the file without it.
-enum class OpenMode : unsigned char { kDirect, kPageCache, kHot };
+// kPassthrough: without the daemon.
+enum class OpenMode : unsigned char { kDirect, kPageCache, kHot, kPassthrough };
 
 // The mode of an open(2) with `flags`. If the kernel can map files that are open for direct I/O (`map_direct`), every
 // open is direct I/O. Otherwise read-only and read-write opens use the page cache for their mappings; O_DIRECT and
@@ -91,6 +94,7 @@ class InodePages {
   bool BeginFill(ByteRange range, std::function<void()> fill) EXCLUDES(mutex_);
   // True if a program may have a shared writable mapping. A mapping keeps its open alive.
   bool MayHoldChanges() const EXCLUDES(mutex_);
+  bool is_open() const EXCLUDES(mutex_);
   // True if such a mapping may have pages in memory.
   bool MayHaveDirtyPages() const EXCLUDES(mutex_);
 
@@ -106,10 +110,11 @@ class InodePages {
     std::vector<Fill> waiting;
   };
 
-  // True if the pages that the kernel may still have are what the store holds; for opens through the page cache.
-  bool AddOpen(OpenMode mode, bool mappable) EXCLUDES(mutex_);
-  // True if nothing needs to be remembered of the inode.
-  bool RemoveOpen(OpenMode mode, bool mappable) EXCLUDES(mutex_);
+  // True if the pages that the kernel may still have are what the store holds; for opens through the page cache. The
+  // first of the present opens sets the backing of all.
+  bool AddOpen(OpenMode mode, bool mappable, std::shared_ptr<Backing>* backing) EXCLUDES(mutex_);
+  // True if nothing needs to be remembered of the inode. Moves the backing that nobody uses any more to `unused`.
+  bool RemoveOpen(OpenMode mode, bool mappable, std::shared_ptr<Backing>* unused) EXCLUDES(mutex_);
   bool IsInUse() const EXCLUDES(mutex_);
   uint64_t RecordLocked(ByteRange range) REQUIRES(mutex_);
   void Remove(uint64_t id) EXCLUDES(mutex_);
@@ -118,6 +123,7 @@ class InodePages {
   unsigned opens_ GUARDED_BY(mutex_) = 0, cached_ GUARDED_BY(mutex_) = 0, mappable_ GUARDED_BY(mutex_) = 0;
   bool kept_ GUARDED_BY(mutex_) = false;    // pages left from opens through the page cache are valid
   bool filled_ GUARDED_BY(mutex_) = false;  // since the first of the present opens
+  std::shared_ptr<Backing> backing_ GUARDED_BY(mutex_);
   uint64_t last_id_ GUARDED_BY(mutex_) = 0;
   std::vector<Record> direct_writes_ GUARDED_BY(mutex_);
 
@@ -133,10 +139,13 @@ class PageCacheTracker {
   struct Opened {
     std::shared_ptr<InodePages> pages;
     bool keep = false;  // of an open through the page cache: pages that the kernel may have are valid
+    std::shared_ptr<Backing> backing;  // not null: the open is a passthrough one, whatever mode it asked for
   };
 
-  // Call these when an open begins or ends. `mappable`: it allows a shared writable mapping.
-  Opened Open(InodeId ino, OpenMode mode, bool mappable) EXCLUDES(mutex_);
+  // Call these when an open begins or ends. `mappable`: it allows a shared writable mapping. The kernel refuses an open
+  // with another backing, or with none, than the other opens of the inode have (EIO). So `backing`, which may be null,
+  // counts for an inode without other opens alone.
+  Opened Open(InodeId ino, OpenMode mode, bool mappable, std::shared_ptr<Backing> backing = nullptr) EXCLUDES(mutex_);
   void Close(InodeId ino, OpenMode mode, bool mappable) EXCLUDES(mutex_);
 
   // The pages of an inode that is open, or that the kernel may have pages of; null otherwise.

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "common/log.h"
-#include "fs/init_reply.h"
 #include "fs/kernel_features.h"
 
 namespace weightfs {
@@ -25,14 +24,15 @@ constexpr size_t kMaximumPieces = IOV_MAX - 1;
 
 timespec ToTimespec(const Timestamp& time) { return {.tv_sec = time.seconds, .tv_nsec = time.nanoseconds}; }
 
-// Calls a libfuse reply function with open flags that libfuse itself may not know.
+// Calls a libfuse reply function with what libfuse itself may not know.
 template <typename Function>
-int WithOpenFlags(fuse_file_info file, uint32_t open_flags, Function reply) {
+int Completed(fuse_file_info file, const OpenCompletion& open, Function reply) {
 #if WEIGHTFS_COMPLETE_REPLIES
-  if (open_flags == 0) return reply(file);
-  ReplyCompletion completion(open_flags);
+  if (open.flags == 0 && open.backing_id == 0) return reply(file);
+  ReplyCompletion completion(open);
 #else
-  file.parallel_direct_writes = (open_flags & kOpenParallelDirectWrites) != 0;
+  file.parallel_direct_writes = (open.flags & kOpenParallelDirectWrites) != 0;
+  file.backing_id = open.backing_id;
 #endif
   return reply(file);
 }
@@ -139,18 +139,18 @@ void Reply::Attribute(const Result<Attributes>& attributes, double valid_seconds
   Answer([&](fuse_req_t request) { return fuse_reply_attr(request, &out, valid_seconds); });
 }
 
-bool Reply::Open(const fuse_file_info& file, uint32_t open_flags) {
+bool Reply::Open(const fuse_file_info& file, const OpenCompletion& open) {
   return Answer([&](fuse_req_t request) {
-    return WithOpenFlags(file, open_flags, [&](const fuse_file_info& info) { return fuse_reply_open(request, &info); });
+    return Completed(file, open, [&](const fuse_file_info& info) { return fuse_reply_open(request, &info); });
   });
 }
 
 bool Reply::Create(const Attributes& attributes, double valid_seconds, const fuse_file_info& file,
-                   uint32_t open_flags) {
+                   const OpenCompletion& open) {
   const fuse_entry_param entry = ToEntry(attributes, valid_seconds);
   return Answer([&](fuse_req_t request) {
-    return WithOpenFlags(file, open_flags,
-                         [&](const fuse_file_info& info) { return fuse_reply_create(request, &entry, &info); });
+    return Completed(file, open,
+                     [&](const fuse_file_info& info) { return fuse_reply_create(request, &entry, &info); });
   });
 }
 

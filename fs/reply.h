@@ -9,6 +9,7 @@
 #include "common/result.h"
 #include "fs/activity.h"
 #include "fs/fuse_api.h"
+#include "fs/init_reply.h"
 #include "fs/request_metrics.h"
 #include "store/types.h"
 
@@ -73,9 +74,9 @@ class Reply {
   [[nodiscard]] bool Entry(const Attributes& attributes, double valid_seconds);
   void NoEntry(double valid_seconds);  // a negative entry, which the kernel may cache
   // `open_flags` are FOPEN_ bits that fuse_file_info has no member for.
-  [[nodiscard]] bool Open(const fuse_file_info& file, uint32_t open_flags);
+  [[nodiscard]] bool Open(const fuse_file_info& file, const OpenCompletion& open);
   [[nodiscard]] bool Create(const Attributes& attributes, double valid_seconds, const fuse_file_info& file,
-                            uint32_t open_flags);
+                            const OpenCompletion& open);
   [[nodiscard]] bool Bytes(std::string_view bytes);
   void Statistics(const struct statvfs& statistics);
   void Ioctl(const void* out = nullptr, size_t size = 0);

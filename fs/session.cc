@@ -65,6 +65,7 @@ constexpr Capability kCapabilities[] = {
     {kernel_flag::kCacheSymlinks, FUSE_CAP_CACHE_SYMLINKS},
 #if !WEIGHTFS_COMPLETE_REPLIES
     {kernel_flag::kDirectIoAllowMmap, FUSE_CAP_DIRECT_IO_ALLOW_MMAP},
+    {kernel_flag::kPassthrough, FUSE_CAP_PASSTHROUGH},
 #endif
 };
 
@@ -246,8 +247,10 @@ Result<void> Session::Negotiate() {
     return Error{ErrorCode::kNotSupported,
                  fmt::format("the kernel speaks FUSE {}.{}; 7.{} (Linux 5.4) is the oldest that weightfs serves",
                              offer_.major, offer_.minor, kMinimumMinor)};
+  if (!filesystem_.store().Hot().on_tmpfs) mask_.flags |= kernel_flag::kPassthrough;
   MaskOffer(bytes, mask_);
   filesystem_.features = ChooseFeatures(offer_, mask_, MaxPagesLimit());
+  filesystem_.store().UsePassthrough((filesystem_.features.flags & kernel_flag::kPassthrough) != 0);
 
   fuse_buf buffer{};
   buffer.mem = bytes.data();

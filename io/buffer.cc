@@ -14,10 +14,16 @@
 namespace weightfs {
 
 struct Buffer::Slot {
-  BufferPool* pool = nullptr;
-  std::byte* data = nullptr;
+  BufferPool* pool = nullptr;  // null: of `owner`
+  std::span<std::byte> memory;
   std::atomic<uint32_t> references{0};
+  std::shared_ptr<const void> owner;
 };
+
+Buffer Buffer::Of(std::shared_ptr<const void> owner, std::span<std::byte> memory) {
+  auto* slot = new Slot{.memory = memory, .references = 1, .owner = std::move(owner)};
+  return Buffer(slot);
+}
 
 Buffer::Buffer(const Buffer& other) : slot_(other.slot_) {
   if (slot_ != nullptr) slot_->references.fetch_add(1, std::memory_order_relaxed);
@@ -32,14 +38,19 @@ Buffer& Buffer::operator=(Buffer other) noexcept {
 
 Buffer::~Buffer() {
   // Acquire and release: the next user of the slot sees everything that earlier holders did to it.
-  if (slot_ != nullptr && slot_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) slot_->pool->Release(slot_);
+  if (slot_ == nullptr || slot_->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (slot_->pool != nullptr) {
+    slot_->pool->Release(slot_);
+  } else {
+    delete slot_;
+  }
 }
 
-std::byte* Buffer::data() const { return slot_->data; }
+std::byte* Buffer::data() const { return slot_->memory.data(); }
 
-ByteCount Buffer::size() const { return slot_->pool->options_.buffer_size; }
+ByteCount Buffer::size() const { return ByteCount{slot_->memory.size()}; }
 
-std::byte* Buffer::header() const { return slot_->data - slot_->pool->options_.headroom.value; }
+std::byte* Buffer::header() const { return data() - slot_->pool->options_.headroom.value; }
 
 BufferPool::BufferPool(const Options& options) : options_(options) {}
 
@@ -76,7 +87,7 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(const Options& options) {
   for (size_t i = options.count; i > 0; --i) {  // the lowest addresses go out first
     Buffer::Slot& slot = pool->slots_[i - 1];
     slot.pool = pool.get();
-    slot.data = pool->arena_.data() + pool->stride() * (i - 1) + (pool->stride() - options.buffer_size.value);
+    slot.memory = {pool->arena_.data() + pool->stride() * i - options.buffer_size.value, options.buffer_size.value};
     pool->free_.push_back(&slot);
   }
   lock.Unlock();

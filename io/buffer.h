@@ -18,11 +18,13 @@ namespace weightfs {
 
 class BufferPool;
 
-// A counted reference to one buffer of a pool; the last reference returns the buffer. Copying a Buffer is thread-safe;
-// access to its bytes is not synchronized. An empty Buffer references nothing.
+// A counted reference to one buffer of a pool, or to other memory; the last reference returns the buffer. Copying a
+// Buffer is thread-safe; access to its bytes is not synchronized. An empty Buffer references nothing.
 class Buffer {
  public:
   Buffer() = default;
+  // Memory of `owner`, which is released with the last reference.
+  static Buffer Of(std::shared_ptr<const void> owner, std::span<std::byte> memory);
   Buffer(const Buffer& other);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer other) noexcept;
@@ -30,9 +32,9 @@ class Buffer {
 
   explicit operator bool() const { return slot_ != nullptr; }
   std::byte* data() const;  // page-aligned
-  ByteCount size() const;   // the pool's buffer_size
+  ByteCount size() const;
   std::span<std::byte> bytes() const { return {data(), size().value}; }
-  // The pool's `headroom` bytes that end where data() begins.
+  // The pool's `headroom` bytes that end where data() begins. Only for buffers of a pool.
   std::byte* header() const;
 
  private:

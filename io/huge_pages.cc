@@ -37,4 +37,15 @@ Result<HugePageMemory> HugePageMemory::Map(size_t size, int flags) {
   return memory;
 }
 
+Result<HugePageMemory> HugePageMemory::MapFile(int file, uint64_t offset, size_t size) {
+  void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, static_cast<off_t>(offset));
+  if (mapped == MAP_FAILED) {
+    return Error{ErrorCode{errno}, fmt::format("cannot map {} bytes of a file: {}", size, std::strerror(errno))};
+  }
+  HugePageMemory memory;
+  memory.data_ = static_cast<std::byte*>(mapped);
+  memory.size_ = RoundUp(size, kBlockSize);
+  return memory;
+}
+
 }  // namespace weightfs

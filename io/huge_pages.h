@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Anonymous memory in huge pages.
+// Memory in huge pages.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "common/error.h"
 
 namespace weightfs {
 
-// Private anonymous memory, zeroed and page-aligned. From 2 MiB on it begins on a huge page, and the kernel is advised
-// to use huge pages. Move-only; the destructor unmaps the memory. Externally synchronized.
+// Private memory, page-aligned: anonymous and zeroed, or of a file. Anonymous memory begins on a huge page from 2 MiB
+// on, and the kernel is advised to use huge pages. Move-only; the destructor unmaps the memory. Externally
+// synchronized.
 class HugePageMemory {
  public:
   // Maps `size` bytes, rounded up to pages. `flags` are further flags of mmap(2). Returns the errno of mmap.
   static Result<HugePageMemory> Map(size_t size, int flags = 0);
+  // Maps a range of a file instead, from a page on; a page that is written to becomes a private copy. Where the file
+  // has huge pages, the memory has them, too.
+  static Result<HugePageMemory> MapFile(int file, uint64_t offset, size_t size);
 
   HugePageMemory() = default;
   HugePageMemory(HugePageMemory&& other) noexcept

@@ -87,6 +87,20 @@ struct weightfs_stats {
   __u64 device_requests; /* in flight now. Always 0 from mounts of version 0.1 */
 };
 
+/* For any file or directory of the mount: its hot files (mount option cache_memory=). In bytes unless the name says
+ * otherwise; the last three since the mount. ENOTTY from mounts of version 0.2 and older. */
+struct weightfs_hot {
+  __u32 version;
+  __u32 reserved_flags;
+  __u64 limit, used; /* of memory; 0: the mount has no hot files */
+  __u64 mapped;      /* returned to programs as memory to map */
+  __u64 loaded;      /* read from the devices for that */
+  __u64 evictions;   /* number of files that gave their memory to others */
+  __u64 reserved[4];
+};
+
+#define WEIGHTFS_IOC_HOT _IOR(WEIGHTFS_IOC_MAGIC, 17, struct weightfs_hot)
+
 #define WEIGHTFS_METRICS_KINDS 24
 #define WEIGHTFS_METRICS_BUCKETS 96
 #define WEIGHTFS_METRICS_STEPS 4 /* buckets from a latency to twice that */
@@ -205,7 +219,7 @@ struct weightfs_lease_ticket {
  * WEIGHTFS_IOC_LEASE; refusals of the lease itself are in the answer. */
 struct weightfs_lease_request {
   __u32 version;    /* in */
-  __u32 kind;       /* in: kRead, kReserve, kReserveInPlace or kIdentify of lease/protocol.h */
+  __u32 kind;       /* in: kRead, kReserve, kReserveInPlace, kMap or kIdentify of lease/protocol.h */
   __u64 connection; /* in: Identity::connection */
   __u64 offset;     /* in: bytes; of ReadRequest or ReserveRequest */
   __u64 length;     /* in: bytes of a ReadRequest, blocks of a ReserveRequest */
@@ -249,7 +263,8 @@ struct weightfs_publication {
  * published, by itself. EEXIST: published with another number. EMLINK: a file has another name outside. E2BIG: more
  * than 131,072 inodes. EPERM: of another user, and the caller lacks CAP_FOWNER. EINVAL: the root directory. */
 #define WEIGHTFS_IOC_PUBLISH _IOWR(WEIGHTFS_IOC_MAGIC, 11, struct weightfs_publication)
-/* Reverts it; EROFS as above. `error` ENODATA: the directory was not published by itself. */
+/* Reverts it; EROFS as above. `error` ENODATA: the directory was not published by itself. ETXTBSY: the
+ * kernel reads a file that is open or mapped from hot memory. EAGAIN: another call is reverting it. */
 #define WEIGHTFS_IOC_UNPUBLISH _IOWR(WEIGHTFS_IOC_MAGIC, 12, struct weightfs_publication)
 /* Returns the publication of a directory. ENODATA: the directory was not published by itself. */
 #define WEIGHTFS_IOC_PUBLICATION _IOWR(WEIGHTFS_IOC_MAGIC, 13, struct weightfs_publication)

@@ -41,6 +41,7 @@ enum class Kind : uint32_t {
   kCommitMany = 6,  // CommitManyRequest, FileEntry[], names, checksums → CommitManyAnswer
   kIdentify = 7,    // IdentifyRequest → Identity
   kReserveInPlace = 8,  // as kReserve, for the whole content of a file
+  kMap = 9,             // ReadRequest → MapAnswer; begins no lease
 };
 
 struct Header {
@@ -94,6 +95,17 @@ struct ReadAnswer {
   uint64_t first_block = 0;
   uint64_t blocks = 0;
   uint64_t extents = 0;  // number of extents that follow
+};
+
+// Loads bytes of the file into memory that programs share, as many as the mount likes to load at once. The request
+// that reaches the end of its range also returns a read-only descriptor of a file with these bytes, at the same
+// offsets; what nobody has loaded is zeros there, until somebody does. The memory keeps the content of one moment,
+// whatever happens to the file or the mount, for as long as a program has it open or mapped. ENOMEM: there is no room.
+// EIO: damage, which a read locates. EINVAL: the mount is of an older version. Otherwise as kRead.
+struct MapAnswer {
+  uint64_t file_size = 0;  // bytes
+  uint64_t content = 0;    // never 0. A request that is answered with another one is of a later content of the file
+  uint64_t end = 0;        // offset in bytes of the end of what was loaded: continue there
 };
 
 // Reserves space for a write by this holder alone. ENOSPC if there is not enough; EROFS, for a directory also without

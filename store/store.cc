@@ -71,6 +71,7 @@ struct Store::Parts {
   std::unique_ptr<DeviceSet> device_set;
   std::unique_ptr<SpaceManager> space;
   std::unique_ptr<wal::LogWriter> log;  // null if read-only
+  std::unique_ptr<HotFiles> hot;  // null: none
   std::unique_ptr<ReadCache> cache;
   std::unique_ptr<InodeTable> inodes;
   std::unique_ptr<WriteBack> write_back;
@@ -123,7 +124,10 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   }
   parts->devices = std::move(devices);
   parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
-  parts->cache = std::make_unique<ReadCache>(*parts->chunks);
+  if (options.hot_memory.value >= kChunkBytes) {
+    parts->hot = std::make_unique<HotFiles>(SharedPages::Create(), options.hot_memory);
+  }
+  parts->cache = std::make_unique<ReadCache>(*parts->chunks, parts->hot.get());
   const FileServices services{*parts->space, *parts->cache, std::make_shared<ExtentMemory>()};
   parts->inodes = std::make_unique<InodeTable>(*parts->catalog, services, options.resident_inodes);
 
@@ -141,7 +145,8 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   RETURN_IF_ERROR(StartLog(*parts));
   parts->write_back = std::make_unique<WriteBack>(*parts->device_set);
   parts->reader = std::make_unique<Reader>(*parts->catalog, *parts->device_set, *parts->space, *parts->cache,
-                                           Reader::Pools{*parts->large_reads, *parts->small_reads}, options.verify);
+                                           Reader::Pools{*parts->large_reads, *parts->small_reads}, options.verify,
+                                           options.read_only);
   Committer::Options commit;
   commit.interval = options.commit_interval;
   commit.close_delay = options.close_delay;
@@ -464,6 +469,21 @@ StoreStatistics Store::statistics() const {
   if (p_->log) statistics.log = p_->log->statistics();
   statistics.read_only = read_only();
   return statistics;
+}
+
+HotStatistics Store::Hot() const {
+  if (p_->hot == nullptr) return {};
+  const HotFiles::Counters& counters = p_->hot->counters();
+  return {p_->hot->limit().value, p_->hot->used_bytes(), counters.mapped_bytes, counters.loaded_bytes,
+          counters.evictions, p_->hot->on_tmpfs()};
+}
+
+void Store::UsePassthrough(bool use) {
+  if (p_->hot != nullptr) p_->hot->UsePassthrough(use);
+}
+
+void Store::ShrinkHot() {
+  if (p_->hot != nullptr) p_->hot->Shrink(p_->hot->used_bytes() / 4 * 3);
 }
 
 }  // namespace weightfs

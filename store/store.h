@@ -34,6 +34,7 @@ struct StoreOptions {
   std::chrono::milliseconds space_wait{2000};
   bool sync_on_close = false;
   ByteCount memory{384 * kMiB};  // size of all I/O buffers together, at least kLeastMemory
+  ByteCount hot_memory{0};       // maximum memory of hot files; 0: none
   bool verify = true;            // verify checksums on read; false for measurements only
   size_t resident_inodes = 16384;
   // The bytes of each device that belong to the store, from its superblock; empty: all of them. A device may have
@@ -58,6 +59,12 @@ struct StoreStatistics {
   uint64_t pinned_bytes = 0, granted_bytes = 0;  // by read leases; by write leases
   wal::LogStatistics log;
   bool read_only = false;
+};
+
+// In bytes unless the name says otherwise; the last three since Open.
+struct HotStatistics {
+  uint64_t limit = 0, used = 0, mapped = 0, loaded = 0, evictions = 0;
+  bool on_tmpfs = false;  // SharedPages::on_tmpfs
 };
 
 // Thread-safe. An asynchronous call completes on a completion or committer thread, or before the call returns. Its
@@ -138,6 +145,11 @@ class Store {
   std::optional<uint64_t> CatalogFreeSpace() const;
   std::chrono::nanoseconds LogAge() const;  // LogWriter::age; 0 without a writer
   StoreStatistics statistics() const;
+  HotStatistics Hot() const;  // all 0 without hot files
+  // Lets reads of files that nobody can change fill their hot memory, for passthrough (FileIo::Pass). False at first.
+  void UsePassthrough(bool use);
+  // Gives a part of their memory back to the machine.
+  void ShrinkHot();
   // The scrub in progress, and the last complete one, also if this mount starts none.
   ScrubReport Scrub() const;
   // Reads the tables of the catalog past all caches (KvStore::Verify, which defines the result and `next`).

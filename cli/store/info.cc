@@ -120,6 +120,8 @@ Result<int> ShowMount(const Arguments& arguments, int descriptor, const weightfs
   stats.version = WEIGHTFS_IOC_VERSION;
   const bool counted =
       (info.features & WEIGHTFS_FEATURE_STATS) != 0 && ioctl(descriptor, WEIGHTFS_IOC_STATS, &stats) == 0;
+  std::optional<weightfs_hot> hot(std::in_place);
+  if (ioctl(descriptor, WEIGHTFS_IOC_HOT, &*hot) != 0) hot.reset();
   const auto scrubs = AskForScrubs(descriptor);
   if (arguments.json) {
     Json json = {{"mount", mount.has_value() ? Json(mount->directory) : Json()},
@@ -151,6 +153,10 @@ Result<int> ShowMount(const Arguments& arguments, int descriptor, const weightfs
                             {"log_bytes", stats.log_bytes},
                             {"log_intact", stats.log_intact != 0}};
     }
+    if (hot) {
+      json["hot"] = {{"limit", hot->limit}, {"used", hot->used}, {"mapped", hot->mapped},
+                     {"loaded", hot->loaded}, {"evictions", hot->evictions}};
+    }
     if (scrubs.has_value()) json["scrub"] = ScrubJson(*scrubs);
     return ShowJson(json);
   }
@@ -169,6 +175,10 @@ Result<int> ShowMount(const Arguments& arguments, int descriptor, const weightfs
           stats.commits, Bytes(stats.buffer_in_use), Bytes(stats.buffer_capacity), Bytes(stats.dirty_bytes),
           stats.leases, Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes), Bytes(stats.log_bytes),
           stats.log_intact != 0 ? "" : ", not intact", stats.checksum_errors);
+  }
+  if (hot) {
+    Print(stdout, "hot      {} of {} in use, {} mapped by programs, {} read from the devices for that\n",
+          Bytes(hot->used), Bytes(hot->limit), Bytes(hot->mapped), Bytes(hot->loaded));
   }
   if (scrubs.has_value()) Print(stdout, ScrubLines(*scrubs));
   return kSuccess;

@@ -137,6 +137,9 @@ Result<Plan> MakePlan(const Arguments& arguments) {
       RETURN_IF_ERROR(CheckApart(plan.mount.mountpoint, path.string()));
     }
   }
+  if (std::ranges::find(plan.mount.own_options, "cache_memory") == plan.mount.own_options.end()) {
+    plan.store_options.hot_memory = DefaultHotMemory();
+  }
   RETURN_IF_ERROR(CheckMemory(plan.mount, plan.store_options));
   if (arguments.read_only) plan.mount.read_only = true;
   plan.store_options.read_only = plan.mount.read_only;

@@ -29,6 +29,7 @@ struct Sample {
   weightfs_stats stats{};
   weightfs_metrics requests{};
   std::optional<ScrubReport> scrub;  // nullopt: the mount is of an older version
+  std::optional<weightfs_hot> hot;   // likewise
 
   bool scrubs() const { return scrub && scrub->period.count() > 0 && scrub->state.running(); }
   int64_t last_scrub() const { return scrub ? scrub->state.last_completed_ns : 0; }
@@ -137,6 +138,10 @@ std::string ScreenText(const WatchArguments& arguments, const std::string& store
   if (rates.from_memory) rest.Add({"reads from memory", fmt::format("{:.0f} %", *rates.from_memory * 100), ""});
   rest.Add({"device requests", fmt::format("{}", stats.device_requests), "in flight"});
   rest.Add({"buffers", Bytes(stats.buffer_in_use), fmt::format("of {}", Bytes(stats.buffer_capacity))});
+  if (now.hot) {
+    rest.Add({"hot files", Bytes(now.hot->used),
+              fmt::format("of {}, {} mapped", Bytes(now.hot->limit), Bytes(now.hot->mapped))});
+  }
   rest.Add({"dirty", Bytes(stats.dirty_bytes), ""});
   rest.Add({"leases", fmt::format("{}", stats.leases),
             fmt::format("{} pinned, {} granted", Bytes(stats.pinned_bytes), Bytes(stats.granted_bytes))});
@@ -213,6 +218,8 @@ std::string JsonLine(const Rates& rates, const Sample& now) {
                {"leases", stats.leases},
                {"pinned_bytes", stats.pinned_bytes},
                {"granted_bytes", stats.granted_bytes},
+               {"hot_bytes", now.hot ? Json(now.hot->used) : Json()},
+               {"hot_mapped_bytes", now.hot ? Json(now.hot->mapped) : Json()},
                {"free_bytes", stats.free_bytes},
                {"requests", Json::object()}};
   for (size_t i = 0; i < kRequestKinds; ++i) {
@@ -227,6 +234,7 @@ Result<Sample> Take(const WatchArguments& arguments) {
   sample.scrub = AskForScrubs(file.get());
   RETURN_IF_ERROR(AskMount(arguments, file.get(), WEIGHTFS_IOC_STATS, &sample.stats));
   RETURN_IF_ERROR(AskMount(arguments, file.get(), WEIGHTFS_IOC_METRICS, &sample.requests));
+  if (ioctl(file.get(), WEIGHTFS_IOC_HOT, &sample.hot.emplace()) != 0) sample.hot.reset();
   sample.time = std::chrono::steady_clock::now();
   return sample;
 }

@@ -214,7 +214,7 @@ Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& conne
   ASSIGN_OR_RETURN(const LeaseTicket ticket, AskForTicket(descriptor));
   begun.token = ticket.token;
   RETURN_IF_ERROR(begun.lease->Open(ticket, descriptor));
-  if (kind == lease::Kind::kRead) {
+  if (kind == lease::Kind::kRead || kind == lease::Kind::kMap) {
     const lease::ReadRequest request{ticket.token, offset, length};
     ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));
   } else {
@@ -269,7 +269,8 @@ Result<lease::Message> Lease::Receive(lease::Kind kind, std::optional<uint64_t>*
   }
   const bool ends = kind == lease::Kind::kCommit || kind == lease::Kind::kCommitMany || kind == lease::Kind::kRelease;
   if (ends) held_.reset();
-  if (answer->header.error == 0 && !ends && kind != lease::Kind::kIdentify) held_ = kind;
+  const bool begins = !ends && kind != lease::Kind::kIdentify && kind != lease::Kind::kMap;
+  if (answer->header.error == 0 && begins) held_ = kind;
   if (answer->header.error != 0) {
     lease::BodyReader refusal(answer->body());
     lease::CommitManyAnswer many;

@@ -189,6 +189,10 @@ void BindHandle(py::module_& module) {
       .def("closed", &PyHandle::closed)
       .def("join", &PyHandle::Join)
       .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
+      .def("map",
+           [](const PyHandle& self, int descriptor, uint64_t offset, uint64_t length) {
+             return Check(self.WithoutGil([&](Handle& handle) { return handle.Map(descriptor, offset, length); }));
+           })
       .def("wait",
            [](const PyHandle& self) {
              auto completed = self.WithoutGil([](Handle& handle) { return handle.Wait(&SignalRaised); });

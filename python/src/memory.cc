@@ -44,6 +44,9 @@ void BindMemory(py::module_& module) {
       .def_buffer([](DividedMemory::Part& self) { return BytesOf(self.data(), self.size()); });
   py::class_<DividedMemory, std::shared_ptr<DividedMemory>>(module, "DividedMemory", py::buffer_protocol())
       .def(py::init([](size_t size) { return Check(DividedMemory::Allocate(size)); }))
+      .def_static("of_file", [](int file, uint64_t offset, size_t size) {
+        return Check(DividedMemory::Map(file, offset, size));
+      })
       .def("take",
            [](DividedMemory& self, size_t begin, size_t size) {
              if (size == 0 || begin > self.size() || size > self.size() - begin) {

@@ -47,6 +47,11 @@ class DataOwner {
   // The files whose data may differ from the catalog, or that have an error to report.
   virtual std::vector<InodePtr> UncommittedFiles() = 0;
 
+  // True while the kernel serves the file, or a mapping of it, by passthrough: it would not notice a change.
+  virtual bool IsPassed(const Inode& inode) const = 0;
+  // Drops the file's content from the read caches. The next reads fill those that suit the file as it is then.
+  virtual void DropCached(const InodePtr& inode) = 0;
+
   // Reads the records that a deletion needs. If they are to be `restorable`, reads only those of a small file without
   // uncommitted changes, with DataRecords::restore. Called without the inode's mutex.
   virtual Result<DataRecords> ReadRecords(const InodePtr& inode, bool restorable) = 0;

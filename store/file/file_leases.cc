@@ -125,6 +125,50 @@ Result<ReadLease> FileIo::LeaseRead(const InodePtr& inode, uint64_t offset, uint
   return Error{ErrorCode::kAgain, "the range is being written all the time"};
 }
 
+Result<MapLease> FileIo::LeaseMap(const InodePtr& inode, uint64_t offset, uint64_t length) {
+  if (closed_.load()) return ErrorCode::kShutdown;
+  if (p_.cache.hot() == nullptr) return Error{ErrorCode::kNoMemory, "the mount has no hot memory"};
+  for (int attempt = 0; attempt < kGrantAttempts; ++attempt) {
+    MapLease map;
+    {
+      // Whole chunks are loaded.
+      const uint64_t begin = RoundDown(offset, kChunkBytes), most = std::min(length, kMostMapped) + 2 * kChunkBytes;
+      ASSIGN_OR_RETURN(const ReadLease written, LeaseExtents(inode, begin, most));
+      map.file_size = written.file_size;
+    }
+    const uint64_t from = std::min(offset, map.file_size), size = std::min(length, map.file_size - from);
+    map.end = from + std::min(size, kMostMapped);
+    if (size == 0) return map;
+    auto hot = p_.reader.LoadHot(inode, map.file_size, from, map.end, from == 0 && size == map.file_size);
+    if (!hot && hot.error().code == ErrorCode::kAgain) continue;
+    if (!hot) return hot.error();
+    map.content = (*hot)->id();
+    p_.cache.hot()->counters().mapped_bytes += map.end - from;
+    if (map.end < from + size) return map;
+    auto opened = p_.cache.hot()->OpenForReading(**hot);
+    if (!opened && opened.error().code == ErrorCode::kAgain) continue;
+    if (!opened) return opened.error();
+    map.memory = std::move(*opened);
+    return map;
+  }
+  return Error{ErrorCode::kAgain, "the range is being written all the time"};
+}
+
+Result<UniqueFd> FileIo::Pass(const InodePtr& inode) {
+  HotFiles* const files = p_.cache.hot();
+  if (files == nullptr || !files->passthrough() || closed_.load()) return UniqueFd();
+  MutexLock lock(inode->mutex);
+  if (!p_.read_only && !inode->StaysPublished()) return UniqueFd();
+  const HotFilePtr hot = files->Find(inode->id);
+  if (hot == nullptr || !files->IsWhole(*hot)) return UniqueFd();
+  return files->OpenForReading(*hot, /*passes=*/true);
+}
+
+bool FileIo::IsPassed(const Inode& inode) const {
+  const HotFiles* const files = p_.cache.hot();
+  return files != nullptr && files->IsPassed(inode.id);
+}
+
 void FileIo::NoteDirectWrite(uint64_t bytes, BlockCount blocks) {
   leased_.written_bytes += bytes;
   leased_.device_written_bytes += ToBytes(blocks).value;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/file/inode.h"
 
+#include <cerrno>
+
 #include "store/file/file.h"
 
 namespace weightfs {
@@ -33,6 +35,13 @@ Result<void> Inode::Freeze() {
   if (frozen_) return ErrorCode::kAgain;
   if (IsImmutable()) return ErrorCode::kBusy;
   if (has_writers()) return ErrorCode{ETXTBSY};
+  frozen_ = true;
+  return {};
+}
+
+Result<void> Inode::FreezePublished(bool in_use) {
+  if (frozen_) return ErrorCode::kAgain;
+  if (in_use) return ErrorCode{ETXTBSY};
   frozen_ = true;
   return {};
 }

@@ -74,8 +74,14 @@ class Inode {
   // Makes the inode immutable for Namespace::PublishTree, as if it were published, until Thaw. Returns kAgain if it is
   // frozen, kBusy if it is published, and ETXTBSY if it is open for writing.
   Result<void> Freeze() REQUIRES(mutex);
+  // The same for Namespace::UnpublishTree and a published inode. `in_use`: by passthrough, which is ETXTBSY.
+  Result<void> FreezePublished(bool in_use) REQUIRES(mutex);
   void Thaw() REQUIRES(mutex) { frozen_ = false; }
-  bool IsImmutable() const REQUIRES(mutex) { return frozen_ || (attributes.flags & kInodePublished) != 0; }
+  bool IsImmutable() const REQUIRES(mutex) { return frozen_ || IsPublished(); }
+
+  // False also while that may change.
+  bool StaysPublished() const REQUIRES(mutex) { return !frozen_ && IsPublished(); }
+  bool IsPublished() const REQUIRES(mutex) { return (attributes.flags & kInodePublished) != 0; }
 
   // Call this after a change of the links. A file without both is deleted when the kernel forgets
   // it, some time after the unlink; its blocks count as free until then.

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "common/unique_fd.h"
 #include "store/space/space_manager.h"
 #include "store/types.h"
 
@@ -24,6 +25,17 @@ struct ReadLease {
   std::vector<FileExtent> extents;  // in order; gaps read as zeros
   std::vector<uint32_t> checksums;  // CRC-32C of each block of the range; 0 in gaps
   SpacePin pin;
+};
+
+// The maximum number of bytes that one call loads into memory for a MapLease.
+inline constexpr uint64_t kMostMapped = 256 * kMiB;
+
+// Memory with the content of a file at one moment.
+struct MapLease {
+  uint64_t content = 0;    // HotFile::id: calls that return another one are of another content
+  uint64_t file_size = 0;  // bytes
+  uint64_t end = 0;        // offset in bytes of the end of what is loaded, from the offset of the call on
+  UniqueFd memory;         // a file of the same size, for reading; none if `end` is not that of the range
 };
 
 // Bytes that are already on the devices and become a part of a file.

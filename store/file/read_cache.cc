@@ -14,43 +14,10 @@ constexpr uint64_t kOldTurns = 8;
 
 }  // namespace
 
-void ReadChunk::WhenReady(std::function<void()> done) {
-  {
-    MutexLock lock(mutex_);
-    if (!finished_) {
-      waiters_.push_back(std::move(done));
-      return;
-    }
-  }
-  done();
-}
-
-void ReadChunk::Finish(Result<void> result, std::vector<std::span<const std::byte>> bad) {
-  std::vector<std::function<void()>> waiters;
-  {
-    MutexLock lock(mutex_);
-    result_ = std::move(result);
-    bad_ = std::move(bad);
-    finished_ = true;
-    waiters.swap(waiters_);
-  }
-  for (auto& waiter : waiters) waiter();
-}
-
-Result<void> ReadChunk::Check(std::span<const std::byte> bytes) const {
-  MutexLock lock(mutex_);
-  for (const auto& bad : bad_) {
-    if (bad.data() < bytes.data() + bytes.size() && bytes.data() < bad.data() + bad.size()) return result_;
-  }
-  return {};
-}
-
-bool ReadChunk::ready() const {
-  MutexLock lock(mutex_);
-  return finished_ && result_.has_value();
-}
-
 ChunkPtr ReadCache::Find(InodeId ino, uint64_t index) {
+  if (const HotFilePtr file = hot_ == nullptr ? nullptr : hot_->Find(ino)) {
+    if (ChunkPtr chunk = hot_->FindChunk(*file, index)) return chunk;
+  }
   MutexLock lock(mutex_);
   const auto found = chunks_.find({ino, index});
   if (found == chunks_.end()) return nullptr;
@@ -114,6 +81,7 @@ void ReadCache::Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) {
 }
 
 void ReadCache::Invalidate(InodeId ino, uint64_t offset, uint64_t end) {
+  if (hot_ != nullptr) hot_->Forget(ino);
   const std::pair last(ino, end == 0 ? 0 : (end - 1) / kChunkBytes);
   MutexLock lock(mutex_);
   auto next = chunks_.lower_bound({ino, offset / kChunkBytes});

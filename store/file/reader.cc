@@ -2,6 +2,7 @@
 #include "store/file/reader.h"
 
 #include <algorithm>
+#include <deque>
 #include <set>
 #include <utility>
 
@@ -17,6 +18,9 @@ constexpr uint64_t kStreamBytes = 256 * kKiB;  // bytes in sequence before read-
 constexpr uint64_t kStreamSlack = 4 * kMiB;    // maximum reordering of requests within one stream
 constexpr uint64_t kEdgeRead = 128 * kKiB;     // reads up to this size load the file's first or last chunk whole
 constexpr uint64_t kLargestReadAhead = 32;     // chunks
+constexpr uint64_t kHotStep = 16;              // chunks that are submitted together
+constexpr uint64_t kLeastHot = kMiB;           // smaller files stay in the kernel's page cache
+constexpr uint64_t kHotRead = 512 * kKiB;      // reads from this size on load hot files whole, in any order
 constexpr uint64_t kChunkBlocks = kChunkBytes / kBlockSize;
 constexpr uint64_t kZeroBytes = kMiB;
 
@@ -250,7 +254,7 @@ void Reader::Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies) 
 // its reads to `loads`, which the caller submits. Returns false when memory is short.
 bool Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose,
                        std::vector<std::shared_ptr<BlockReads>>* loads) {
-  const FileBlock first{index * kChunkBlocks};
+  if (const HotFilePtr hot = HotByReads(inode); hot != nullptr && LoadHotChunk(inode, hot, index, loads)) return true;
   Buffer buffer;
   ChecksumSegments checksums;
   while (true) {
@@ -260,14 +264,11 @@ bool Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose
       if (!CanLoadChunk(*inode, index) || cache_.Find(inode->id, index) != nullptr) return true;
       if (!buffer) buffer = cache_.TakeBuffer(purpose);
       if (!buffer) return false;
-      const FileBlock end = std::min(first + BlockCount{kChunkBlocks}, BlockEnd(inode->attributes.size));
-      std::vector<BlockRead> planned;
-      inode->file->extents().ForEachPiece(first, end, [&](const ExtentMap::Piece& piece) {
-        planned.push_back(PlanPiece(*inode->file, inode->id, piece, checksums, &missing));
-        return true;
-      });
+      const std::vector<BlockRead> planned = PlanChunk(*inode, index, checksums, &missing);
       if (missing.empty()) {
-        loads->push_back(BeginChunk(*inode, index, std::move(buffer), planned));
+        const ChunkPtr chunk = cache_.Begin(inode->id, index, std::move(buffer));
+        const auto drop = [this, ino = inode->id, index, raw = chunk.get()] { cache_.Drop(ino, index, raw); };
+        loads->push_back(BeginChunk(*inode, chunk, drop, planned));
         return true;
       }
     }
@@ -275,21 +276,130 @@ bool Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose
   }
 }
 
-std::shared_ptr<BlockReads> Reader::BeginChunk(const Inode& inode, uint64_t index, Buffer buffer,
+// The blocks of a chunk. Adds the checksum segments that must be loaded first to `missing`.
+std::vector<Reader::BlockRead> Reader::PlanChunk(const Inode& inode, uint64_t index, ChecksumSegments& loaded,
+                                                 std::vector<uint64_t>* missing) {
+  const FileBlock first{index * kChunkBlocks};
+  const FileBlock end = std::min(first + BlockCount{kChunkBlocks}, BlockEnd(inode.attributes.size));
+  std::vector<BlockRead> planned;
+  inode.file->extents().ForEachPiece(first, end, [&](const ExtentMap::Piece& piece) {
+    planned.push_back(PlanPiece(*inode.file, inode.id, piece, loaded, missing));
+    return true;
+  });
+  return planned;
+}
+
+std::shared_ptr<BlockReads> Reader::BeginChunk(const Inode& inode, const ChunkPtr& chunk, std::function<void()> drop,
                                                std::span<const BlockRead> planned) {
-  std::byte* memory = buffer.data();
-  const ChunkPtr chunk = cache_.Begin(inode.id, index, std::move(buffer));
-  auto reads = BlockReads::Create(reads_, inode.id,
-                                  [this, ino = inode.id, index, chunk](Result<void> result, BlockReads::Failed failed) {
-                                    if (!result)
-                                      cache_.Drop(ino, index, chunk.get());  // readers use the good parts of the chunk
-                                    chunk->Finish(std::move(result), std::move(failed));
-                                  });
+  std::byte* memory = chunk->buffer().data();
+  auto reads = BlockReads::Create(
+      reads_, inode.id, [drop = std::move(drop), chunk](Result<void> result, BlockReads::Failed failed) {
+        if (!result) drop();  // readers use the good parts of the chunk
+        chunk->Finish(std::move(result), std::move(failed));
+      });
   for (const BlockRead& read : planned) {
     Add(read, {}, read.count, memory, *reads);
     memory += ToBytes(read.count).value;
   }
   return reads;
+}
+
+// True if reads load the file into hot memory, so that the kernel serves later opens: its content is fixed, and it is
+// neither small nor so large that it would take the memory of all others.
+bool Reader::BecomesHot(const Inode& inode) const {
+  const HotFiles* const files = cache_.hot();
+  if (files == nullptr || !files->passthrough() || !(read_only_ || inode.IsPublished())) return false;
+  return inode.attributes.size >= kLeastHot && inode.attributes.size <= files->limit().value / 2;
+}
+
+// The hot file that reads of the file load, or null.
+HotFilePtr Reader::HotByReads(const InodePtr& inode) {
+  uint64_t size;
+  {
+    MutexLock lock(inode->mutex);
+    if (!BecomesHot(*inode)) return nullptr;
+    if (HotFilePtr hot = cache_.hot()->Find(inode->id)) return hot;
+    size = inode->attributes.size;
+  }
+  const auto made = cache_.hot()->Make(inode->id, size, /*whole=*/false);
+  return made ? BeginHot(inode, *made) : nullptr;
+}
+
+// Makes a new content current, unless another one is. Returns the current one.
+HotFilePtr Reader::BeginHot(const InodePtr& inode, HotFilePtr made) {
+  HotFiles& files = *cache_.hot();
+  MutexLock lock(inode->mutex);
+  if (HotFilePtr other = files.Find(inode->id)) {
+    made = std::move(other);
+  } else {
+    files.Begin(made);
+  }
+  if (inode->attributes.size != made->size()) files.Forget(inode->id);
+  return made;
+}
+
+// The same for a chunk of a hot file, which may be without blocks. Returns it, also if it is loaded already.
+Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& hot, uint64_t index,
+                                      std::vector<std::shared_ptr<BlockReads>>* loads) {
+  HotFiles& files = *cache_.hot();
+  ChecksumSegments checksums;
+  while (true) {
+    std::vector<uint64_t> missing;
+    {
+      MutexLock lock(inode->mutex);
+      const FileBlock first{index * kChunkBlocks};
+      const bool changed = !files.IsCurrent(*hot) || index * kChunkBytes >= hot->size();
+      if (changed || !inode->file->loaded()) return ErrorCode::kAgain;
+      if (ChunkPtr chunk = files.FindChunk(*hot, index)) return chunk;
+      if (inode->file->dirty().Overlaps(first, BlockCount{kChunkBlocks})) return ErrorCode::kAgain;
+      const std::vector<BlockRead> planned = PlanChunk(*inode, index, checksums, &missing);
+      if (missing.empty()) {
+        const ChunkPtr chunk = files.BeginChunk(*hot, index);
+        if (chunk == nullptr) return ErrorCode::kNoMemory;
+        loads->push_back(BeginChunk(*inode, chunk, [&files, hot] { files.Fail(*hot); }, planned));
+        files.counters().loaded_bytes += kChunkBytes;
+        return chunk;
+      }
+    }
+    checksums.Load(catalog_, inode->id, missing);
+  }
+}
+
+Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_t offset, uint64_t end, bool whole) {
+  HotFiles& files = *cache_.hot();
+  const auto find = [&] {
+    MutexLock lock(inode->mutex);
+    return files.Find(inode->id);
+  };
+  HotFilePtr hot = find();
+  if (hot == nullptr) {
+    ASSIGN_OR_RETURN(hot, files.Make(inode->id, size, whole));
+    hot = BeginHot(inode, std::move(hot));
+  }
+  if (hot->size() != size) return ErrorCode::kAgain;
+  const uint64_t last = (end + kChunkBytes - 1) / kChunkBytes;
+  Result<void> result;
+  std::deque<ChunkPtr> pending;
+  const auto wait_for_first = [&] {
+    const ChunkPtr chunk = std::move(pending.front());
+    pending.pop_front();
+    const Result<void> loaded = chunk->Wait();
+    if (result) result = loaded;
+  };
+  for (uint64_t index = offset / kChunkBytes; index < last && result;) {
+    std::vector<std::shared_ptr<BlockReads>> loads;
+    for (const uint64_t next = std::min(last, index + kHotStep); index < next && result; ++index) {
+      auto chunk = LoadHotChunk(inode, hot, index, &loads);
+      if (chunk) pending.push_back(std::move(*chunk));
+      if (!chunk) result = chunk.error();
+    }
+    BlockReads::Submit(loads);
+    while (pending.size() > kHotStep) wait_for_first();
+  }
+  while (!pending.empty()) wait_for_first();
+  RETURN_IF_ERROR(result);
+  if (!files.IsCurrent(*hot)) return ErrorCode::kAgain;
+  return hot;
 }
 
 // Reads `count` blocks of `read`, after the first `skip`, into `memory`.
@@ -382,6 +492,7 @@ uint64_t Reader::ReadAheadChunks(uint64_t sequence, uint64_t places) const {
 bool Reader::UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint64_t sequence) const {
   if (offset == 0 && size <= kEdgeRead && size == inode.attributes.size) return false;
   if (sequence >= kStreamBytes || (offset == 0 && size >= kEdgeRead)) return true;
+  if (size >= kHotRead && BecomesHot(inode)) return true;
   const uint64_t last = (inode.attributes.size - 1) / kChunkBytes;
   return size <= kEdgeRead && (offset / kChunkBytes == 0 || offset / kChunkBytes == last);
 }

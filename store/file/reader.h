@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -33,11 +34,21 @@ class Reader {
     BufferPool& small;
   };
 
-  Reader(KvStore& catalog, DeviceSet& devices, SpaceManager& space, ReadCache& cache, const Pools& pools, bool verify)
-      : catalog_(catalog), cache_(cache), pools_(pools), reads_{devices, space, counters_.checksum_errors, verify} {}
+  Reader(KvStore& catalog, DeviceSet& devices, SpaceManager& space, ReadCache& cache, const Pools& pools, bool verify,
+         bool read_only = false)
+      : catalog_(catalog),
+        cache_(cache),
+        pools_(pools),
+        reads_{devices, space, counters_.checksum_errors, verify},
+        read_only_(read_only) {}
 
   // `done` runs in the call or on a completion thread, without locks.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
+
+  // Loads [offset, end) of a file of `size` bytes into its hot memory, and waits. `whole`: of a file that is not hot
+  // all will be loaded, by this call and others. kAgain: the file has changed, or the range is not on the devices yet.
+  // kNoMemory: there is no room.
+  Result<HotFilePtr> LoadHot(const InodePtr& inode, uint64_t size, uint64_t offset, uint64_t end, bool whole);
 
   // Reads one block from the device, for a partial overwrite, and waits. The caller looked up `extent` and `checksum`
   // under the inode's mutex and has been in a read epoch since then.
@@ -68,7 +79,15 @@ class Reader {
   void Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies);
   bool LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose,
                  std::vector<std::shared_ptr<BlockReads>>* loads);
-  std::shared_ptr<BlockReads> BeginChunk(const Inode& inode, uint64_t index, Buffer buffer,
+  Result<ChunkPtr> LoadHotChunk(const InodePtr& inode, const HotFilePtr& hot, uint64_t index,
+                                std::vector<std::shared_ptr<BlockReads>>* loads);
+  bool BecomesHot(const Inode& inode) const REQUIRES(inode.mutex);
+  HotFilePtr HotByReads(const InodePtr& inode);
+  HotFilePtr BeginHot(const InodePtr& inode, HotFilePtr made);
+  std::vector<BlockRead> PlanChunk(const Inode& inode, uint64_t index, ChecksumSegments& loaded,
+                                   std::vector<uint64_t>* missing) REQUIRES(inode.mutex);
+  // `drop` runs if a part of the chunk could not be read.
+  std::shared_ptr<BlockReads> BeginChunk(const Inode& inode, const ChunkPtr& chunk, std::function<void()> drop,
                                          std::span<const BlockRead> planned) REQUIRES(inode.mutex);
   void Add(const BlockRead& read, BlockCount skip, BlockCount count, std::byte* memory, BlockReads& reads);
   std::shared_ptr<BlockReads> Assemble(Inode& inode, Plan& plan, Supplies& supplies,
@@ -81,6 +100,7 @@ class Reader {
   StreamTracker streams_;
   Counters counters_;
   const BlockReads::Context reads_;
+  const bool read_only_;
 };
 
 }  // namespace weightfs

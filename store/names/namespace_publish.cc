@@ -30,16 +30,16 @@ std::string PublishingKey(InodeId top) { return keys::Store(kPublishingFact + st
 // A directory and everything below it, each directory before its entries. Used by one thread at a time.
 class Namespace::Tree {
  public:
-  // `freeze`: freezes each inode (Inode::Freeze) until the tree is destroyed. Otherwise the tree has only what has
-  // the flag *published*, except other publications.
-  Tree(InodePtr top, const Credentials& who, bool freeze, std::chrono::milliseconds close_wait, std::string* failed)
-      : top_(std::move(top)),
+  // Freezes each inode until the tree is destroyed: `publishes`: for a publication (Inode::Freeze). Otherwise for its
+  // end (Inode::FreezePublished), and the tree has only what has the flag *published*, except other publications.
+  Tree(DataOwner& data, InodePtr top, const Credentials& who, bool publishes, std::chrono::milliseconds close_wait, std::string* failed)
+      : data_(data),
+        top_(std::move(top)),
         who_(who),
-        freeze_(freeze),
+        publishes_(publishes),
         failed_(*failed),
         deadline_(std::chrono::steady_clock::now() + close_wait) {}
   ~Tree() {
-    if (!freeze_) return;
     for (const InodePtr& inode : inodes_) {
       MutexLock lock(inode->mutex);
       inode->Thaw();
@@ -92,9 +92,10 @@ class Namespace::Tree {
   Result<void> TryAdd(const InodePtr& inode);
   Result<void> CheckNames();
 
+  DataOwner& data_;
   const InodePtr top_;
   const Credentials& who_;
-  const bool freeze_;
+  const bool publishes_;
   std::string& failed_;
   const std::chrono::steady_clock::time_point deadline_;
   std::vector<InodePtr> inodes_;
@@ -104,16 +105,13 @@ class Namespace::Tree {
   uint64_t files_ = 0;
 };
 
-// Returns ETXTBSY while the file is open for writing, and kAgain while another call is publishing the inode.
+// Returns ETXTBSY while the file is open for writing, or is read by passthrough, and kAgain while another call has frozen the inode.
 Result<void> Namespace::Tree::TryAdd(const InodePtr& inode) {
   MutexLock lock(inode->mutex);
   if (inode->deleted) return ErrorCode::kStale;
   if (who_.uid != inode->attributes.uid && !who_.Can(CAP_FOWNER)) return ErrorCode::kPermission;
-  if (freeze_) {
-    RETURN_IF_ERROR(inode->Freeze());
-  } else if ((inode->attributes.flags & kInodePublished) == 0) {
-    return {};
-  }
+  if (!publishes_ && !inode->IsPublished()) return {};
+  RETURN_IF_ERROR(publishes_ ? inode->Freeze() : inode->FreezePublished(data_.IsPassed(*inode)));
   inodes_.push_back(inode);
   if (inode->IsRegular()) ++files_;
   // A directory gets no new entries once it is immutable, so its entries are read from now on.
@@ -134,7 +132,7 @@ std::string Namespace::Tree::PathOf(InodeId ino) const {
 Result<void> Namespace::Tree::AddName(const InodePtr& inode, InodeId parent, std::string_view name) {
   const auto [found, added] = found_.try_emplace(inode->id, Found{parent, std::string(name)});
   if (added) {
-    if (freeze_ && found_.size() > kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
+    if (publishes_ && found_.size() > kMaximumTree) return Fail({}, ErrorCode::kTooLarge);
     waiting_.push_back(inode);
     return waiting_.size() > 1 ? Result<void>() : AddWaiting();
   }
@@ -174,7 +172,7 @@ Result<void> Namespace::Tree::AddEntries(Namespace& names, InodeId directory) {
       found_.try_emplace(record->ino, Found{directory, std::string(key->name)});
       return Fail(PathOf(record->ino), inode.error().code);
     }
-    const bool nested = !freeze_ && S_ISDIR(record->type) && record->ino != top_->id;
+    const bool nested = !publishes_ && S_ISDIR(record->type) && record->ino != top_->id;
     if (nested && names.GetPublication(record->ino)) continue;
     RETURN_IF_ERROR(AddName(*inode, directory, key->name));
   }
@@ -189,7 +187,7 @@ Result<void> Namespace::Tree::Collect(Namespace& names) {
     RETURN_IF_ERROR(AddEntries(names, directory));
   }
   if (!waiting_.empty()) return ErrorCode::kAgain;
-  return freeze_ ? CheckNames() : Result<void>();
+  return publishes_ ? CheckNames() : Result<void>();
 }
 
 Result<void> Namespace::Tree::CheckNames() {
@@ -250,7 +248,7 @@ Result<PublicationRecord> Namespace::PublishTree(PublishCall* call) {
     ASSIGN_OR_RETURN(InodePtr directory, GetDirectory(call->directory_));
     auto existing = find_existing();
     if (existing || existing.error().code != ErrorCode::kNoAttribute) return existing;
-    call->tree_ = std::make_unique<Tree>(std::move(directory), call->who_, /*freeze=*/true, call->close_wait_,
+    call->tree_ = std::make_unique<Tree>(data_, std::move(directory), call->who_, /*publishes=*/true, call->close_wait_,
                                          &call->failed_);
   }
   auto published = TryPublish(*call->tree_, version);
@@ -273,7 +271,10 @@ Result<PublicationRecord> Namespace::TryPublish(Tree& tree, std::optional<uint64
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kGrow));
   const auto flagged = SetPublished(tree, /*published=*/true);
   auto publication = flagged ? AddPublication(tree, version) : flagged.error();
-  if (publication) return publication;
+  if (publication) {
+    for (const InodePtr& inode : tree.inodes()) data_.DropCached(inode);
+    return publication;
+  }
   if (const auto reverted = SetPublished(tree, /*published=*/false); !reverted) {
     spdlog::error("inode {}: parts of it stay immutable until the next mount, after a failed publication: {}",
                   tree.top()->id.value, ToString(reverted.error()));
@@ -330,7 +331,7 @@ Result<void> Namespace::UnpublishTree(InodeId ino, const Credentials& who, std::
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kUpdate));
   ASSIGN_OR_RETURN(const InodePtr directory, GetDirectory(ino));
   ASSIGN_OR_RETURN(const PublicationRecord before, GetPublication(ino));
-  Tree tree(directory, who, /*freeze=*/false, {}, failed);
+  Tree tree(data_, directory, who, /*publishes=*/false, {}, failed);
   RETURN_IF_ERROR(tree.Collect(*this));
   {
     MutexLock lock(mutex_);
@@ -380,7 +381,7 @@ Result<void> Namespace::RecoverPublication(InodeId ino) {
     }
     ASSIGN_OR_RETURN(InodePtr directory, GetDirectory(ino));
     const Credentials owner{.uid = 0, .capabilities = uint64_t{1} << CAP_FOWNER};
-    Tree tree(std::move(directory), owner, /*freeze=*/false, {}, &failed);
+    Tree tree(data_, std::move(directory), owner, /*publishes=*/false, {}, &failed);
     RETURN_IF_ERROR(tree.Collect(*this));
     return SetPublished(tree, /*published=*/false);
   };

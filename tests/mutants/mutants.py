@@ -2,6 +2,7 @@
 """The table of scripts/mutants: for each promise, a change of the sources that breaks its guard, and the tests that
 must notice. `old` occurs exactly once in its file; tests/unit/mutants_test.py checks that."""
 
-from mutants import buckets, clients, core, devices, log, schedules
+from mutants import buckets, clients, core, devices, hot, log, schedules
 
-MUTANTS = [*core.MUTANTS, *devices.MUTANTS, *log.MUTANTS, *clients.MUTANTS, *buckets.MUTANTS, *schedules.MUTANTS]
+MUTANTS = [*core.MUTANTS, *devices.MUTANTS, *log.MUTANTS, *hot.MUTANTS, *clients.MUTANTS, *buckets.MUTANTS,
+           *schedules.MUTANTS]

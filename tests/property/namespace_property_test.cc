@@ -24,6 +24,8 @@ class NoData final : public DataOwner {
   void CommitSettledBeforeNaming(const std::vector<InodePtr>*) override {}
   Result<void> ReportErrors(std::span<const InodePtr>, bool) override { return {}; }
   std::vector<InodePtr> UncommittedFiles() override { return {}; }
+  bool IsPassed(const Inode&) const override { return false; }
+  void DropCached(const InodePtr&) override {}
   Result<DataRecords> ReadRecords(const InodePtr&, bool restorable) override {
     DataRecords records;
     if (restorable) records.restore.emplace();

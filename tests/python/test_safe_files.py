@@ -44,13 +44,15 @@ def test_small_tensors_that_are_conjugated_lazily_are_saved_as_they_look(local):
 @pytest.mark.parametrize("library", LOADS)
 def test_a_file_that_is_replaced_meanwhile_is_loaded_as_it_was_opened(folder, handle, library):
     SAVES[library](generation(1), folder / "file")
-    read = handle.read_into
 
-    def replace_first(*arguments):
-        SAVES[library](generation(2), folder / "file")
-        return read(*arguments)
+    def replacing(load):
+        def replace_first(*arguments):
+            SAVES[library](generation(2), folder / "file")
+            return load(*arguments)
 
-    handle.read_into = replace_first
+        return replace_first
+
+    handle.read_into, handle.map = replacing(handle.read_into), replacing(handle.map)
     assert values_in(LOADS[library](folder / "file", handle=handle)) == {1}
     assert values_in(LOADS[library](folder / "file")) == {2}
 

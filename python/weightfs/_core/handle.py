@@ -187,6 +187,17 @@ class Handle(Opened):
             raise first
         return total
 
+    def map(self, descriptor: int, offset: int, nbytes: int) -> int | None:
+        """Returns a descriptor of memory that programs share, in which the weightfs mount of an open file has bytes of
+        it, at the same offsets; the caller closes it. It can be read and privately mapped, and keeps the bytes of one
+        moment. None where that is not possible: on another filesystem, without a lease, if the mount has no room
+        (option cache_memory=), or because of damage, which a read locates."""
+        try:
+            return self._native.map(descriptor, offset, nbytes)
+        except OSError as error:
+            log.debug("no shared memory: %s", error)
+            return None
+
     def pin(self, tensor: Any) -> None:
         """Prepares a contiguous GPU tensor for transfers of this handle, until it is unpinned or the last tensor that
         shares its memory is gone. Raises OSError if that is not possible."""

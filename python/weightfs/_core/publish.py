@@ -56,7 +56,8 @@ def unpublish(directory: Path) -> None:
     """Reverts publish().
 
     Raises:
-        OSError: ENODATA: the directory was not published by itself."""
+        OSError: ENODATA: the directory was not published by itself; ETXTBSY: a program has a file of it open or
+            mapped, which the kernel reads from hot memory."""
     _native.unpublish(os.fsencode(directory))
 
 

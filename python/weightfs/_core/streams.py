@@ -260,6 +260,11 @@ class DirectReader(_Stream):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.shown)
         self.limit(0, status.st_size)
 
+    def map(self, least):
+        """Handle.map of the whole file, or None if it has fewer bytes than `least`."""
+        size = os.fstat(self._descriptor).st_size
+        return self._handle.map(self._descriptor, 0, size) if size >= least else None
+
     def limit(self, begin, nbytes):
         """Makes a part of the file the whole stream."""
         self._begin, self._size, self._at = begin, nbytes, 0

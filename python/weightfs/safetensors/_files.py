@@ -13,10 +13,11 @@ from weightfs._core.files import check_mounted
 from weightfs._core.handle import mode_of_process, the_handle
 from weightfs._core.streams import errors_of, name_of
 from weightfs.safetensors._format import SafetensorValueError, read_header
-from weightfs.safetensors._memory import memory_for
+from weightfs.safetensors._memory import mapped_memory, memory_for
 
 Device = Union[str, torch.device, int]
 _INDEX = "model.safetensors.index.json"
+_LEAST_MAPPED = 1 << 20   # bytes; less is read into memory of its own
 
 
 def device_of(device):
@@ -103,6 +104,7 @@ class Shard:
         stream = open(path, "rb", buffering=0)
         self._close = weakref.finalize(self, stream.close)
         descriptor = stream.fileno()
+        self._stream = stream
         self._name = name_of(descriptor)
         try:
             with errors_of(self.path, self._name):
@@ -119,11 +121,26 @@ class Shard:
 
     def read(self, handle, device, begin, end):
         """Memory with a range of the file (weightfs.safetensors._memory)."""
+        if device.type == "cpu" and end - begin >= _LEAST_MAPPED:
+            mapped = self._map(handle, begin, end)
+            if mapped is not None:
+                return mapped
         memory = memory_for(device, end - begin, self.begin + begin)
         if end > begin:
             with self.reading():
                 handle.read_into(memory.target, self._name, self.begin + begin)
         return memory
+
+    def _map(self, handle, begin, end):
+        """Memory that other programs share, or None."""
+        with self.reading():
+            shared = handle.map(self._stream.fileno(), self.begin + begin, end - begin)
+        if shared is None:
+            return None
+        try:
+            return mapped_memory(shared, end - begin, self.begin + begin)
+        finally:
+            os.close(shared)
 
     def start_read(self, handle, device, begin, end):
         """Starts the same and returns (memory, Future). Errors of the future name the file within reading()."""

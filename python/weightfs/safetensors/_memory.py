@@ -17,6 +17,11 @@ def memory_for(device, size, offset):
     return _HostMemory(size, offset) if device.type == "cpu" else _DeviceMemory(size, device)
 
 
+def mapped_memory(file, size, offset):
+    """The same on the CPU, of a file that has the bytes: pages that are written to become private copies."""
+    return _HostMemory(size, offset, file)
+
+
 class _Memory:
     def tensors(self, header, base=0):
         """name -> tensor, of facts by name; the memory has the data of the file from offset `base` on."""
@@ -37,9 +42,12 @@ class _HostMemory(_Memory):
 
     device = torch.device("cpu")
 
-    def __init__(self, size, offset):
-        self._lead = offset % (_PAGE if size >= HUGE else _CACHE_LINE)
-        self._memory = _native.DividedMemory(self._lead + size)
+    def __init__(self, size, offset, file=None):
+        self._lead = offset % (_PAGE if size >= HUGE or file is not None else _CACHE_LINE)
+        if file is None:
+            self._memory = _native.DividedMemory(self._lead + size)
+        else:
+            self._memory = _native.DividedMemory.of_file(file, offset - self._lead, self._lead + size)
         self.target = memoryview(self._memory)[self._lead:]
 
     def _piece(self, begin, end, dtype):

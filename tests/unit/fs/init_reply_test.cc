@@ -50,6 +50,16 @@ TEST(CompleteInitReply, GrantsMappingsOfDirectIoAndSaysThatTheSecondWordIsThere)
   EXPECT_EQ(out.max_background, 128);
 }
 
+TEST(CompleteInitReply, LetsPassthroughReadOneFilesystemBelow) {
+  const auto depth = [](uint64_t flags) {
+    auto body = BytesOf(LibfuseAnswer());
+    EXPECT_TRUE(CompleteInitReply(body, {.flags = flags}));
+    return From<uint32_t>(body, offsetof(fuse_init_out, flags2) + sizeof(uint32_t));
+  };
+  EXPECT_EQ(depth(kernel_flag::kPassthrough), 1U);
+  EXPECT_EQ(depth(kernel_flag::kDirectIoAllowMmap), 0U);
+}
+
 TEST(CompleteInitReply, RaisesWriteSizeAndPagesTogether) {
   auto body = BytesOf(LibfuseAnswer());
   ASSERT_TRUE(CompleteInitReply(body, {.max_write = 4 * kMiB}));
@@ -80,20 +90,27 @@ TEST(CompleteOpenReply, AddsFlagsAtTheEndOfOpenAndCreateAnswers) {
   open.fh = 77;
   open.open_flags = FOPEN_DIRECT_IO;
   auto body = BytesOf(open);
-  ASSERT_TRUE(CompleteOpenReply(body, kOpenParallelDirectWrites));
+  ASSERT_TRUE(CompleteOpenReply(body, {.flags = kOpenParallelDirectWrites}));
   EXPECT_EQ(From<fuse_open_out>(body).open_flags, uint32_t{FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES});
   EXPECT_EQ(From<fuse_open_out>(body).fh, 77U);
 
   std::vector<std::byte> created = BytesOf(fuse_entry_out{});
   const auto tail = BytesOf(open);
   created.insert(created.end(), tail.begin(), tail.end());
-  ASSERT_TRUE(CompleteOpenReply(created, kOpenParallelDirectWrites));
+  ASSERT_TRUE(CompleteOpenReply(created, {.flags = kOpenParallelDirectWrites}));
   EXPECT_EQ(From<fuse_open_out>(created, sizeof(fuse_entry_out)).open_flags,
             uint32_t{FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES});
   EXPECT_EQ(From<fuse_entry_out>(created).nodeid, 0U);
 
   std::vector<std::byte> shorter(15);
-  EXPECT_FALSE(CompleteOpenReply(shorter, kOpenParallelDirectWrites));
+  EXPECT_FALSE(CompleteOpenReply(shorter, {}));
+}
+
+TEST(CompleteOpenReply, NamesTheMemoryThatTheKernelReadsItself) {
+  auto body = BytesOf(fuse_open_out{.fh = 77, .open_flags = FOPEN_NOFLUSH, .padding = 0});
+  ASSERT_TRUE(CompleteOpenReply(body, {.backing_id = 5}));
+  EXPECT_EQ(From<fuse_open_out>(body).open_flags, FOPEN_NOFLUSH | 1U << 7);
+  EXPECT_EQ(From<fuse_open_out>(body).padding, 5U);
 }
 
 struct Captured {
@@ -111,7 +128,7 @@ TEST(ReplyCompletion, ChangesRepliesOnlyWhileItLivesAndOnItsThread) {
   reply.header.unique = 2;
   EXPECT_FALSE(reply.Apply());
   {
-    ReplyCompletion completion(kOpenParallelDirectWrites);
+    ReplyCompletion completion(OpenCompletion{.flags = kOpenParallelDirectWrites});
     std::thread([&] { EXPECT_FALSE(reply.Apply()) << "another thread's reply"; }).join();
     EXPECT_FALSE(completion.done());
     EXPECT_TRUE(reply.Apply());
@@ -122,7 +139,7 @@ TEST(ReplyCompletion, ChangesRepliesOnlyWhileItLivesAndOnItsThread) {
 }
 
 TEST(ReplyCompletion, LeavesErrorsAndNotificationsAlone) {
-  ReplyCompletion completion(kOpenParallelDirectWrites);
+  ReplyCompletion completion(OpenCompletion{.flags = kOpenParallelDirectWrites});
   Captured error;
   error.header.unique = 2;
   error.header.error = -5;

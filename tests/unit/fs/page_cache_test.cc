@@ -247,5 +247,26 @@ TEST(InodePages, MovedDirectWriteEndsOnce) {
   EXPECT_EQ(fills.begun, 1);
 }
 
+TEST(PageCacheTracker, TheFirstOpenDecidesForAllWhetherTheDaemonIsPassed) {
+  // Only the addresses count; the tracker calls nothing of a backing.
+  const auto fake = [](int* place) {
+    return std::shared_ptr<Backing>(std::shared_ptr<void>(), reinterpret_cast<Backing*>(place));
+  };
+  int one = 0, two = 0;
+  PageCacheTracker tracker;
+  EXPECT_EQ(tracker.Open(kFile, OpenMode::kHot, false).backing, nullptr);
+  EXPECT_EQ(tracker.Open(kFile, OpenMode::kDirect, false, fake(&one)).backing, nullptr);
+  tracker.Close(kFile, OpenMode::kHot, false);
+  EXPECT_EQ(tracker.Open(kFile, OpenMode::kDirect, false, fake(&one)).backing, nullptr);
+  tracker.Close(kFile, OpenMode::kDirect, false);
+  tracker.Close(kFile, OpenMode::kDirect, false);
+  EXPECT_EQ(tracker.Open(kFile, OpenMode::kPageCache, false, fake(&one)).backing, fake(&one));
+  EXPECT_EQ(tracker.Open(kFile, OpenMode::kDirect, false, fake(&two)).backing, fake(&one));
+  EXPECT_EQ(tracker.Open(kFile, OpenMode::kDirect, false).backing, fake(&one));
+  EXPECT_FALSE(tracker.Find(kFile)->MayHaveDirtyPages());
+  for (int i = 0; i < 3; ++i) tracker.Close(kFile, OpenMode::kPassthrough, false);
+  EXPECT_EQ(tracker.Open(kFile, OpenMode::kDirect, false).backing, nullptr);
+}
+
 }  // namespace
 }  // namespace weightfs

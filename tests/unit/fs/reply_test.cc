@@ -195,7 +195,7 @@ TEST_F(ReplyTest, InterruptedCallerIsReported) {
   EXPECT_FALSE(wanted);
   (void)AnswersOf([&wanted](Reply reply) {
     fuse_file_info file{};
-    wanted = reply.Open(file, 0);
+    wanted = reply.Open(file, {});
   });
   EXPECT_FALSE(wanted);
   counter_.WaitForNone();

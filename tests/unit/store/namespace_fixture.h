@@ -54,6 +54,8 @@ class FakeDataOwner final : public DataOwner {
     if (looks_before_call > 0 && --looks_before_call == 0) on_look();
     return uncommitted;
   }
+  bool IsPassed(const Inode&) const override { return false; }
+  void DropCached(const InodePtr& /*inode*/) override {}
   Result<DataRecords> ReadRecords(const InodePtr& inode, bool restorable) override {
     if (on_read) std::exchange(on_read, nullptr)();
     DataRecords records;

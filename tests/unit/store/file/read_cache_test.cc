@@ -22,7 +22,7 @@ class ReadCacheTest : public ::testing::Test {
 
   std::unique_ptr<BufferPool> pool_ =
       BufferPool::Create({.buffer_size = ByteCount{kChunkBytes}, .count = 2, .name = "chunks"}).value();
-  ReadCache cache_{*pool_};
+  ReadCache cache_{*pool_, nullptr};
 };
 
 TEST_F(ReadCacheTest, EvictsFullyReadChunksFirst) {

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/shared_pages.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "common/log.h"
+
+namespace weightfs {
+namespace {
+
+Error SharedError(const char* what) {
+  return {ErrorCode{errno}, fmt::format("shared memory: {}: {}", what, std::strerror(errno))};
+}
+
+Result<void> Configure(const UniqueFd& context, const char* key, const char* value) {
+  if (fsconfig(context.get(), FSCONFIG_SET_STRING, key, value, 0) == 0) return {};
+  return SharedError(key);
+}
+
+}  // namespace
+
+SharedFile::~SharedFile() {
+  if (data_ != nullptr) munmap(data_, RoundUp(size_.value, kHugePageSize));
+  // The memory goes with the last descriptor and mapping, whoever has it.
+  if (!name_.empty()) unlinkat(pages_.directory_.get(), name_.c_str(), 0);
+}
+
+Result<UniqueFd> SharedFile::OpenForReading() const {
+  constexpr int kFlags = O_RDONLY | O_CLOEXEC;
+  const std::string own = fmt::format("/proc/self/fd/{}", file_.get());
+  UniqueFd opened(name_.empty() ? open(own.c_str(), kFlags)
+                                : openat(pages_.reading_directory_.get(), name_.c_str(), kFlags));
+  if (!opened) return SharedError("open");
+  return opened;
+}
+
+bool SharedFile::IsShared() const {
+  // The kernel grants a lease for writing only while no other descriptor and no other mapping exists.
+  const bool alone = fcntl(file_.get(), F_SETLEASE, F_WRLCK) == 0;
+  if (alone) fcntl(file_.get(), F_SETLEASE, F_UNLCK);
+  return !alone;
+}
+
+std::unique_ptr<SharedPages> SharedPages::Create() {
+  std::unique_ptr<SharedPages> pages(new SharedPages());
+  if (const auto mounted = pages->Mount(); !mounted) {
+    spdlog::info("{}; memfds are used in its place", ToString(mounted.error()));
+    pages->directory_ = UniqueFd();
+    pages->reading_directory_ = UniqueFd();
+  }
+  return pages;
+}
+
+Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
+  constexpr mode_t kMode = S_IRUSR;
+  const std::string name = on_tmpfs() ? std::to_string(made_++) : std::string();
+  UniqueFd file(on_tmpfs() ? openat(directory_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode)
+                           : memfd_create("weightfs", MFD_CLOEXEC));
+  if (!file) return SharedError("no file");
+  std::unique_ptr<SharedFile> made(new SharedFile(*this, std::move(file), name, size));
+  const int own = made->file_.get();
+  if (!on_tmpfs() && fchmod(own, kMode) != 0) return SharedError("fchmod");
+  if (ftruncate(own, static_cast<off_t>(size.value)) != 0) return SharedError("ftruncate");
+  void* mapped = mmap(nullptr, RoundUp(size.value, kHugePageSize), PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+  if (mapped == MAP_FAILED) return SharedError("mmap");
+  made->data_ = static_cast<std::byte*>(mapped);
+  return made;
+}
+
+Result<void> SharedPages::Mount() {
+  const UniqueFd context(fsopen("tmpfs", FSOPEN_CLOEXEC));
+  if (!context) return SharedError("fsopen");
+  RETURN_IF_ERROR(Configure(context, "huge", "always"));
+  RETURN_IF_ERROR(Configure(context, "mode", "0700"));
+  RETURN_IF_ERROR(Configure(context, "size", "0"));  // HotFiles has the limit
+  if (fsconfig(context.get(), FSCONFIG_CMD_CREATE, nullptr, nullptr, 0) != 0) return SharedError("fsconfig");
+  constexpr unsigned kAttributes = MOUNT_ATTR_NOEXEC | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
+  directory_ = UniqueFd(fsmount(context.get(), FSMOUNT_CLOEXEC, kAttributes));
+  if (!directory_) return SharedError("fsmount");
+  reading_directory_ = UniqueFd(open_tree(directory_.get(), "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC));
+  if (!reading_directory_) return SharedError("open_tree");
+  mount_attr reading{.attr_set = MOUNT_ATTR_RDONLY, .attr_clr = 0, .propagation = 0, .userns_fd = 0};
+  if (mount_setattr(reading_directory_.get(), "", AT_EMPTY_PATH, &reading, sizeof(reading)) == 0) return {};
+  return SharedError("mount_setattr");
+}
+
+}  // namespace weightfs

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that other processes can map: files of a private tmpfs with huge pages.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/result.h"
+#include "common/unique_fd.h"
+#include "common/units.h"
+
+namespace weightfs {
+
+class SharedPages;
+
+// One file of shared memory, mapped by this process. It has zeros where nothing was written. The file ends with its
+// last byte; the mapping goes on to the end of its huge page. Externally synchronized; access to its bytes is not
+// synchronized at all.
+class SharedFile {
+ public:
+  ~SharedFile();
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
+
+  std::byte* data() const { return data_; }  // on a huge page, where the kernel has some
+  ByteCount size() const { return size_; }
+  // A descriptor of the file's memory for another process. It can read, and so can whoever opens it anew by /proc.
+  Result<UniqueFd> OpenForReading() const;
+  // True if anybody else has the file open or mapped, also if that cannot be determined.
+  bool IsShared() const;
+
+ private:
+  friend class SharedPages;
+  SharedFile(const SharedPages& pages, UniqueFd file, std::string name, ByteCount size)
+      : pages_(pages), file_(std::move(file)), name_(std::move(name)), size_(size) {}
+
+  const SharedPages& pages_;
+  const UniqueFd file_;
+  const std::string name_;  // empty: a memfd
+  const ByteCount size_;
+  std::byte* data_ = nullptr;
+};
+
+// Makes such files: in a tmpfs that is mounted nowhere; without the right to mount, as memfds, which have huge pages
+// only if the machine is set up so (/sys/kernel/mm/transparent_hugepage/shmem_enabled). Must outlive its files.
+// Thread-safe.
+class SharedPages {
+ public:
+  static std::unique_ptr<SharedPages> Create();
+  SharedPages(const SharedPages&) = delete;
+  SharedPages& operator=(const SharedPages&) = delete;
+
+  Result<std::unique_ptr<SharedFile>> Make(ByteCount size);
+  // True if the files are of a tmpfs, which FUSE accepts for passthrough.
+  bool on_tmpfs() const { return static_cast<bool>(directory_); }
+
+ private:
+  friend class SharedFile;
+  SharedPages() = default;
+  Result<void> Mount();
+
+  UniqueFd directory_, reading_directory_;  // two mounts of one tmpfs; through the second nobody can write
+  std::atomic<uint64_t> made_{0};
+};
+
+}  // namespace weightfs

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/file/hot_files.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+
+#include "common/assert.h"
+
+namespace weightfs {
+
+namespace {
+
+constexpr uint64_t kMostFiles = 16384;
+
+uint64_t MostFiles() {
+  rlimit descriptors{};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return kMostFiles;
+  return std::min<uint64_t>(kMostFiles, descriptors.rlim_cur / 4);
+}
+
+}  // namespace
+
+HotFiles::HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit)
+    : pages_(std::move(pages)), limit_(limit), most_files_(MostFiles()) {}
+
+Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size, bool whole) {
+  const uint64_t chunks = (size + kChunkBytes - 1) / kChunkBytes;
+  std::vector<MemoryPtr> freed;  // unmapped after the mutex is released
+  const auto memory = std::make_shared<HotFile::Memory>();
+  memory->reserved.resize(chunks);
+  MutexLock lock(mutex_);
+  while (reserved_ + (whole ? chunks : 0) > most() || memories_.size() >= most_files_) {
+    if (!FreeLocked(&freed) && !EvictLocked()) {
+      return Error{ErrorCode::kNoMemory, fmt::format("{} bytes do not fit into the {} bytes of hot memory that are not "
+                                                     "in use", size, limit_.value)};
+    }
+  }
+  for (uint64_t index = 0; whole && index < chunks; ++index) ReserveLocked(*memory, index, true);
+  const auto added = memories_.emplace(ino, memory);
+  const uint64_t id = ++made_;
+  lock.Unlock();
+  auto made = pages_->Make(ByteCount{size});  // nobody else has this memory
+  lock.Lock();
+  if (made) {
+    memory->file = std::move(*made);
+    return HotFilePtr(new HotFile(id, ino, size, memory));
+  }
+  reserved_ -= memory->count;
+  memories_.erase(added);
+  return made.error();
+}
+
+void HotFiles::ReserveLocked(HotFile::Memory& memory, uint64_t index, bool reserved) {
+  if (memory.reserved[index] == reserved) return;
+  memory.reserved[index] = reserved;
+  memory.count += reserved ? 1 : -1;
+  reserved_ += reserved ? 1 : -1;
+}
+
+// Gives the memory of one content that is gone back to the machine.
+bool HotFiles::FreeLocked(std::vector<MemoryPtr>* freed) {
+  const auto spare = std::ranges::find_if(memories_, [](const auto& entry) {
+    const MemoryPtr& memory = entry.second;
+    return memory.use_count() == 1 && !memory->file->IsShared();
+  });
+  if (spare == memories_.end()) return false;
+  reserved_ -= spare->second->count;
+  freed->push_back(std::move(spare->second));
+  memories_.erase(spare);
+  return true;
+}
+
+// Drops the content that nobody loads, reads or maps, and was used longest ago.
+bool HotFiles::EvictLocked() {
+  for (auto file = files_.begin(); file != files_.end(); ++file) {
+    const auto in_use = [](const ChunkPtr& chunk) { return chunk != nullptr && chunk.use_count() > 1; };
+    if (file->use_count() > 1 || std::ranges::any_of((*file)->chunks_, in_use)) continue;
+    if ((*file)->memory_->file->IsShared()) continue;
+    RemoveLocked(file);
+    ++counters_.evictions;
+    return true;
+  }
+  return false;
+}
+
+void HotFiles::RemoveLocked(Files::iterator file) {
+  (*file)->current_ = false;
+  by_inode_.erase((*file)->ino_);
+  files_.erase(file);
+}
+
+HotFilePtr HotFiles::Find(InodeId ino) {
+  MutexLock lock(mutex_);
+  const auto found = by_inode_.find(ino);
+  if (found == by_inode_.end()) return nullptr;
+  files_.splice(files_.end(), files_, found->second);
+  return *found->second;
+}
+
+void HotFiles::Begin(const HotFilePtr& file) {
+  MutexLock lock(mutex_);
+  if (const auto older = by_inode_.find(file->ino_); older != by_inode_.end()) RemoveLocked(older->second);
+  file->current_ = true;
+  by_inode_.emplace(file->ino_, files_.insert(files_.end(), file));
+}
+
+void HotFiles::Forget(InodeId ino) {
+  HotFilePtr forgotten;  // destroyed after the mutex is released
+  MutexLock lock(mutex_);
+  const auto found = by_inode_.find(ino);
+  if (found == by_inode_.end()) return;
+  forgotten = *found->second;
+  RemoveLocked(found->second);
+}
+
+bool HotFiles::IsCurrent(const HotFile& file) const {
+  MutexLock lock(mutex_);
+  return file.current_;
+}
+
+bool HotFiles::IsWhole(const HotFile& file) const {
+  MutexLock lock(mutex_);
+  const auto loaded = [](const ChunkPtr& chunk) { return chunk != nullptr && chunk->ready(); };
+  if (!file.whole_) file.whole_ = std::ranges::all_of(file.chunks_, loaded);
+  return file.whole_;
+}
+
+ChunkPtr HotFiles::FindChunk(const HotFile& file, uint64_t index) const {
+  MutexLock lock(mutex_);
+  return index < file.chunks_.size() ? file.chunks_[index] : nullptr;
+}
+
+ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index) {
+  HotFile::Memory& memory = *file.memory_;
+  std::vector<MemoryPtr> freed;
+  MutexLock lock(mutex_);
+  WEIGHTFS_ASSERT(file.chunks_[index] == nullptr);
+  if (!memory.reserved[index]) {
+    while (reserved_ == most()) {
+      if (!FreeLocked(&freed) && !EvictLocked()) return nullptr;
+    }
+    ReserveLocked(memory, index, true);
+  }
+  const std::span<std::byte> bytes(memory.file->data() + index * kChunkBytes, kChunkBytes);
+  file.chunks_[index] = std::make_shared<ReadChunk>(Buffer::Of(file.memory_, bytes));
+  return file.chunks_[index];
+}
+
+void HotFiles::Fail(const HotFile& file) {
+  MutexLock lock(mutex_);
+  const auto current = by_inode_.find(file.ino_);
+  if (current != by_inode_.end() && current->second->get() == &file) RemoveLocked(current->second);
+}
+
+Result<UniqueFd> HotFiles::OpenForReading(const HotFile& file, bool passes) {
+  MutexLock lock(mutex_);
+  if (!file.current_) return ErrorCode::kAgain;
+  if (passes) file.memory_->passed = true;
+  return file.memory_->file->OpenForReading();
+}
+
+bool HotFiles::IsPassed(InodeId ino) const {
+  MutexLock lock(mutex_);
+  const auto [begin, end] = memories_.equal_range(ino);
+  return std::any_of(begin, end, [](const auto& entry) {
+    return entry.second->passed && entry.second->file->IsShared();
+  });
+}
+
+void HotFiles::Shrink(uint64_t bytes) {
+  std::vector<MemoryPtr> freed;
+  MutexLock lock(mutex_);
+  while (reserved_ * kChunkBytes > bytes && (FreeLocked(&freed) || EvictLocked())) {
+  }
+}
+
+uint64_t HotFiles::used_bytes() const {
+  MutexLock lock(mutex_);
+  return reserved_ * kChunkBytes;
+}
+
+}  // namespace weightfs

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// The content of files in memory that programs can map.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/result.h"
+#include "common/unique_fd.h"
+#include "common/units.h"
+#include "io/shared_pages.h"
+#include "store/file/read_chunk.h"
+#include "store/types.h"
+
+namespace weightfs {
+
+// The content of one file at one moment, as far as it was loaded. A later change of the file does not change it.
+class HotFile {
+ public:
+  uint64_t id() const { return id_; }      // never 0, and of no other content
+  uint64_t size() const { return size_; }  // bytes
+
+ private:
+  friend class HotFiles;
+  // Memory that outlives the content: for loads in progress, and for programs.
+  struct Memory {
+    std::unique_ptr<SharedFile> file;
+    std::vector<bool> reserved;  // per chunk: it counts, and may have pages
+    uint64_t count = 0;          // of reserved chunks
+    bool passed = false;         // to the kernel, for passthrough
+  };
+  using MemoryPtr = std::shared_ptr<Memory>;
+
+  HotFile(uint64_t id, InodeId ino, uint64_t size, MemoryPtr memory)
+      : id_(id), ino_(ino), size_(size), memory_(std::move(memory)), chunks_(memory_->reserved.size()) {}
+
+  const uint64_t id_;
+  const InodeId ino_;
+  const uint64_t size_;
+  // The mutex of the HotFiles protects the rest.
+  const MemoryPtr memory_;
+  std::vector<ChunkPtr> chunks_;  // null: not loaded
+  bool current_ = false;          // no change of the file has followed, and no part could not be loaded
+  mutable bool whole_ = false;    // all of it is loaded
+};
+
+using HotFilePtr = std::shared_ptr<HotFile>;
+
+// The hot files of a store, within a limit of memory. The memory of a content that was changed, or not used for
+// longest, is given back when no program has it open or mapped any more; until then it counts. It never gets another
+// content: pages of it may be in a pipe or a socket (splice(2) of a passthrough file), of which nobody tells.
+// Thread-safe.
+class HotFiles {
+ public:
+  struct Counters {
+    std::atomic<uint64_t> mapped_bytes{0}, loaded_bytes{0}, evictions{0};
+  };
+
+  // `limit`: of all memory together, in whole chunks. The number of contents is limited too, because each needs a
+  // descriptor and a mapping of this process.
+  HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit);
+
+  // Memory for the content of a file. `whole`: all of it will be loaded now. kNoMemory if it does not fit.
+  Result<HotFilePtr> Make(InodeId ino, uint64_t size, bool whole) EXCLUDES(mutex_);
+  // The current content of a file, or null. Find, Begin and Forget: under the inode's mutex.
+  HotFilePtr Find(InodeId ino) EXCLUDES(mutex_);
+  // Makes a content current, in place of an older one.
+  void Begin(const HotFilePtr& file) EXCLUDES(mutex_);
+  // After a change of the file, or damage: it has no current content.
+  void Forget(InodeId ino) EXCLUDES(mutex_);
+  bool IsCurrent(const HotFile& file) const EXCLUDES(mutex_);
+
+  // True if all of the content is loaded.
+  bool IsWhole(const HotFile& file) const EXCLUDES(mutex_);
+  // A chunk of the content; null if it is not loaded.
+  ChunkPtr FindChunk(const HotFile& file, uint64_t index) const EXCLUDES(mutex_);
+  // Begins to load a chunk; the content must not have it. Null if there is no memory for it.
+  ChunkPtr BeginChunk(HotFile& file, uint64_t index) EXCLUDES(mutex_);
+  // A chunk was not loaded, or only in part: others may use its good parts, but the content is no longer current.
+  void Fail(const HotFile& file) EXCLUDES(mutex_);
+
+  // A descriptor of the content for a program that may read the file, or for the kernel (`passes`). What is not loaded
+  // has zeros, and while it is loaded unverified bytes. kAgain: it is not current.
+  Result<UniqueFd> OpenForReading(const HotFile& file, bool passes = false) EXCLUDES(mutex_);
+  // True while the kernel, or a mapping that it has made, uses the memory of a content of the file by passthrough.
+  // Perhaps also true if only programs map the content that was once used so.
+  bool IsPassed(InodeId ino) const EXCLUDES(mutex_);
+  // The kernel takes descriptors for passthrough.
+  void UsePassthrough(bool use) { passthrough_ = use; }
+  bool passthrough() const { return passthrough_; }
+
+  // Gives memory back to the machine, until the files use at most `bytes` or all are in use.
+  void Shrink(uint64_t bytes) EXCLUDES(mutex_);
+
+  ByteCount limit() const { return limit_; }
+  bool on_tmpfs() const { return pages_->on_tmpfs(); }
+  uint64_t used_bytes() const EXCLUDES(mutex_);
+  Counters& counters() { return counters_; }
+
+ private:
+  using MemoryPtr = HotFile::MemoryPtr;
+  using Files = std::list<HotFilePtr>;
+  bool FreeLocked(std::vector<MemoryPtr>* freed) REQUIRES(mutex_);
+  bool EvictLocked() REQUIRES(mutex_);
+  void RemoveLocked(Files::iterator file) REQUIRES(mutex_);
+  void ReserveLocked(HotFile::Memory& memory, uint64_t index, bool reserved) REQUIRES(mutex_);
+  uint64_t most() const { return limit_.value / kChunkBytes; }
+
+  const std::unique_ptr<SharedPages> pages_;
+  const ByteCount limit_;
+  const uint64_t most_files_;
+  std::atomic<bool> passthrough_{false};
+  Counters counters_;
+  mutable Mutex mutex_;
+  Files files_ GUARDED_BY(mutex_);  // the current ones, least recently used first
+  std::map<InodeId, Files::iterator> by_inode_ GUARDED_BY(mutex_);
+  // All; of those that nobody else refers to, there is no content.
+  std::multimap<InodeId, MemoryPtr> memories_ GUARDED_BY(mutex_);
+  uint64_t reserved_ GUARDED_BY(mutex_) = 0;            // chunks of all memories
+  uint64_t made_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace weightfs

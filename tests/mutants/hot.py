@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of hot files: memory that programs map, and that the kernel reads itself."""
+
+from mutants.mutant import Mutant, ROOT
+
+LEASES = "unit_store_leases:HotFilesTest."
+PASSTHROUGH = (ROOT + "test_passthrough.py -k ")
+LOADS = "tests/python/test_hot_files.py -k "
+
+MUTANTS = [
+    Mutant("hot-change", "A changed file is mapped with its new content.",
+           "store/file/read_cache.cc",
+           "  if (hot_ != nullptr) hot_->Forget(ino);\n", "", (LEASES + "KeepTheir*",)),
+    Mutant("hot-limit", "Hot files take no more than cache_memory=.",
+           "store/file/hot_files.cc",
+           "while (reserved_ + (whole ? chunks : 0) > most() || ", "while (", (LEASES + "TheOldest*",)),
+    Mutant("hot-mapped", "Memory that a program maps counts until it is unmapped.",
+           "store/file/hot_files.cc",
+           "return memory.use_count() == 1 && !memory->file->IsShared();", "return memory.use_count() == 1;",
+           (LEASES + "TheOldest*", LEASES + "MemoryIsGivenBack*")),
+    Mutant("hot-many", "Hot files leave the daemon descriptors for other things.",
+           "store/file/hot_files.cc",
+           " || memories_.size() >= most_files_) {", ") {", (LEASES + "ManyLeave*",)),
+    Mutant("hot-pressure", "Memory of hot files goes back to a machine that is short of it.",
+           "store/file/hot_files.cc",
+           "(FreeLocked(&freed) || EvictLocked())", "FreeLocked(&freed)", (LEASES + "MemoryIsGivenBack*",)),
+    Mutant("hot-watch", "The kernel says when the machine is short of memory.",
+           "fs/memory_pressure.cc",
+           "const size_t size = std::strlen(trigger) + 1;", "const size_t size = std::strlen(trigger);",
+           ("unit_fs:MemoryPressure.*",)),
+    Mutant("hot-writable", "No program can write to memory that others map.",
+           "io/shared_pages.cc",
+           ".attr_set = MOUNT_ATTR_RDONLY", ".attr_set = MOUNT_ATTR_NOEXEC", (LEASES + "NobodyWrites*",)),
+    Mutant("hot-damage", "Damaged bytes are an error of a map.",
+           "store/file/reader.cc",
+           "    if (result) result = loaded;\n", "    static_cast<void>(loaded.has_value());\n", (LEASES + "Damage*",)),
+    Mutant("hot-load", "A load of safetensors maps the memory that programs share.",
+           "python/weightfs/safetensors/_files.py",
+           'if device.type == "cpu" and end - begin >= _LEAST_MAPPED:', "if begin > end:", (LOADS + "second_load",)),
+    Mutant("hot-torch", "A load of torch maps the memory that programs share.",
+           "python/weightfs/torch/__init__.py",
+           "            if memory is not None:\n", "            if memory is not None and not handle:\n",
+           (LOADS + "second_load",)),
+    Mutant("passthrough-fill", "The second read of a published file needs no daemon.",
+           "fs/session.cc",
+           "  filesystem_.store().UsePassthrough((filesystem_.features.flags & kernel_flag::kPassthrough) != 0);\n", "",
+           (PASSTHROUGH + "read_again",)),
+    Mutant("passthrough-cached", "What was read before a publication gets hot after it.",
+           "store/names/namespace_publish.cc",
+           "    for (const InodePtr& inode : tree.inodes()) data_.DropCached(inode);\n", "",
+           (PASSTHROUGH + "read_before",)),
+    Mutant("passthrough-undo", "A published directory stays so while the kernel reads a file of it past the daemon.",
+           "store/names/namespace_publish.cc",
+           "inode->FreezePublished(data_.IsPassed(*inode))", "inode->FreezePublished(false)",
+           (PASSTHROUGH + "'stays_published or counts_as_open'",)),
+    Mutant("passthrough-fixed", "The kernel reads no file past the daemon that somebody may change.",
+           "store/file/file_leases.cc",
+           "  if (!p_.read_only && !inode->StaysPublished()) return UniqueFd();\n", "", (LOADS + "can_be_changed",)),
+    Mutant("passthrough-mode", "Opens of one file by passthrough and by the daemon never meet.",
+           "fs/page_cache.cc",
+           "  if (opens_ == 0) backing_ = std::move(*backing);\n", "  backing_ = std::move(*backing);\n",
+           ("unit_fs:PageCacheTracker.TheFirstOpen*",)),
+]

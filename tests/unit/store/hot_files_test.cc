@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leases that map: content of files in memory that programs share.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <future>
+
+#include "tests/support/result_asserts.h"
+#include "tests/support/test_store.h"
+#include "tests/support/thread_state.h"
+
+namespace weightfs {
+namespace {
+
+constexpr uint64_t kEnd = UINT64_MAX;
+
+TestStoreOptions WithHot(uint64_t bytes) {
+  TestStoreOptions options;
+  options.store.hot_memory = ByteCount{bytes};
+  return options;
+}
+
+// The bytes of a lease as a program maps them; empty if they cannot be.
+class Mapping {
+ public:
+  explicit Mapping(const MapLease& lease) : size_(lease.file_size) {
+    void* mapped = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, lease.memory.get(), 0);
+    if (mapped != MAP_FAILED) data_ = static_cast<char*>(mapped);
+  }
+  Mapping(Mapping&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(other.size_) {}
+  ~Mapping() {
+    if (data_ != nullptr) munmap(data_, size_);
+  }
+  std::string_view bytes() const { return data_ == nullptr ? std::string_view() : std::string_view(data_, size_); }
+
+ private:
+  char* data_ = nullptr;
+  const size_t size_;
+};
+
+class HotFilesTest : public ::testing::Test {
+ protected:
+  InodePtr Make(const std::string& name, const std::string& data) {
+    const InodePtr file = store_.Create(name).value();
+    EXPECT_TRUE(store_.WriteAt(file, 0, data).has_value());
+    return file;
+  }
+  Result<MapLease> Map(const InodePtr& file, uint64_t offset = 0, uint64_t length = kEnd) {
+    return store_->files().LeaseMap(file, offset, length);
+  }
+  Mapping MustMap(const InodePtr& file, uint64_t offset = 0, uint64_t length = kEnd) {
+    return Mapping(Must(Map(file, offset, length)));
+  }
+  void Corrupt(const InodePtr& file, uint64_t block) {
+    const auto extents = Must(store_->files().Extents(file, FileBlock{block}, 1));
+    const FileExtent& extent = extents.at(0);
+    store_.device().Corrupt(ToBytes(extent.start + (FileBlock{block} - extent.first)));
+  }
+  uint64_t DeviceReads() { return store_->statistics().device_read_bytes; }
+
+  TestStore store_{WithHot(16 * kMiB)};
+};
+
+TEST_F(HotFilesTest, ShowUnsyncedWrites) {
+  const std::string data = Pattern(1, 5 * kMiB + 123);
+  const InodePtr file = Make("a", data);
+  EXPECT_TRUE(MustMap(file).bytes() == data);
+  ASSERT_OK(store_.WriteAt(file, 5000, "patch"));
+  EXPECT_EQ(MustMap(file).bytes().substr(5000, 5), "patch");
+}
+
+TEST_F(HotFilesTest, KeepTheirContentWhateverHappensToTheFile) {
+  const std::string data = Pattern(2, 3 * kMiB);
+  const InodePtr file = Make("a", data);
+  const Mapping before = MustMap(file);
+  ASSERT_OK(store_.WriteAt(file, 0, Pattern(3, 3 * kMiB)));
+  EXPECT_TRUE(before.bytes() == data);
+  EXPECT_TRUE(MustMap(file).bytes() == Pattern(3, 3 * kMiB));
+  ASSERT_OK(store_->files().Truncate(file, 0));
+  ASSERT_OK(store_->SyncAll());
+  EXPECT_TRUE(before.bytes() == data);
+}
+
+TEST_F(HotFilesTest, AreReadFromTheDeviceOnce) {
+  const InodePtr file = Make("a", Pattern(4, 4 * kMiB));
+  ASSERT_OK(store_->SyncAll());
+  const uint64_t before = DeviceReads();
+  const auto one = std::async(std::launch::async, [&] { return Map(file); });
+  const Mapping other = MustMap(file);
+  one.wait();
+  EXPECT_TRUE(MustMap(file).bytes() == other.bytes());
+  EXPECT_EQ(DeviceReads() - before, 4 * kMiB);
+  EXPECT_TRUE(Must(store_.ReadAll(file)) == other.bytes());  // reads find them, too
+  EXPECT_EQ(DeviceReads() - before, 4 * kMiB);
+  store_->files().DropCached(file);
+  EXPECT_TRUE(MustMap(file).bytes() == other.bytes());
+  EXPECT_EQ(DeviceReads() - before, 8 * kMiB);
+}
+
+TEST_F(HotFilesTest, HolesAndUnwrittenBlocksAreZeros) {
+  const InodePtr file = store_.Create("a").value();
+  ASSERT_OK(store_.WriteAt(file, 5 * kMiB, "end"));
+  ASSERT_OK(store_->files().Fallocate(file, FallocateMode::kAllocate, kMiB, kMiB));
+  EXPECT_TRUE(MustMap(file).bytes() == std::string(5 * kMiB, '\0') + "end");
+}
+
+TEST_F(HotFilesTest, APartLoadsNoMore) {
+  const std::string data = Pattern(5, 8 * kMiB);
+  const InodePtr file = Make("a", data);
+  const uint64_t before = DeviceReads();
+  const Mapping part = MustMap(file, 3 * kMiB, 10);
+  EXPECT_EQ(part.bytes().size(), data.size());
+  EXPECT_TRUE(part.bytes().substr(2 * kMiB, 2 * kMiB) == data.substr(2 * kMiB, 2 * kMiB));
+  EXPECT_TRUE(part.bytes().substr(4 * kMiB) == std::string(4 * kMiB, '\0'));
+  EXPECT_EQ(DeviceReads() - before, 2 * kMiB);
+  MustMap(file);
+  EXPECT_TRUE(part.bytes() == data);  // the same memory
+}
+
+TEST_F(HotFilesTest, RangesBehindTheEndAreEmpty) {
+  const InodePtr file = Make("a", "data");
+  for (const uint64_t offset : {uint64_t{4}, uint64_t{5}, kEnd}) {
+    const auto lease = Map(file, offset);
+    ASSERT_OK(lease);
+    EXPECT_EQ(lease->file_size, 4U);
+    EXPECT_EQ(lease->end, 4U);
+  }
+}
+
+TEST_F(HotFilesTest, DamageIsAnError) {
+  const InodePtr file = Make("a", Pattern(6, 6 * kMiB));
+  ASSERT_OK(store_->SyncAll());
+  Corrupt(file, 600);
+  EXPECT_EQ(Map(file).error().code, ErrorCode::kCorrupt);
+  EXPECT_TRUE(MustMap(file, 0, 2 * kMiB).bytes().substr(0, 2 * kMiB) == Pattern(6, 6 * kMiB).substr(0, 2 * kMiB));
+}
+
+TEST_F(HotFilesTest, TheOldestMakesRoomUnlessItIsMapped) {
+  std::vector<InodePtr> files;
+  for (int i = 0; i < 3; ++i) files.push_back(Make(std::to_string(i), Pattern(10 + i, 6 * kMiB)));
+  for (int round = 0; round < 2; ++round) {
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(MustMap(files[i]).bytes() == Pattern(10 + i, 6 * kMiB));
+  }
+  EXPECT_LE(store_->Hot().used, 16 * kMiB);
+  EXPECT_GE(store_->Hot().evictions, 4U);
+  const Mapping one = MustMap(files[0]), two = MustMap(files[1]);
+  EXPECT_EQ(Map(files[2]).error().code, ErrorCode::kNoMemory);
+  EXPECT_TRUE(one.bytes() == Pattern(10, 6 * kMiB) && two.bytes() == Pattern(11, 6 * kMiB));
+}
+
+TEST_F(HotFilesTest, ALargerFileDoesNotFit) {
+  const InodePtr file = Make("a", Pattern(7, 17 * kMiB));
+  EXPECT_EQ(Map(file).error().code, ErrorCode::kNoMemory);
+  EXPECT_TRUE(MustMap(file, 0, 8 * kMiB).bytes().substr(0, kMiB) == Pattern(7, 17 * kMiB).substr(0, kMiB));
+  EXPECT_LE(store_->Hot().used, 16 * kMiB);
+}
+
+// The memory of one file goes to the next, whose readers may not see the bytes of the first.
+TEST_F(HotFilesTest, NobodySeesTheBytesOfAnotherFile) {
+  const InodePtr secret = Make("secret", std::string(12 * kMiB, 's'));
+  const InodePtr file = Make("a", Pattern(8, 12 * kMiB));
+  ASSERT_OK(store_->SyncAll());
+  MustMap(secret);
+  const auto first = Map(file, 0, 4 * kMiB);  // of another memory
+  ASSERT_OK(first);
+  EXPECT_EQ(Mapping(*first).bytes().find("ssssssss"), std::string_view::npos);
+  store_->files().DropCached(file);
+  // In the memory of the secret, of which a part cannot be filled.
+  MustMap(secret);
+  Corrupt(file, 1600);
+  EXPECT_EQ(Map(file).error().code, ErrorCode::kCorrupt);
+  const Mapping part = MustMap(file, 0, 2 * kMiB);
+  EXPECT_EQ(part.bytes().find("ssssssss"), std::string_view::npos);
+}
+
+TEST_F(HotFilesTest, NobodyWritesToTheMemory) {
+  const auto lease = Map(Make("a", Pattern(9, kMiB)));
+  ASSERT_OK(lease);
+  const std::string again = "/proc/self/fd/" + std::to_string(lease->memory.get());
+  EXPECT_LT(open(again.c_str(), O_RDWR | O_CLOEXEC), 0);
+  EXPECT_EQ(mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, lease->memory.get(), 0), MAP_FAILED);
+  EXPECT_NE(ftruncate(lease->memory.get(), 0), 0);
+}
+
+TEST_F(HotFilesTest, MemoryIsGivenBackUnlessItIsMapped) {
+  const Mapping kept = MustMap(Make("a", Pattern(10, 4 * kMiB)));
+  MustMap(Make("b", Pattern(11, 4 * kMiB)));
+  EXPECT_EQ(store_->Hot().used, 8 * kMiB);
+  for (int i = 0; i < 10; ++i) store_->ShrinkHot();
+  EXPECT_EQ(store_->Hot().used, 4 * kMiB);
+  EXPECT_TRUE(kept.bytes() == Pattern(10, 4 * kMiB));
+}
+
+TEST_F(HotFilesTest, ManyLeaveDescriptorsForOtherThings) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  TestStore store(WithHot(kGiB));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (int i = 0; i < 100; ++i) {
+    const InodePtr file = store.Create(std::to_string(i)).value();
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(i, 100)));
+    EXPECT_EQ(Mapping(Must(store->files().LeaseMap(file, 0, kEnd))).bytes(), Pattern(i, 100));
+  }
+  EXPECT_EQ(store->Hot().used, 64 * kChunkBytes);
+}
+
+TEST_F(HotFilesTest, AMappingOutlivesTheStore) {
+  std::optional<Mapping> mapping;
+  {
+    TestStore store(WithHot(8 * kMiB));
+    const InodePtr file = store.Create("a").value();
+    ASSERT_OK(store.WriteAt(file, 0, Pattern(12, 3 * kMiB)));
+    const auto lease = store->files().LeaseMap(file, 0, kEnd);
+    ASSERT_OK(lease);
+    mapping.emplace(*lease);
+  }
+  EXPECT_TRUE(mapping->bytes() == Pattern(12, 3 * kMiB));
+}
+
+TEST(HotFiles, AStoreWithoutMemoryForThemHasNone) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  EXPECT_EQ(store->files().LeaseMap(file, 0, kEnd).error().code, ErrorCode::kNoMemory);
+}
+
+}  // namespace
+}  // namespace weightfs

@@ -49,6 +49,12 @@ bool HasController(const std::string& list, std::string_view controller) {
 
 ByteCount AvailableMemory() { return MemoryInfo("", "MemAvailable:").value_or(ByteCount{0}); }
 
+bool MayBeShortOfMemory() {
+  const auto limit = FindMemoryLimit();
+  const ByteCount machine = MemoryInfo("", "MemTotal:").value_or(ByteCount{0});
+  return !limit || limit->size < machine || AvailableMemory() < ByteCount{machine.value / 8};
+}
+
 std::optional<MemoryLimit> FindMemoryLimit(const std::string& root) {
   const auto machine = MemoryInfo(root, "MemTotal:");
   if (!machine.has_value()) return std::nullopt;

@@ -21,4 +21,8 @@ std::optional<MemoryLimit> FindMemoryLimit(const std::string& root = "");
 // Memory that the kernel could use for pages without taking it from programs; 0 when it is unknown.
 ByteCount AvailableMemory();
 
+// False if the machine has an eighth of its memory left, and this process no smaller limit: then tasks that wait for
+// memory wait for that of their own cgroups.
+bool MayBeShortOfMemory();
+
 }  // namespace weightfs

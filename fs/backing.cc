@@ -31,8 +31,9 @@ std::shared_ptr<Backing> Backing::Make(Store& store, const InodePtr& inode, int 
   const BackingMap map{.fd = memory->get()};
   const int id = ioctl(connection, kBackingOpen, &map);
   if (id > 0) return std::shared_ptr<Backing>(new Backing(connection, id));
-  spdlog::info("no passthrough of hot files: {}", std::strerror(errno));
-  if (errno == EPERM) store.UsePassthrough(false);
+  const int error = errno;
+  spdlog::info("no passthrough of hot files: {}", std::strerror(error));
+  if (error == EPERM) store.UsePassthrough(false);
   return nullptr;
 }
 

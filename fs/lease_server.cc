@@ -108,8 +108,10 @@ Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) 
   RETURN_IF_ERROR(server->Listen());
   {
     MutexLock lock(server->mutex_);
-    server->executor_ = std::make_unique<Executor>(kThreads);
-    RETURN_IF_ERROR(server->executor_->Start());
+    for (auto* executor : {&server->executor_, &server->map_executor_}) {
+      *executor = std::make_unique<Executor>(kThreads);
+      RETURN_IF_ERROR((*executor)->Start());
+    }
   }
   ASSIGN_OR_RETURN(server->thread_, StartThread("weightfs-lease", [raw = server.get()] { raw->Run(); }));
   return server;
@@ -176,12 +178,14 @@ void LeaseServer::Stop() {
     Wake();
     thread_.join();
   }
-  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Executor> executor, map_executor;
   {
     MutexLock lock(mutex_);
     executor = std::move(executor_);
+    map_executor = std::move(map_executor_);
   }
   executor.reset();
+  map_executor.reset();
   requests_.Stop();
   if (!path_.empty()) unlink(path_.c_str());
   MutexLock lock(mutex_);
@@ -355,7 +359,10 @@ void LeaseServer::Drop(uint64_t id) {
 void LeaseServer::ServeLater(const LeaseConnectionPtr& connection, const std::optional<AskedLease>& asked) {
   MutexLock lock(mutex_);
   if (executor_ == nullptr) return;
-  executor_->Run(connection->peer().uid, [this, connection, asked] { Serve(connection, asked); });
+  const bool maps = asked && asked->kind == lease::Kind::kMap;
+  (maps ? map_executor_ : executor_)->Run(connection->peer().uid, [this, connection, asked] {
+    Serve(connection, asked);
+  });
 }
 
 // Drops a connection whose program has not read the last answer. It makes more than one request at a time, and could

@@ -90,7 +90,8 @@ class LeaseServer {
   Mutex mutex_;
   std::unordered_map<uint64_t, LeaseConnectionPtr> connections_ GUARDED_BY(mutex_);
   LeaseRequests requests_;
-  std::unique_ptr<Executor> executor_ GUARDED_BY(mutex_);  // until Stop
+  // Until Stop. Maps wait for devices for long, so others do not wait for them.
+  std::unique_ptr<Executor> executor_ GUARDED_BY(mutex_), map_executor_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

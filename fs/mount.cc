@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/machine_memory.h"
 #include "common/processes.h"
 #include "fs/filesystem.h"
 #include "fs/memory_pressure.h"
@@ -43,7 +44,9 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
         [raw = mount.get()](MetricsFormat format) { return MetricsText(raw->Measure(), format); }));
   }
   if (store.Hot().limit > 0) {
-    auto watch = MemoryPressure::Watch([&store] { store.ShrinkHot(); });
+    auto watch = MemoryPressure::Watch([&store] {
+      if (MayBeShortOfMemory()) store.ShrinkHot();
+    });
     if (watch) mount->pressure_ = std::move(*watch);
     if (!watch) spdlog::info("{}; cache_memory= alone bounds the memory of hot files", ToString(watch.error()));
   }

@@ -310,14 +310,23 @@ Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, Store
   return {};
 }
 
-ByteCount DefaultHotMemory() {
+namespace {
+
+// The memory of one resident inode: its record, its entries in the tables of the daemon and the kernel, its extents.
+constexpr uint64_t kInodeBytes = 1024 + InodeTable::kExtentsPerInode * ExtentMemory::kExtentBytes;
+constexpr uint64_t kOtherMemory = 192 * kMiB;  // RocksDB's, and that of the program itself
+
+}  // namespace
+
+ByteCount DefaultHotMemory(const MountOptions& mount, const StoreOptions& store) {
   const auto limit = FindMemoryLimit();
-  return ByteCount{limit.has_value() ? limit->size.value / 4 : 0};
+  if (!limit.has_value()) return {};
+  const uint64_t others =
+      store.memory.value + mount.write_buffers.value + store.resident_inodes * kInodeBytes + kOtherMemory;
+  return ByteCount{std::min(limit->size.value / 4, limit->size.value - std::min(limit->size.value, others))};
 }
 
 Result<void> CheckMemory(const MountOptions& mount, const StoreOptions& store) {
-  // The memory of one resident inode: its record, its entries in the tables of the daemon and the kernel, its extents.
-  constexpr uint64_t kInodeBytes = 1024 + InodeTable::kExtentsPerInode * ExtentMemory::kExtentBytes;
   const auto limit = FindMemoryLimit();
   if (!limit.has_value()) return {};
   struct Part {

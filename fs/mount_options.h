@@ -61,8 +61,9 @@ struct MountOptions {
   std::function<void()> ended;
 };
 
-// StoreOptions::hot_memory where no option sets it: a quarter of the machine's memory, or of this process's cgroup.
-ByteCount DefaultHotMemory();
+// StoreOptions::hot_memory where no option sets it: a quarter of the machine's memory, or of this process's cgroup; less
+// where the other options leave less.
+ByteCount DefaultHotMemory(const MountOptions& mount, const StoreOptions& store);
 
 // Returns kNoMemory with a full line when the options need more memory than this machine, or this process's cgroup,
 // has.

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <utility>
 
@@ -50,14 +51,18 @@ bool SharedFile::IsShared() const {
   return !alone;
 }
 
-std::unique_ptr<SharedPages> SharedPages::Create() {
+std::unique_ptr<SharedPages> SharedPages::Create(bool may_mount) {
   std::unique_ptr<SharedPages> pages(new SharedPages());
-  if (const auto mounted = pages->Mount(); !mounted) {
+  if (const auto mounted = may_mount ? pages->Mount() : ErrorCode::kPermission; !mounted) {
     spdlog::info("{}; memfds are used in its place", ToString(mounted.error()));
     pages->directory_ = UniqueFd();
     pages->reading_directory_ = UniqueFd();
   }
-  return pages;
+  const auto first = pages->Make(ByteCount{1});
+  if (first && !(*first)->IsShared()) return pages;
+  spdlog::warn("no hot files: {}", first ? "the kernel grants no leases (sysctl fs.leases-enable)"
+                                         : ToString(first.error()));
+  return nullptr;
 }
 
 Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
@@ -66,9 +71,17 @@ Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
   UniqueFd file(on_tmpfs() ? openat(directory_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode)
                            : memfd_create("weightfs", MFD_CLOEXEC));
   if (!file) return SharedError("no file");
+  if (!on_tmpfs()) {
+    // The kernel grants leases to descriptors of open(2) alone.
+    const std::string made_by_memfd = fmt::format("/proc/self/fd/{}", file.get());
+    UniqueFd opened(open(made_by_memfd.c_str(), O_RDWR | O_CLOEXEC));
+    if (!opened || fchmod(opened.get(), kMode) != 0) return SharedError("memfd");
+    file = std::move(opened);
+  }
   std::unique_ptr<SharedFile> made(new SharedFile(*this, std::move(file), name, size));
   const int own = made->file_.get();
-  if (!on_tmpfs() && fchmod(own, kMode) != 0) return SharedError("fchmod");
+  // A lease that somebody breaks sends a signal, which must not end this process.
+  if (fcntl(own, F_SETSIG, SIGURG) != 0) return SharedError("fcntl");
   if (ftruncate(own, static_cast<off_t>(size.value)) != 0) return SharedError("ftruncate");
   void* mapped = mmap(nullptr, RoundUp(size.value, kHugePageSize), PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
   if (mapped == MAP_FAILED) return SharedError("mmap");

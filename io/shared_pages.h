@@ -50,7 +50,9 @@ class SharedFile {
 // Thread-safe.
 class SharedPages {
  public:
-  static std::unique_ptr<SharedPages> Create();
+  // Null if the kernel grants no leases of files (fs.leases-enable=0): nobody could say which memory is in use.
+  // `may_mount`: false only in tests.
+  static std::unique_ptr<SharedPages> Create(bool may_mount = true);
   SharedPages(const SharedPages&) = delete;
   SharedPages& operator=(const SharedPages&) = delete;
 

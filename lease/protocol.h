@@ -97,11 +97,11 @@ struct ReadAnswer {
   uint64_t extents = 0;  // number of extents that follow
 };
 
-// Loads bytes of the file into memory that programs share, as many as the mount likes to load at once. The request
-// that reaches the end of its range also returns a read-only descriptor of a file with these bytes, at the same
-// offsets; what nobody has loaded is zeros there, until somebody does. The memory keeps the content of one moment,
-// whatever happens to the file or the mount, for as long as a program has it open or mapped. ENOMEM: there is no room.
-// EIO: damage, which a read locates. EINVAL: the mount is of an older version. Otherwise as kRead.
+// Loads bytes of the file into memory that programs share, as many as the mount likes to load at once. The answer has a
+// read-only descriptor of a file with these bytes, at the same offsets (none if the range is empty); other bytes of it
+// are undefined. The program keeps it while it asks for the rest of its range. The memory keeps the content of one
+// moment, whatever happens to the file or the mount, for as long as a program has it open or mapped. ENOMEM: there is
+// no room. EIO: damage, which a read locates. EINVAL: the mount is of an older version. Otherwise as kRead.
 struct MapAnswer {
   uint64_t file_size = 0;  // bytes
   uint64_t content = 0;    // never 0. A request that is answered with another one is of a later content of the file

@@ -125,7 +125,8 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   parts->devices = std::move(devices);
   parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
   if (options.hot_memory.value >= kChunkBytes) {
-    parts->hot = std::make_unique<HotFiles>(SharedPages::Create(), options.hot_memory);
+    auto pages = SharedPages::Create();
+    if (pages != nullptr) parts->hot = std::make_unique<HotFiles>(std::move(pages), options.hot_memory);
   }
   parts->cache = std::make_unique<ReadCache>(*parts->chunks, parts->hot.get());
   const FileServices services{*parts->space, *parts->cache, std::make_shared<ExtentMemory>()};

@@ -138,7 +138,7 @@ Result<Plan> MakePlan(const Arguments& arguments) {
     }
   }
   if (std::ranges::find(plan.mount.own_options, "cache_memory") == plan.mount.own_options.end()) {
-    plan.store_options.hot_memory = DefaultHotMemory();
+    plan.store_options.hot_memory = DefaultHotMemory(plan.mount, plan.store_options);
   }
   RETURN_IF_ERROR(CheckMemory(plan.mount, plan.store_options));
   if (arguments.read_only) plan.mount.read_only = true;

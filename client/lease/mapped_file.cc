@@ -11,10 +11,12 @@ constexpr int kAttempts = 10;  // for a file that changes while it is being load
 
 // Returns an empty descriptor if the file has changed.
 Result<UniqueFd> Load(const std::shared_ptr<LeaseConnections>& connections, int descriptor, uint64_t offset,
-                      uint64_t length) {
+                      uint64_t length, const std::function<bool()>& interrupted) {
   const uint64_t end = offset + length;
   uint64_t content = 0;
+  UniqueFd memory;
   while (true) {
+    if (interrupted && interrupted()) return Error{ErrorCode{ECANCELED}, "a signal has ended the load"};
     ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections, descriptor, lease::Kind::kMap, offset, end - offset));
     lease::MapAnswer answer;
     if (!lease::BodyReader(begun.answer.body()).Take(&answer) || begun.answer.descriptors.size() > 1) {
@@ -24,10 +26,11 @@ Result<UniqueFd> Load(const std::shared_ptr<LeaseConnections>& connections, int 
       return Error{ErrorCode::kNoAttribute, "no lease: the file ends before what is to be read"};
     }
     if (content != 0 && answer.content != content) return UniqueFd();
-    if (!begun.answer.descriptors.empty()) return std::move(begun.answer.descriptors.front());
-    if (answer.end <= offset || answer.end >= end) {
+    if (answer.end <= offset || answer.end > end || begun.answer.descriptors.empty()) {
       return Error{ErrorCode{EPROTO}, "no lease: the mount has answered with another range"};
     }
+    memory = std::move(begun.answer.descriptors.front());
+    if (answer.end == end) return memory;
     content = answer.content;
     offset = answer.end;
   }
@@ -36,9 +39,9 @@ Result<UniqueFd> Load(const std::shared_ptr<LeaseConnections>& connections, int 
 }  // namespace
 
 Result<UniqueFd> MapOpenFile(const std::shared_ptr<LeaseConnections>& connections, int descriptor, uint64_t offset,
-                             uint64_t length) {
+                             uint64_t length, const std::function<bool()>& interrupted) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    ASSIGN_OR_RETURN(UniqueFd memory, Load(connections, descriptor, offset, length));
+    ASSIGN_OR_RETURN(UniqueFd memory, Load(connections, descriptor, offset, length, interrupted));
     if (memory) return memory;
   }
   return Error{ErrorCode::kAgain, "the file is being written all the time"};

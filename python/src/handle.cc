@@ -191,7 +191,8 @@ void BindHandle(py::module_& module) {
       .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
       .def("map",
            [](const PyHandle& self, int descriptor, uint64_t offset, uint64_t length) {
-             return Check(self.WithoutGil([&](Handle& handle) { return handle.Map(descriptor, offset, length); }));
+             return Check(self.WithoutGil(
+                 [&](Handle& handle) { return handle.Map(descriptor, offset, length, &SignalRaised); }));
            })
       .def("wait",
            [](const PyHandle& self) {

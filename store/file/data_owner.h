@@ -49,8 +49,8 @@ class DataOwner {
 
   // True while the kernel serves the file, or a mapping of it, by passthrough: it would not notice a change.
   virtual bool IsPassed(const Inode& inode) const = 0;
-  // Drops the file's content from the read caches. The next reads fill those that suit the file as it is then.
-  virtual void DropCached(const InodePtr& inode) = 0;
+  // ReadCache::DropReadAhead.
+  virtual void DropReadAhead(const Inode& inode) = 0;
 
   // Reads the records that a deletion needs. If they are to be `restorable`, reads only those of a small file without
   // uncommitted changes, with DataRecords::restore. Called without the inode's mutex.

@@ -55,7 +55,7 @@ class FileIo final : public DataOwner {
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
   Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);  // waits
   // Drops the read-ahead cache of the file. The next read goes to the devices.
-  void DropCached(const InodePtr& inode) override;
+  void DropCached(const InodePtr& inode);
 
   // Writes all of `data` or nothing; beyond 4 MiB this holds for each 4 MiB step. Returns kNoSpace when the data does
   // not fit. `holder` may own the memory of `data`. If data.data() == holder.data() + offset % kBlockSize, the store
@@ -91,8 +91,9 @@ class FileIo final : public DataOwner {
   // for writes of the range in progress. Returns kAgain when the range is written continuously, kFileTooBig for more
   // than kLargestLease.
   Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
-  // Loads the file's content from `offset` on into hot memory, at most kMostMapped bytes of the `length`. The last call
-  // for a range returns a descriptor. kNoMemory: it does not fit, or there is no hot memory. Otherwise as LeaseRead.
+  // Loads the file's content from `offset` on into hot memory, at most kMostMapped bytes of the `length`. As long as
+  // somebody has the descriptor, the content is not evicted. kNoMemory: it does not fit, or there is no hot memory.
+  // Otherwise as LeaseRead.
   Result<MapLease> LeaseMap(const InodePtr& inode, uint64_t offset, uint64_t length);
   // For passthrough: a descriptor of the content of a file of which all is in hot memory and which nobody can change;
   // else an empty one. Nobody can change the file until nobody uses the descriptor or a mapping any more (IsPassed).
@@ -127,6 +128,7 @@ class FileIo final : public DataOwner {
   Result<void> ReportErrors(std::span<const InodePtr> files, bool kept) override;
   std::vector<InodePtr> UncommittedFiles() override;
   bool IsPassed(const Inode& inode) const override;
+  void DropReadAhead(const Inode& inode) override { p_.cache.DropReadAhead(inode.id); }
   Result<DataRecords> ReadRecords(const InodePtr& inode, bool restorable) override;
   bool DeleteRecords(const InodePtr& inode, const DataRecords& records, KvBatch* batch) override;
   void DropData(const InodePtr& inode, const DataRecords& records) override;

@@ -139,12 +139,11 @@ Result<MapLease> FileIo::LeaseMap(const InodePtr& inode, uint64_t offset, uint64
     const uint64_t from = std::min(offset, map.file_size), size = std::min(length, map.file_size - from);
     map.end = from + std::min(size, kMostMapped);
     if (size == 0) return map;
-    auto hot = p_.reader.LoadHot(inode, map.file_size, from, map.end, from == 0 && size == map.file_size);
+    auto hot = p_.reader.LoadHot(inode, map.file_size, from, map.end, from + size);
     if (!hot && hot.error().code == ErrorCode::kAgain) continue;
     if (!hot) return hot.error();
     map.content = (*hot)->id();
     p_.cache.hot()->counters().mapped_bytes += map.end - from;
-    if (map.end < from + size) return map;
     auto opened = p_.cache.hot()->OpenForReading(**hot);
     if (!opened && opened.error().code == ErrorCode::kAgain) continue;
     if (!opened) return opened.error();

@@ -25,19 +25,14 @@ uint64_t MostFiles() {
 HotFiles::HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit)
     : pages_(std::move(pages)), limit_(limit), most_files_(MostFiles()) {}
 
-Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size, bool whole) {
-  const uint64_t chunks = (size + kChunkBytes - 1) / kChunkBytes;
-  std::vector<MemoryPtr> freed;  // unmapped after the mutex is released
+Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size) {
+  Freed freed;  // unmapped after the mutex is released
   const auto memory = std::make_shared<HotFile::Memory>();
-  memory->reserved.resize(chunks);
+  memory->reserved.resize((size + kChunkBytes - 1) / kChunkBytes);
   MutexLock lock(mutex_);
-  while (reserved_ + (whole ? chunks : 0) > most() || memories_.size() >= most_files_) {
-    if (!FreeLocked(&freed) && !EvictLocked()) {
-      return Error{ErrorCode::kNoMemory, fmt::format("{} bytes do not fit into the {} bytes of hot memory that are not "
-                                                     "in use", size, limit_.value)};
-    }
+  while (memories_.size() >= most_files_) {
+    if (!FreeLocked(&freed) && !EvictLocked()) return Error{ErrorCode::kNoMemory, "too many hot files are in use"};
   }
-  for (uint64_t index = 0; whole && index < chunks; ++index) ReserveLocked(*memory, index, true);
   const auto added = memories_.emplace(ino, memory);
   const uint64_t id = ++made_;
   lock.Unlock();
@@ -47,9 +42,30 @@ Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size, bool whole) {
     memory->file = std::move(*made);
     return HotFilePtr(new HotFile(id, ino, size, memory));
   }
-  reserved_ -= memory->count;
   memories_.erase(added);
   return made.error();
+}
+
+Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t last) {
+  HotFile::Memory& memory = *file.memory_;
+  Freed freed;
+  MutexLock lock(mutex_);
+  uint64_t lacking = 0;
+  for (uint64_t index = first; index < last; ++index) lacking += memory.reserved[index] ? 0 : 1;
+  if (lacking == 0) return {};
+  while (FreeLocked(&freed)) {
+  }
+  uint64_t idle = 0;
+  for (const HotFilePtr& other : files_) idle += IsInUse(other) ? 0 : other->memory_->count;
+  if (reserved_ + lacking > most() + idle) {
+    return Error{ErrorCode::kNoMemory, fmt::format("{} chunks of 2 MiB do not fit into the {} bytes of hot memory that "
+                                                   "are not in use", lacking, limit_.value)};
+  }
+  while (reserved_ + lacking > most()) {
+    if (!FreeLocked(&freed) && !EvictLocked()) return ErrorCode::kNoMemory;  // used since
+  }
+  for (uint64_t index = first; index < last; ++index) ReserveLocked(memory, index, true);
+  return {};
 }
 
 void HotFiles::ReserveLocked(HotFile::Memory& memory, uint64_t index, bool reserved) {
@@ -60,7 +76,7 @@ void HotFiles::ReserveLocked(HotFile::Memory& memory, uint64_t index, bool reser
 }
 
 // Gives the memory of one content that is gone back to the machine.
-bool HotFiles::FreeLocked(std::vector<MemoryPtr>* freed) {
+bool HotFiles::FreeLocked(Freed* freed) {
   const auto spare = std::ranges::find_if(memories_, [](const auto& entry) {
     const MemoryPtr& memory = entry.second;
     return memory.use_count() == 1 && !memory->file->IsShared();
@@ -72,17 +88,20 @@ bool HotFiles::FreeLocked(std::vector<MemoryPtr>* freed) {
   return true;
 }
 
-// Drops the content that nobody loads, reads or maps, and was used longest ago.
+// True if somebody loads, reads or maps the content, which is in files_.
+bool HotFiles::IsInUse(const HotFilePtr& file) {
+  const auto in_use = [](const ChunkPtr& chunk) { return chunk != nullptr && chunk.use_count() > 1; };
+  return file.use_count() > 1 || std::ranges::any_of(file->chunks_, in_use) ||
+         file->memory_->file->IsShared();
+}
+
+// Drops the content that is not in use and was used longest ago.
 bool HotFiles::EvictLocked() {
-  for (auto file = files_.begin(); file != files_.end(); ++file) {
-    const auto in_use = [](const ChunkPtr& chunk) { return chunk != nullptr && chunk.use_count() > 1; };
-    if (file->use_count() > 1 || std::ranges::any_of((*file)->chunks_, in_use)) continue;
-    if ((*file)->memory_->file->IsShared()) continue;
-    RemoveLocked(file);
-    ++counters_.evictions;
-    return true;
-  }
-  return false;
+  const auto file = std::ranges::find_if(files_, [](const HotFilePtr& each) { return !IsInUse(each); });
+  if (file == files_.end()) return false;
+  RemoveLocked(file);
+  ++counters_.evictions;
+  return true;
 }
 
 void HotFiles::RemoveLocked(Files::iterator file) {
@@ -132,14 +151,13 @@ ChunkPtr HotFiles::FindChunk(const HotFile& file, uint64_t index) const {
   return index < file.chunks_.size() ? file.chunks_[index] : nullptr;
 }
 
-ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index) {
+ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
   HotFile::Memory& memory = *file.memory_;
-  std::vector<MemoryPtr> freed;
   MutexLock lock(mutex_);
   WEIGHTFS_ASSERT(file.chunks_[index] == nullptr);
   if (!memory.reserved[index]) {
     while (reserved_ == most()) {
-      if (!FreeLocked(&freed) && !EvictLocked()) return nullptr;
+      if (!FreeLocked(freed) && !EvictLocked()) return nullptr;
     }
     ReserveLocked(memory, index, true);
   }
@@ -170,7 +188,7 @@ bool HotFiles::IsPassed(InodeId ino) const {
 }
 
 void HotFiles::Shrink(uint64_t bytes) {
-  std::vector<MemoryPtr> freed;
+  Freed freed;
   MutexLock lock(mutex_);
   while (reserved_ * kChunkBytes > bytes && (FreeLocked(&freed) || EvictLocked())) {
   }

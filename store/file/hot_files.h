@@ -66,8 +66,11 @@ class HotFiles {
   // descriptor and a mapping of this process.
   HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit);
 
-  // Memory for the content of a file. `whole`: all of it will be loaded now. kNoMemory if it does not fit.
-  Result<HotFilePtr> Make(InodeId ino, uint64_t size, bool whole) EXCLUDES(mutex_);
+  // A content of a file, without memory. kNoMemory if there are too many in use.
+  Result<HotFilePtr> Make(InodeId ino, uint64_t size) EXCLUDES(mutex_);
+  // Reserves memory for chunks [first, last), evicting others. kNoMemory, and nothing is evicted, if they do not fit
+  // beside what is in use.
+  Result<void> Reserve(const HotFile& file, uint64_t first, uint64_t last) EXCLUDES(mutex_);
   // The current content of a file, or null. Find, Begin and Forget: under the inode's mutex.
   HotFilePtr Find(InodeId ino) EXCLUDES(mutex_);
   // Makes a content current, in place of an older one.
@@ -80,8 +83,9 @@ class HotFiles {
   bool IsWhole(const HotFile& file) const EXCLUDES(mutex_);
   // A chunk of the content; null if it is not loaded.
   ChunkPtr FindChunk(const HotFile& file, uint64_t index) const EXCLUDES(mutex_);
-  // Begins to load a chunk; the content must not have it. Null if there is no memory for it.
-  ChunkPtr BeginChunk(HotFile& file, uint64_t index) EXCLUDES(mutex_);
+  // Begins to load a chunk; the content must not have it. Null if there is no memory for it. Memory that this frees is
+  // added to `freed`, to be destroyed without locks.
+  ChunkPtr BeginChunk(HotFile& file, uint64_t index, std::vector<std::shared_ptr<void>>* freed) EXCLUDES(mutex_);
   // A chunk was not loaded, or only in part: others may use its good parts, but the content is no longer current.
   void Fail(const HotFile& file) EXCLUDES(mutex_);
 
@@ -106,8 +110,10 @@ class HotFiles {
  private:
   using MemoryPtr = HotFile::MemoryPtr;
   using Files = std::list<HotFilePtr>;
-  bool FreeLocked(std::vector<MemoryPtr>* freed) REQUIRES(mutex_);
+  using Freed = std::vector<std::shared_ptr<void>>;
+  bool FreeLocked(Freed* freed) REQUIRES(mutex_);
   bool EvictLocked() REQUIRES(mutex_);
+  static bool IsInUse(const HotFilePtr& file);
   void RemoveLocked(Files::iterator file) REQUIRES(mutex_);
   void ReserveLocked(HotFile::Memory& memory, uint64_t index, bool reserved) REQUIRES(mutex_);
   uint64_t most() const { return limit_.value / kChunkBytes; }

@@ -35,7 +35,7 @@ struct MapLease {
   uint64_t content = 0;    // HotFile::id: calls that return another one are of another content
   uint64_t file_size = 0;  // bytes
   uint64_t end = 0;        // offset in bytes of the end of what is loaded, from the offset of the call on
-  UniqueFd memory;         // a file of the same size, for reading; none if `end` is not that of the range
+  UniqueFd memory;         // a file of the same size, for reading; none for an empty range
 };
 
 // Bytes that are already on the devices and become a part of a file.

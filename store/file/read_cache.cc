@@ -82,6 +82,10 @@ void ReadCache::Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) {
 
 void ReadCache::Invalidate(InodeId ino, uint64_t offset, uint64_t end) {
   if (hot_ != nullptr) hot_->Forget(ino);
+  Erase(ino, offset, end);
+}
+
+void ReadCache::Erase(InodeId ino, uint64_t offset, uint64_t end) {
   const std::pair last(ino, end == 0 ? 0 : (end - 1) / kChunkBytes);
   MutexLock lock(mutex_);
   auto next = chunks_.lower_bound({ino, offset / kChunkBytes});

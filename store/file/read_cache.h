@@ -40,6 +40,8 @@ class ReadCache {
   void NoteRead(InodeId ino, uint64_t index) EXCLUDES(mutex_);
   // Drops chunk `index` if it is still `chunk`. Used after a failed load.
   void Drop(InodeId ino, uint64_t index, const ReadChunk* chunk) EXCLUDES(mutex_);
+  // Drops the chunks of read-ahead. The next reads load those that suit the file as it is then.
+  void DropReadAhead(InodeId ino) EXCLUDES(mutex_) { Erase(ino, 0, UINT64_MAX); }
   // Drops the chunks that overlap [offset, end), and makes the file no longer hot.
   void Invalidate(InodeId ino, uint64_t offset, uint64_t end) EXCLUDES(mutex_);
 
@@ -58,6 +60,7 @@ class ReadCache {
   bool EvictLocked(Purpose purpose) REQUIRES(mutex_);
   bool EvictFromLocked(Entries& entries, uint64_t used_before) REQUIRES(mutex_);
   Entries& ListOf(const Entry& entry) REQUIRES(mutex_) { return entry.read ? read_ : unread_; }
+  void Erase(InodeId ino, uint64_t offset, uint64_t end) EXCLUDES(mutex_);
   void EraseLocked(Entries::iterator entry) REQUIRES(mutex_);
 
   BufferPool& pool_;

@@ -321,7 +321,7 @@ HotFilePtr Reader::HotByReads(const InodePtr& inode) {
     if (HotFilePtr hot = cache_.hot()->Find(inode->id)) return hot;
     size = inode->attributes.size;
   }
-  const auto made = cache_.hot()->Make(inode->id, size, /*whole=*/false);
+  const auto made = cache_.hot()->Make(inode->id, size);
   return made ? BeginHot(inode, *made) : nullptr;
 }
 
@@ -343,6 +343,7 @@ Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& h
                                       std::vector<std::shared_ptr<BlockReads>>* loads) {
   HotFiles& files = *cache_.hot();
   ChecksumSegments checksums;
+  std::vector<std::shared_ptr<void>> freed;
   while (true) {
     std::vector<uint64_t> missing;
     {
@@ -354,7 +355,7 @@ Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& h
       if (inode->file->dirty().Overlaps(first, BlockCount{kChunkBlocks})) return ErrorCode::kAgain;
       const std::vector<BlockRead> planned = PlanChunk(*inode, index, checksums, &missing);
       if (missing.empty()) {
-        const ChunkPtr chunk = files.BeginChunk(*hot, index);
+        const ChunkPtr chunk = files.BeginChunk(*hot, index, &freed);
         if (chunk == nullptr) return ErrorCode::kNoMemory;
         loads->push_back(BeginChunk(*inode, chunk, [&files, hot] { files.Fail(*hot); }, planned));
         files.counters().loaded_bytes += kChunkBytes;
@@ -365,7 +366,8 @@ Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& h
   }
 }
 
-Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_t offset, uint64_t end, bool whole) {
+Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_t offset, uint64_t end,
+                                   uint64_t later_end) {
   HotFiles& files = *cache_.hot();
   const auto find = [&] {
     MutexLock lock(inode->mutex);
@@ -373,10 +375,11 @@ Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_
   };
   HotFilePtr hot = find();
   if (hot == nullptr) {
-    ASSIGN_OR_RETURN(hot, files.Make(inode->id, size, whole));
+    ASSIGN_OR_RETURN(hot, files.Make(inode->id, size));
     hot = BeginHot(inode, std::move(hot));
   }
   if (hot->size() != size) return ErrorCode::kAgain;
+  RETURN_IF_ERROR(files.Reserve(*hot, offset / kChunkBytes, (later_end + kChunkBytes - 1) / kChunkBytes));
   const uint64_t last = (end + kChunkBytes - 1) / kChunkBytes;
   Result<void> result;
   std::deque<ChunkPtr> pending;
@@ -492,7 +495,7 @@ uint64_t Reader::ReadAheadChunks(uint64_t sequence, uint64_t places) const {
 bool Reader::UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint64_t sequence) const {
   if (offset == 0 && size <= kEdgeRead && size == inode.attributes.size) return false;
   if (sequence >= kStreamBytes || (offset == 0 && size >= kEdgeRead)) return true;
-  if (size >= kHotRead && BecomesHot(inode)) return true;
+  if (size >= kHotRead && BecomesHot(inode) && cache_.hot()->Find(inode.id) != nullptr) return true;
   const uint64_t last = (inode.attributes.size - 1) / kChunkBytes;
   return size <= kEdgeRead && (offset / kChunkBytes == 0 || offset / kChunkBytes == last);
 }

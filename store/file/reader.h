@@ -45,10 +45,10 @@ class Reader {
   // `done` runs in the call or on a completion thread, without locks.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
 
-  // Loads [offset, end) of a file of `size` bytes into its hot memory, and waits. `whole`: of a file that is not hot
-  // all will be loaded, by this call and others. kAgain: the file has changed, or the range is not on the devices yet.
+  // Loads [offset, end) of a file of `size` bytes into its hot memory, and waits. Other calls will load the bytes up to
+  // `later_end`; there must be room for all. kAgain: the file has changed, or the range is not on the devices yet.
   // kNoMemory: there is no room.
-  Result<HotFilePtr> LoadHot(const InodePtr& inode, uint64_t size, uint64_t offset, uint64_t end, bool whole);
+  Result<HotFilePtr> LoadHot(const InodePtr& inode, uint64_t size, uint64_t offset, uint64_t end, uint64_t later_end);
 
   // Reads one block from the device, for a partial overwrite, and waits. The caller looked up `extent` and `checksum`
   // under the inode's mutex and has been in a read epoch since then.

@@ -32,7 +32,8 @@ class Namespace::Tree {
  public:
   // Freezes each inode until the tree is destroyed: `publishes`: for a publication (Inode::Freeze). Otherwise for its
   // end (Inode::FreezePublished), and the tree has only what has the flag *published*, except other publications.
-  Tree(DataOwner& data, InodePtr top, const Credentials& who, bool publishes, std::chrono::milliseconds close_wait, std::string* failed)
+  Tree(DataOwner& data, InodePtr top, const Credentials& who, bool publishes, std::chrono::milliseconds close_wait,
+       std::string* failed)
       : data_(data),
         top_(std::move(top)),
         who_(who),
@@ -105,7 +106,8 @@ class Namespace::Tree {
   uint64_t files_ = 0;
 };
 
-// Returns ETXTBSY while the file is open for writing, or is read by passthrough, and kAgain while another call has frozen the inode.
+// Returns ETXTBSY while the file is open for writing, or is read by passthrough, and kAgain while another call has
+// frozen the inode.
 Result<void> Namespace::Tree::TryAdd(const InodePtr& inode) {
   MutexLock lock(inode->mutex);
   if (inode->deleted) return ErrorCode::kStale;
@@ -272,7 +274,7 @@ Result<PublicationRecord> Namespace::TryPublish(Tree& tree, std::optional<uint64
   const auto flagged = SetPublished(tree, /*published=*/true);
   auto publication = flagged ? AddPublication(tree, version) : flagged.error();
   if (publication) {
-    for (const InodePtr& inode : tree.inodes()) data_.DropCached(inode);
+    for (const InodePtr& inode : tree.inodes()) data_.DropReadAhead(*inode);
     return publication;
   }
   if (const auto reverted = SetPublished(tree, /*published=*/false); !reverted) {

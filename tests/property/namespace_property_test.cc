@@ -25,7 +25,7 @@ class NoData final : public DataOwner {
   Result<void> ReportErrors(std::span<const InodePtr>, bool) override { return {}; }
   std::vector<InodePtr> UncommittedFiles() override { return {}; }
   bool IsPassed(const Inode&) const override { return false; }
-  void DropCached(const InodePtr&) override {}
+  void DropReadAhead(const Inode&) override {}
   Result<DataRecords> ReadRecords(const InodePtr&, bool restorable) override {
     DataRecords records;
     if (restorable) records.restore.emplace();

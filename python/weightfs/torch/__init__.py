@@ -17,6 +17,7 @@ import functools
 import io
 import os
 import threading
+from mmap import MAP_PRIVATE
 from typing import IO, Any
 
 from weightfs._core.torch import torch  # first, because it explains a missing one
@@ -67,8 +68,9 @@ def save(obj: object, f: Path | IO[bytes], *arguments: Any, handle: Handle | Non
 
 def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle: Handle | None = None,
          direct: Direct = "auto", **options: Any) -> Any:
-    """Loads as torch.load(f, map_location, *arguments, **options) does. It calls torch.load for a stream.
-    With or without mmap=True it maps memory that programs share, where the mount has room. direct: as in save.
+    """Loads as torch.load(f, map_location, *arguments, **options) does. It calls torch.load for a stream, and with
+    mmap=True or the equivalent setting of torch. Without mmap=False, it maps memory that programs share where the mount
+    has room; the storages are then parts of one mapping, as with mmap=True. direct: as in save.
 
     If neither weights_only nor pickle_module is given, only weights are loaded, as in torch 2.6 and later: unpickling
     anything else can run arbitrary code. For older versions of torch this function passes weights_only=True, unless
@@ -78,21 +80,24 @@ def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle:
     if not _is_path(f):
         return torch.load(f, map_location, *arguments, **options)
     check_mounted(f, handle)
+    if _maps(options.get("mmap")):
+        return torch.load(os.fsdecode(f), map_location, *arguments, **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
-        with stream.raising_its_error(), _shared_memory(stream) as memory:
+        with stream.raising_its_error(), _shared_memory(stream, options.get("mmap")) as memory:
             if memory is not None:
                 return torch.load(memory, map_location, *arguments, **{**options, "mmap": True})
-            source = os.fsdecode(f) if _maps(options.get("mmap")) else stream
-            return torch.load(source, map_location, *arguments, **options)
+            return torch.load(stream, map_location, *arguments, **options)
 
 
 @contextlib.contextmanager
-def _shared_memory(stream):
+def _shared_memory(stream, mmap):
     """A path to memory that programs share, from which torch can map the archive; or None."""
-    memory = stream.map(_LEAST_MAPPED) if torch.__version__ >= (2, 1) else None   # older ones cannot map
+    flags = getattr(torch.serialization, "get_default_mmap_options", lambda: MAP_PRIVATE)()
+    # Older versions cannot map, and all map archives of the present format alone.
+    possible = mmap is None and flags == MAP_PRIVATE and torch.__version__ >= (2, 1)
+    memory = stream.map(_LEAST_MAPPED, b"PK\x03\x04") if possible else None
     try:
-        # torch maps archives of its present format alone.
-        yield f"/proc/self/fd/{memory}" if memory is not None and os.pread(memory, 4, 0) == b"PK\x03\x04" else None
+        yield f"/proc/self/fd/{memory}" if memory is not None else None
     finally:
         if memory is not None:
             os.close(memory)

@@ -7,8 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <future>
 
+#include "io/shared_pages.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 #include "tests/support/thread_state.h"
@@ -159,7 +161,6 @@ TEST_F(HotFilesTest, ALargerFileDoesNotFit) {
   EXPECT_LE(store_->Hot().used, 16 * kMiB);
 }
 
-// The memory of one file goes to the next, whose readers may not see the bytes of the first.
 TEST_F(HotFilesTest, NobodySeesTheBytesOfAnotherFile) {
   const InodePtr secret = Make("secret", std::string(12 * kMiB, 's'));
   const InodePtr file = Make("a", Pattern(8, 12 * kMiB));
@@ -193,6 +194,49 @@ TEST_F(HotFilesTest, MemoryIsGivenBackUnlessItIsMapped) {
   for (int i = 0; i < 10; ++i) store_->ShrinkHot();
   EXPECT_EQ(store_->Hot().used, 4 * kMiB);
   EXPECT_TRUE(kept.bytes() == Pattern(10, 4 * kMiB));
+}
+
+TEST_F(HotFilesTest, AFileThatDoesNotFitEvictsNothing) {
+  const InodePtr small = Make("small", Pattern(1, 4 * kMiB)), large = Make("large", Pattern(2, 20 * kMiB));
+  MustMap(small);
+  EXPECT_EQ(Map(large, 100).error().code, ErrorCode::kNoMemory) << "a part that begins behind a header";
+  EXPECT_EQ(Map(large).error().code, ErrorCode::kNoMemory);
+  EXPECT_EQ(store_->Hot().evictions, 0U);
+  EXPECT_EQ(store_->Hot().used, 4 * kMiB);
+}
+
+TEST(HotFiles, AnAnswerKeepsTheContentForTheNextCall) {
+  TestStore store(WithHot(kMostMapped + 64 * kMiB));
+  const InodePtr file = store.Create("a").value(), other = store.Create("b").value();
+  ASSERT_OK(store->files().Truncate(file, kMostMapped + 32 * kMiB));
+  ASSERT_OK(store->files().Truncate(other, 48 * kMiB));
+  const auto first = store->files().LeaseMap(file, 0, kEnd);
+  ASSERT_OK(first);
+  EXPECT_EQ(first->end, kMostMapped);
+  EXPECT_EQ(store->files().LeaseMap(other, 0, kEnd).error().code, ErrorCode::kNoMemory);
+  const auto second = store->files().LeaseMap(file, first->end, kEnd);
+  ASSERT_OK(second);
+  EXPECT_EQ(second->content, first->content);
+}
+
+TEST(SharedPages, SayWhetherAnybodyHasAFile) {
+  for (const bool may_mount : {true, false}) {
+    const auto pages = SharedPages::Create(may_mount);
+    ASSERT_NE(pages, nullptr);
+    const auto file = Must(pages->Make(ByteCount{5 * kMiB}));
+    std::memcpy(file->data() + kMiB, "bytes", 5);
+    EXPECT_FALSE(file->IsShared());
+    UniqueFd descriptor = Must(file->OpenForReading());
+    EXPECT_TRUE(file->IsShared());
+    void* mapped = mmap(nullptr, 2 * kMiB, PROT_READ, MAP_SHARED, descriptor.get(), 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+    EXPECT_EQ(mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0), MAP_FAILED);
+    descriptor = UniqueFd();
+    EXPECT_TRUE(file->IsShared()) << "mapped";
+    EXPECT_EQ(std::memcmp(static_cast<std::byte*>(mapped) + kMiB, "bytes", 5), 0);
+    munmap(mapped, 2 * kMiB);
+    EXPECT_FALSE(file->IsShared());
+  }
 }
 
 TEST_F(HotFilesTest, ManyLeaveDescriptorsForOtherThings) {

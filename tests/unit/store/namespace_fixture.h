@@ -55,7 +55,7 @@ class FakeDataOwner final : public DataOwner {
     return uncommitted;
   }
   bool IsPassed(const Inode&) const override { return false; }
-  void DropCached(const InodePtr& /*inode*/) override {}
+  void DropReadAhead(const Inode&) override {}
   Result<DataRecords> ReadRecords(const InodePtr& inode, bool restorable) override {
     if (on_read) std::exchange(on_read, nullptr)();
     DataRecords records;

@@ -24,8 +24,7 @@ STORE_SIZE = "512M"
 MOUNT_OPTIONS = "allow_other,cache_memory=256M"
 COUNT = 4 << 20   # values of 4 bytes in each of two tensors
 SIZE = 2 * 4 * COUNT
-LOADS = {"safetensors": weightfs.safetensors.load_file, "torch": weightfs.torch.load,
-         "torch mapped": lambda path: weightfs.torch.load(path, mmap=True)}
+LOADS = {"safetensors": weightfs.safetensors.load_file, "torch": weightfs.torch.load}
 
 
 def save(path, start=0):

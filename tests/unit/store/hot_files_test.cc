@@ -7,8 +7,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <future>
+#include <thread>
 
 #include "io/shared_pages.h"
 #include "tests/support/result_asserts.h"
@@ -166,11 +168,9 @@ TEST_F(HotFilesTest, NobodySeesTheBytesOfAnotherFile) {
   const InodePtr file = Make("a", Pattern(8, 12 * kMiB));
   ASSERT_OK(store_->SyncAll());
   MustMap(secret);
-  const auto first = Map(file, 0, 4 * kMiB);  // of another memory
-  ASSERT_OK(first);
-  EXPECT_EQ(Mapping(*first).bytes().find("ssssssss"), std::string_view::npos);
+  EXPECT_EQ(MustMap(file, 0, 4 * kMiB).bytes().find("ssssssss"), std::string_view::npos);
   store_->files().DropCached(file);
-  // In the memory of the secret, of which a part cannot be filled.
+  // A part of the memory cannot be filled.
   MustMap(secret);
   Corrupt(file, 1600);
   EXPECT_EQ(Map(file).error().code, ErrorCode::kCorrupt);
@@ -191,6 +191,11 @@ TEST_F(HotFilesTest, MemoryIsGivenBackUnlessItIsMapped) {
   const Mapping kept = MustMap(Make("a", Pattern(10, 4 * kMiB)));
   MustMap(Make("b", Pattern(11, 4 * kMiB)));
   EXPECT_EQ(store_->Hot().used, 8 * kMiB);
+  // The thread that has loaded the last chunk lets go of it a moment later.
+  for (int i = 0; i < 10'000 && store_->Hot().used > 4 * kMiB; ++i) {
+    store_->ShrinkHot();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   for (int i = 0; i < 10; ++i) store_->ShrinkHot();
   EXPECT_EQ(store_->Hot().used, 4 * kMiB);
   EXPECT_TRUE(kept.bytes() == Pattern(10, 4 * kMiB));

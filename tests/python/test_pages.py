@@ -216,10 +216,11 @@ def test_the_lines_of_the_page_of_applications(factory):
     column = re.findall(r"^\|[^|]*\|[^|]*\| `([^`]+)` \|", text, re.MULTILINE)
     lines = [line.replace("…", "pass").replace(MOUNT, str(mount.path)) for line in column
              if re.match(r"weightfs\.|dcp\.|\w+ = |for |from |handle\.", line)]
-    assert len(lines) == 11, lines
+    assert len(lines) == 13, lines
+    pytest.importorskip("fastsafetensors", reason="needs fastsafetensors: scripts/setup installs it")
     prepare = f"""
 import os, torch, torch.distributed.checkpoint as dcp
-import weightfs, weightfs.offload, weightfs.safetensors, weightfs.torch
+import weightfs, weightfs.fastsafetensors, weightfs.hf, weightfs.offload, weightfs.safetensors, weightfs.torch
 from weightfs import checkpoint
 from weightfs.dcp import StorageWriter
 

@@ -399,10 +399,17 @@ void LeaseServer::Serve(const LeaseConnectionPtr& connection, const std::optiona
     const LeaseRequests::Sender sender{asked->process, connection->peer(), true};
     return requests_.Handle(connection, asked->kind, lease::BytesOf(asked->body), sender);
   }
-  const auto message = lease::Receive(connection->socket(), {.body = lease::kMaximumBody, .descriptors = 0});
+  auto message = lease::Receive(connection->socket(), {.body = lease::kMaximumBody, .descriptors = 0});
   if (message.has_value()) {
     const LeaseRequests::Sender sender{message->sender.pid, {message->sender.uid, message->sender.gid}, false};
-    return requests_.Handle(connection, static_cast<lease::Kind>(message->header.kind), message->body(), sender);
+    const auto kind = static_cast<lease::Kind>(message->header.kind);
+    if (kind != lease::Kind::kMap) return requests_.Handle(connection, kind, message->body(), sender);
+    const auto kept = std::make_shared<lease::Message>(*std::move(message));
+    MutexLock lock(mutex_);
+    if (map_executor_ == nullptr) return;
+    return map_executor_->Run(connection->peer().uid, [this, connection, kind, kept, sender] {
+      requests_.Handle(connection, kind, kept->body(), sender);
+    });
   }
   if (message.error().code == ErrorCode::kAgain) return Expect(connection, EPOLL_CTL_MOD);
   if (message.error().code != ErrorCode::kShutdown) {

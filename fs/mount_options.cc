@@ -22,6 +22,10 @@
 namespace weightfs {
 namespace {
 
+// The memory of one resident inode: its record, its entries in the tables of the daemon and the kernel, its extents.
+constexpr uint64_t kInodeBytes = 1024 + InodeTable::kExtentsPerInode * ExtentMemory::kExtentBytes;
+constexpr uint64_t kOtherMemory = 192 * kMiB;  // RocksDB's, and that of the program itself
+
 struct Target {
   MountOptions& mount;
   StoreOptions& store;
@@ -194,7 +198,7 @@ constexpr Option kOptions[] = {
     {"memory", "SIZE", "memory for read-ahead and unwritten data (384M; at least 112M)",
      SetSize<&StoreOptions::memory, kLeastMemory.value>},
     {"cache_memory", "SIZE",
-     "memory for files that programs load, shared with them (a quarter of the machine's; 0: none)",
+     "memory for files that programs load, shared with them (at most a quarter of the machine's; 0: none)",
      SetSize<&StoreOptions::hot_memory, 0>},
     {"write_buffers", "SIZE", "memory that receives large writes (64M)",
      SetSize<&MountOptions::write_buffers, 4 * kMiB>},
@@ -309,14 +313,6 @@ Result<void> ApplyMountOptions(std::string_view text, MountOptions& mount, Store
   }
   return {};
 }
-
-namespace {
-
-// The memory of one resident inode: its record, its entries in the tables of the daemon and the kernel, its extents.
-constexpr uint64_t kInodeBytes = 1024 + InodeTable::kExtentsPerInode * ExtentMemory::kExtentBytes;
-constexpr uint64_t kOtherMemory = 192 * kMiB;  // RocksDB's, and that of the program itself
-
-}  // namespace
 
 ByteCount DefaultHotMemory(const MountOptions& mount, const StoreOptions& store) {
   const auto limit = FindMemoryLimit();

@@ -375,14 +375,12 @@ void Flags(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
 
 void Hot(Filesystem& filesystem, Reply reply) {
   const HotStatistics hot = filesystem.store().Hot();
-  weightfs_hot out{};
-  out.version = WEIGHTFS_IOC_VERSION;
-  out.limit = hot.limit;
-  out.used = hot.used;
-  out.mapped = hot.mapped;
-  out.loaded = hot.loaded;
-  out.evictions = hot.evictions;
-  reply.Ioctl(out);
+  reply.Ioctl(weightfs_hot{.version = WEIGHTFS_IOC_VERSION,
+                           .limit = hot.limit,
+                           .used = hot.used,
+                           .mapped = hot.mapped,
+                           .loaded = hot.loaded,
+                           .evictions = hot.evictions});
 }
 
 void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {

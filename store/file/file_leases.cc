@@ -143,11 +143,11 @@ Result<MapLease> FileIo::LeaseMap(const InodePtr& inode, uint64_t offset, uint64
     if (!hot && hot.error().code == ErrorCode::kAgain) continue;
     if (!hot) return hot.error();
     map.content = (*hot)->id();
-    p_.cache.hot()->counters().mapped_bytes += map.end - from;
     auto opened = p_.cache.hot()->OpenForReading(**hot);
     if (!opened && opened.error().code == ErrorCode::kAgain) continue;
     if (!opened) return opened.error();
     map.memory = std::move(*opened);
+    p_.cache.hot()->counters().mapped_bytes += map.end - from;
     return map;
   }
   return Error{ErrorCode::kAgain, "the range is being written all the time"};

@@ -9,7 +9,6 @@
 #include "common/assert.h"
 
 namespace weightfs {
-
 namespace {
 
 constexpr uint64_t kMostFiles = 16384;
@@ -53,8 +52,7 @@ Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t las
   uint64_t lacking = 0;
   for (uint64_t index = first; index < last; ++index) lacking += memory.reserved[index] ? 0 : 1;
   if (lacking == 0) return {};
-  while (FreeLocked(&freed)) {
-  }
+  FreeLocked(&freed);
   uint64_t idle = 0;
   for (const HotFilePtr& other : files_) idle += IsInUse(other) ? 0 : other->memory_->count;
   if (reserved_ + lacking > most() + idle) {
@@ -64,28 +62,26 @@ Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t las
   while (reserved_ + lacking > most()) {
     if (!FreeLocked(&freed) && !EvictLocked()) return ErrorCode::kNoMemory;  // used since
   }
-  for (uint64_t index = first; index < last; ++index) ReserveLocked(memory, index, true);
+  for (uint64_t index = first; index < last; ++index) ReserveLocked(memory, index);
   return {};
 }
 
-void HotFiles::ReserveLocked(HotFile::Memory& memory, uint64_t index, bool reserved) {
-  if (memory.reserved[index] == reserved) return;
-  memory.reserved[index] = reserved;
-  memory.count += reserved ? 1 : -1;
-  reserved_ += reserved ? 1 : -1;
+void HotFiles::ReserveLocked(HotFile::Memory& memory, uint64_t index) {
+  if (memory.reserved[index]) return;
+  memory.reserved[index] = true;
+  ++memory.count;
+  ++reserved_;
 }
 
-// Gives the memory of one content that is gone back to the machine.
+// Gives the memory of contents that are gone back to the machine. Returns false if there is none.
 bool HotFiles::FreeLocked(Freed* freed) {
-  const auto spare = std::ranges::find_if(memories_, [](const auto& entry) {
+  return std::erase_if(memories_, [&](const auto& entry) REQUIRES(mutex_) {
     const MemoryPtr& memory = entry.second;
-    return memory.use_count() == 1 && !memory->file->IsShared();
-  });
-  if (spare == memories_.end()) return false;
-  reserved_ -= spare->second->count;
-  freed->push_back(std::move(spare->second));
-  memories_.erase(spare);
-  return true;
+    if (memory.use_count() > 1 || memory->file->IsShared()) return false;
+    reserved_ -= memory->count;
+    freed->push_back(memory);
+    return true;
+  }) > 0;
 }
 
 // True if somebody loads, reads or maps the content, which is in files_.
@@ -112,6 +108,10 @@ void HotFiles::RemoveLocked(Files::iterator file) {
 
 HotFilePtr HotFiles::Find(InodeId ino) {
   MutexLock lock(mutex_);
+  return FindLocked(ino);
+}
+
+HotFilePtr HotFiles::FindLocked(InodeId ino) {
   const auto found = by_inode_.find(ino);
   if (found == by_inode_.end()) return nullptr;
   files_.splice(files_.end(), files_, found->second);
@@ -151,6 +151,12 @@ ChunkPtr HotFiles::FindChunk(const HotFile& file, uint64_t index) const {
   return index < file.chunks_.size() ? file.chunks_[index] : nullptr;
 }
 
+ChunkPtr HotFiles::FindChunk(InodeId ino, uint64_t index) {
+  MutexLock lock(mutex_);
+  const HotFilePtr file = FindLocked(ino);
+  return file != nullptr && index < file->chunks_.size() ? file->chunks_[index] : nullptr;
+}
+
 ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
   HotFile::Memory& memory = *file.memory_;
   MutexLock lock(mutex_);
@@ -159,7 +165,7 @@ ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
     while (reserved_ == most()) {
       if (!FreeLocked(freed) && !EvictLocked()) return nullptr;
     }
-    ReserveLocked(memory, index, true);
+    ReserveLocked(memory, index);
   }
   const std::span<std::byte> bytes(memory.file->data() + index * kChunkBytes, kChunkBytes);
   file.chunks_[index] = std::make_shared<ReadChunk>(Buffer::Of(file.memory_, bytes));

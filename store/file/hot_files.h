@@ -61,6 +61,8 @@ class HotFiles {
   struct Counters {
     std::atomic<uint64_t> mapped_bytes{0}, loaded_bytes{0}, evictions{0};
   };
+  // Memory that was given back: destroyed without locks, because unmapping takes long.
+  using Freed = std::vector<std::shared_ptr<void>>;
 
   // `limit`: of all memory together, in whole chunks. The number of contents is limited too, because each needs a
   // descriptor and a mapping of this process.
@@ -81,11 +83,11 @@ class HotFiles {
 
   // True if all of the content is loaded.
   bool IsWhole(const HotFile& file) const EXCLUDES(mutex_);
-  // A chunk of the content; null if it is not loaded.
+  // A chunk of the content, or of the current content of a file; null if it is not loaded.
   ChunkPtr FindChunk(const HotFile& file, uint64_t index) const EXCLUDES(mutex_);
-  // Begins to load a chunk; the content must not have it. Null if there is no memory for it. Memory that this frees is
-  // added to `freed`, to be destroyed without locks.
-  ChunkPtr BeginChunk(HotFile& file, uint64_t index, std::vector<std::shared_ptr<void>>* freed) EXCLUDES(mutex_);
+  ChunkPtr FindChunk(InodeId ino, uint64_t index) EXCLUDES(mutex_);
+  // Begins to load a chunk; the content must not have it. Null if there is no memory for it.
+  ChunkPtr BeginChunk(HotFile& file, uint64_t index, Freed* freed) EXCLUDES(mutex_);
   // A chunk was not loaded, or only in part: others may use its good parts, but the content is no longer current.
   void Fail(const HotFile& file) EXCLUDES(mutex_);
 
@@ -110,12 +112,12 @@ class HotFiles {
  private:
   using MemoryPtr = HotFile::MemoryPtr;
   using Files = std::list<HotFilePtr>;
-  using Freed = std::vector<std::shared_ptr<void>>;
+  HotFilePtr FindLocked(InodeId ino) REQUIRES(mutex_);
   bool FreeLocked(Freed* freed) REQUIRES(mutex_);
   bool EvictLocked() REQUIRES(mutex_);
   static bool IsInUse(const HotFilePtr& file);
   void RemoveLocked(Files::iterator file) REQUIRES(mutex_);
-  void ReserveLocked(HotFile::Memory& memory, uint64_t index, bool reserved) REQUIRES(mutex_);
+  void ReserveLocked(HotFile::Memory& memory, uint64_t index) REQUIRES(mutex_);
   uint64_t most() const { return limit_.value / kChunkBytes; }
 
   const std::unique_ptr<SharedPages> pages_;
@@ -128,7 +130,7 @@ class HotFiles {
   std::map<InodeId, Files::iterator> by_inode_ GUARDED_BY(mutex_);
   // All; of those that nobody else refers to, there is no content.
   std::multimap<InodeId, MemoryPtr> memories_ GUARDED_BY(mutex_);
-  uint64_t reserved_ GUARDED_BY(mutex_) = 0;            // chunks of all memories
+  uint64_t reserved_ GUARDED_BY(mutex_) = 0;  // chunks of all memories
   uint64_t made_ GUARDED_BY(mutex_) = 0;
 };
 

@@ -15,9 +15,7 @@ constexpr uint64_t kOldTurns = 8;
 }  // namespace
 
 ChunkPtr ReadCache::Find(InodeId ino, uint64_t index) {
-  if (const HotFilePtr file = hot_ == nullptr ? nullptr : hot_->Find(ino)) {
-    if (ChunkPtr chunk = hot_->FindChunk(*file, index)) return chunk;
-  }
+  if (ChunkPtr chunk = hot_ == nullptr ? nullptr : hot_->FindChunk(ino, index)) return chunk;
   MutexLock lock(mutex_);
   const auto found = chunks_.find({ino, index});
   if (found == chunks_.end()) return nullptr;

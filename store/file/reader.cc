@@ -343,7 +343,7 @@ Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& h
                                       std::vector<std::shared_ptr<BlockReads>>* loads) {
   HotFiles& files = *cache_.hot();
   ChecksumSegments checksums;
-  std::vector<std::shared_ptr<void>> freed;
+  HotFiles::Freed freed;
   while (true) {
     std::vector<uint64_t> missing;
     {
@@ -369,11 +369,11 @@ Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& h
 Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_t offset, uint64_t end,
                                    uint64_t later_end) {
   HotFiles& files = *cache_.hot();
-  const auto find = [&] {
+  HotFilePtr hot;
+  {
     MutexLock lock(inode->mutex);
-    return files.Find(inode->id);
-  };
-  HotFilePtr hot = find();
+    hot = files.Find(inode->id);
+  }
   if (hot == nullptr) {
     ASSIGN_OR_RETURN(hot, files.Make(inode->id, size));
     hot = BeginHot(inode, std::move(hot));

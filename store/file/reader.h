@@ -35,7 +35,7 @@ class Reader {
   };
 
   Reader(KvStore& catalog, DeviceSet& devices, SpaceManager& space, ReadCache& cache, const Pools& pools, bool verify,
-         bool read_only = false)
+         bool read_only)
       : catalog_(catalog),
         cache_(cache),
         pools_(pools),

@@ -18,6 +18,7 @@ from weightfs import _native
 from weightfs._core.arguments import MOST_BYTES, bytes_of_shape, check_extent, numbers_of
 
 HUGE = 4 << 20   # bytes; memory of at least this size is worth huge pages
+LEAST_MAPPED = 1 << 20   # bytes; loads of less have memory of their own
 _NO_STREAM = -1       # the native module's value
 _LEGACY_STREAM = 1    # CUDA's default stream in __cuda_array_interface__
 

@@ -11,13 +11,13 @@ import torch
 
 from weightfs._core.files import check_mounted
 from weightfs._core.handle import mode_of_process, the_handle
+from weightfs._core.memory import LEAST_MAPPED
 from weightfs._core.streams import errors_of, name_of
 from weightfs.safetensors._format import SafetensorValueError, read_header
 from weightfs.safetensors._memory import mapped_memory, memory_for
 
 Device = Union[str, torch.device, int]
 _INDEX = "model.safetensors.index.json"
-_LEAST_MAPPED = 1 << 20   # bytes; less is read into memory of its own
 
 
 def device_of(device):
@@ -121,7 +121,7 @@ class Shard:
 
     def read(self, handle, device, begin, end):
         """Memory with a range of the file (weightfs.safetensors._memory)."""
-        if device.type == "cpu" and end - begin >= _LEAST_MAPPED:
+        if device.type == "cpu" and end - begin >= LEAST_MAPPED:
             mapped = self._map(handle, begin, end)
             if mapped is not None:
                 return mapped

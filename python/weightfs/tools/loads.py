@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""weightfs-loads: measures how fast loaders of safetensors load a model into memory of the CPU, each from a cold cache:
-weightfs.safetensors beside safetensors, fastsafetensors, run:ai's model streamer and tensorizer (its own format).
+"""weightfs-loads: measures how fast loaders of safetensors load a model into memory of the CPU, each from a cold cache,
+or with --hot once more: weightfs.safetensors beside safetensors, fastsafetensors, run:ai's model streamer and
+tensorizer (its own format).
 
 Loads of all loaders alternate, in another order each round. A load has ended when each page of each tensor was touched.
 The table shows medians, and the medians of the ratios to the fastest other loader."""
@@ -62,9 +63,10 @@ def write(model, folder, names):
     return {name: own if name == "tensorizer" else plain for name in names}
 
 
-def seconds_of(load, path, model=None):
-    """The time of a cold load. RuntimeError if it gives something else than the model."""
-    drop_pages(path)
+def seconds_of(load, path, hot, model=None):
+    """The time of a load. RuntimeError if it gives something else than the model."""
+    if not hot:
+        drop_pages(path)
     # Fills and frees memory. A hypervisor may have taken back what is free, and no load is to pay for that.
     memory = torch.empty(os.path.getsize(path) * 5 // 4, dtype=torch.uint8)
     advise_huge_pages(memory)
@@ -86,24 +88,27 @@ def measure(values, args, show):
         paths = write(model.state, own, values)
         for name in values:
             try:
-                seconds_of(LOADERS[name][1], paths[name], model)
+                seconds_of(LOADERS[name][1], paths[name], args.hot, model)
             except Exception as error:
                 raise RuntimeError(f"{name}: {error}") from error
         del model
-        compare.measure(values, args.rounds, lambda name: seconds_of(LOADERS[name][1], paths[name]), show)
+        compare.measure(values, args.rounds, lambda name: seconds_of(LOADERS[name][1], paths[name], args.hot),
+                        show)
 
 
 def result_of(seconds, args, missing):
     peers = [name for name in seconds if not name.startswith("weightfs")] or list(seconds)
     base = min(peers, key=lambda name: statistics.median(seconds[name]))
     rates = {name: [args.size / each for each in seconds[name]] for name in seconds}
+    kind = "hot" if args.hot else "cold"
     return compare.result("weightfs-loads", args.directory, args.size, len(seconds[base]), [compare.row(
-        "loads", "GB/s", rates, base, table=f"cold loads of {args.size >> 20} MiB, GB/s", title="GB/s",
+        "loads", "GB/s", rates, base, table=f"{kind} loads of {args.size >> 20} MiB, GB/s", title="GB/s",
         not_measured=missing)], ["loads"])
 
 
 def main(arguments=None):
     parser = compare.parser("weightfs-loads", __doc__, "bytes of the model", "1G", "measured loads of each loader", 5)
+    parser.add_argument("--hot", action="store_true", help="measure loads of what was loaded before")
     args = parser.parse_args(arguments)
     names, missing = installed()
     if shutil.disk_usage(args.directory).free < (2 if "tensorizer" in names else 1) * args.size:

@@ -25,13 +25,12 @@ from weightfs._core.torch import torch  # first, because it explains a missing o
 from weightfs._core.arguments import whole
 from weightfs._core.files import check_mounted, writing
 from weightfs._core.handle import Handle, chosen, the_handle
+from weightfs._core.memory import LEAST_MAPPED
 from weightfs._core.streams import DirectReader
 from weightfs._core.types import Direct, Path
 from weightfs.torch._checksums import ZipChecksums
 
 __all__ = ["load", "save", "without_crc32"]
-
-_LEAST_MAPPED = 1 << 20   # bytes; a smaller archive is read into memory of its own
 
 
 def save(obj: object, f: Path | IO[bytes], *arguments: Any, handle: Handle | None = None, direct: Direct = "auto",
@@ -95,7 +94,7 @@ def _shared_memory(stream, mmap):
     flags = getattr(torch.serialization, "get_default_mmap_options", lambda: MAP_PRIVATE)()
     # Older versions cannot map, and all map archives of the present format alone.
     possible = mmap is None and flags == MAP_PRIVATE and torch.__version__ >= (2, 1)
-    memory = stream.map(_LEAST_MAPPED, b"PK\x03\x04") if possible else None
+    memory = stream.map(LEAST_MAPPED, b"PK\x03\x04") if possible else None
     try:
         yield f"/proc/self/fd/{memory}" if memory is not None else None
     finally:

@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant("passthrough-undo", "A published directory stays so while the kernel reads a file of it past the daemon.",
            "store/names/namespace_publish.cc",
            "inode->FreezePublished(data_.IsPassed(*inode))", "inode->FreezePublished(false)",
-           (PASSTHROUGH + "'stays_published or counts_as_open'",)),
+           (PASSTHROUGH + "stays_published or counts_as_open",)),
     Mutant("passthrough-fixed", "The kernel reads no file past the daemon that somebody may change.",
            "store/file/file_leases.cc",
            "  if (!p_.read_only && !inode->StaysPublished()) return UniqueFd();\n", "", (LOADS + "can_be_changed",)),

@@ -26,9 +26,13 @@ class ReaderTest : public ::testing::Test {
   }
 
   FileRig rig_;
-  Reader reader_{
-      rig_.kv(),      rig_.devices(), rig_.space(), rig_.cache(), Reader::Pools{rig_.stripes(), rig_.small()},
-      /*verify=*/true};
+  Reader reader_{rig_.kv(),
+                 rig_.devices(),
+                 rig_.space(),
+                 rig_.cache(),
+                 Reader::Pools{rig_.stripes(), rig_.small()},
+                 /*verify=*/true,
+                 /*read_only=*/false};
   InodePtr inode_ = rig_.NewFile(3);
 };
 

@@ -84,6 +84,7 @@ def test_a_published_file_that_was_read_before_is_hot_too(made, data):
     assert path.read_bytes() == data, "the daemon has it in its read-ahead cache now"
     publish(path.parent)
     assert path.read_bytes() == data
+    assert information(made.path)["hot"]["used"] >= SIZE
     before = read_by_the_daemon(made.path)
     assert path.read_bytes() == data and read_by_the_daemon(made.path) == before
 

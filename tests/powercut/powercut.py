@@ -147,12 +147,14 @@ class Bench:
         path = self.copy(image.path, name)
         result = log_writes.Image(path, image.log_path)
         kept = self.random.random()
+        # ext4 does not mount with half of its superblock, which disks write as one.
+        superblock = self.layout.parts["catalog"][0]
         for index in range(start, at):
             entry = entries[index]
             if index not in loose:
                 result.apply(entry)
             elif self.random.random() < kept:
-                torn = self.random.random() < TORN and entry.length > log_writes.SECTOR
+                torn = self.random.random() < TORN and entry.length > log_writes.SECTOR and entry.offset != superblock
                 sectors = self.random.randrange(entry.length // log_writes.SECTOR) if torn else None
                 result.apply(entry, None if sectors is None else sectors * log_writes.SECTOR)
         result.close()

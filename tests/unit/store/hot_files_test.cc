@@ -208,6 +208,21 @@ TEST_F(HotFilesTest, AFileThatDoesNotFitEvictsNothing) {
   EXPECT_EQ(Map(large).error().code, ErrorCode::kNoMemory);
   EXPECT_EQ(store_->Hot().evictions, 0U);
   EXPECT_EQ(store_->Hot().used, 4 * kMiB);
+  const Mapping mapped = MustMap(Make("mapped", Pattern(3, 6 * kMiB)));
+  EXPECT_EQ(Map(Make("other", Pattern(4, 12 * kMiB))).error().code, ErrorCode::kNoMemory);
+  EXPECT_EQ(store_->Hot().evictions, 0U) << "for a file that does not fit beside what is mapped";
+}
+
+TEST_F(HotFilesTest, AMappedContentThatWasReplacedCounts) {
+  const InodePtr file = Make("a", Pattern(1, 10 * kMiB)), other = Make("b", Pattern(2, 10 * kMiB));
+  {
+    const Mapping old = MustMap(file);
+    ASSERT_OK(store_.WriteAt(file, 0, "new"));
+    EXPECT_EQ(Map(other).error().code, ErrorCode::kNoMemory);
+    EXPECT_EQ(store_->Hot().used, 10 * kMiB);
+    EXPECT_TRUE(old.bytes() == Pattern(1, 10 * kMiB));
+  }
+  EXPECT_TRUE(MustMap(other).bytes() == Pattern(2, 10 * kMiB));
 }
 
 TEST(HotFiles, AnAnswerKeepsTheContentForTheNextCall) {

@@ -43,8 +43,9 @@ MAKE = {"files": lambda path: path.touch(), "links": lambda path: os.symlink("x"
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_a_store_that_filled_the_filesystem_is_emptied_and_written_again(factory, store, kind):
+def test_a_store_that_filled_the_filesystem_is_emptied_and_written_again(factory, store, small, kind):
     mount = factory.mount(store)
+    fill(small, 24 << 20)
     assert until_refused(lambda number: MAKE[kind](mount.path / f"file-{number}")) > 100
     os.chmod(mount.path / "file-0", 0o600, follow_symlinks=False) if kind != "links" else None
     os.rename(mount.path / "file-1", mount.path / "file_1")

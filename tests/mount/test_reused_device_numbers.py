@@ -69,7 +69,8 @@ def mount_with_number(device, factory, store, path=None):
 
     def has_number():
         with contextlib.suppress(NumberTaken), lowest_free_number(device, factory):
-            made[:] = [factory.mount(store, path=path)]
+            # The tmpfs of hot files would get the number.
+            made[:] = [factory.mount(store, "cache_memory=0", path=path)]
         if made and os.stat(made[0].path).st_dev != device:
             made.pop().umount()
         return bool(made)

@@ -52,7 +52,7 @@ MUTANTS = [
            'if device.type == "cpu" and end - begin >= LEAST_MAPPED:', "if begin > end:", (LOADS + "second_load",)),
     Mutant("hot-torch", "A load of torch maps the memory that programs share.",
            "python/weightfs/torch/__init__.py",
-           "            if memory is not None:\n", "            if memory is not None and direct != \"auto\":\n",
+           "    possible = mmap is None and flags", "    possible = mmap is False and flags",
            (LOADS + "second_load",)),
     Mutant("passthrough-fill", "The second read of a published file needs no daemon.",
            "fs/session.cc",

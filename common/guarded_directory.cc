@@ -12,6 +12,7 @@
 #include "common/file_owner.h"
 #include "common/log.h"
 #include "common/shell_quote.h"
+#include "common/system_calls.h"
 
 namespace weightfs {
 namespace {
@@ -137,15 +138,9 @@ Result<UniqueFd> GuardedDirectory::OpenFile(const std::string& name, int flags) 
 Result<std::string> GuardedDirectory::ReadFile(const std::string& name, size_t limit) const {
   ASSIGN_OR_RETURN(const UniqueFd file, OpenFile(name, O_RDONLY));
   std::string text(limit, '\0');
-  size_t filled = 0;
-  while (filled < limit) {
-    const ssize_t got = read(file.get(), text.data() + filled, limit - filled);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return SystemError(PathOf(name), "cannot be read");
-    if (got == 0) break;
-    filled += static_cast<size_t>(got);
-  }
-  text.resize(filled);
+  const ssize_t got = ReadFully(file.get(), std::as_writable_bytes(std::span(text)), 0);
+  if (got < 0) return SystemError(PathOf(name), "cannot be read");
+  text.resize(static_cast<size_t>(got));
   return text;
 }
 

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "common/printable.h"
+#include "common/system_calls.h"
 
 namespace weightfs {
 namespace {
@@ -75,8 +76,8 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
     for (size_t done = 0; done < line.size();) {
-      const ssize_t written = write(file_.get(), line.data() + done, line.size() - done);
-      if (written < 0 && errno == EINTR) continue;
+      const auto write_rest = [&] { return write(file_.get(), line.data() + done, line.size() - done); };
+      const ssize_t written = RepeatInterrupted(write_rest);
       if (written <= 0) return;
       done += static_cast<size_t>(written);
     }

@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "common/printable.h"
+#include "common/system_calls.h"
 #include "common/unique_fd.h"
 
 namespace weightfs {
@@ -72,7 +73,8 @@ std::optional<std::string> ReadProcFile(const std::string& path) {
   std::string text;
   char piece[16384];
   ssize_t got = 0;
-  while ((got = read(file.get(), piece, sizeof(piece))) > 0) text.append(piece, static_cast<size_t>(got));
+  const auto read_piece = [&] { return read(file.get(), piece, sizeof(piece)); };
+  while ((got = RepeatInterrupted(read_piece)) > 0) text.append(piece, static_cast<size_t>(got));
   return got < 0 ? std::nullopt : std::optional(std::move(text));
 }
 

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "common/result.h"
+#include "common/system_calls.h"
 #include "common/unique_fd.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
@@ -34,8 +35,8 @@ Result<int> WaitForEnd(pid_t child, int output, const std::function<Result<void>
       checked = check(SizeOf(output));
       if (!checked) kill(-child, SIGKILL);
     }
-    ended = waitpid(child, &status, check && checked ? WNOHANG : 0);
-    if (ended < 0 && errno != EINTR) return ErrorCode{errno};
+    ended = RepeatInterrupted([&] { return waitpid(child, &status, check && checked ? WNOHANG : 0); });
+    if (ended < 0) return ErrorCode{errno};
     if (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   if (!checked) return checked.error();
@@ -48,7 +49,7 @@ Result<int> RunProgram(std::vector<std::string> words, std::string_view input, s
                        const std::function<Result<void>(size_t printed)>& check) {
   // Files instead of pipes, because they never block.
   const UniqueFd in(memfd_create("input", MFD_CLOEXEC)), out(memfd_create("output", MFD_CLOEXEC));
-  if (!in || !out || pwrite(in.get(), input.data(), input.size(), 0) < 0) return ErrorCode{errno};
+  if (!in || !out || !WriteFully(in.get(), std::as_bytes(std::span(input)), 0)) return ErrorCode{errno};
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -75,7 +76,7 @@ Result<int> RunProgram(std::vector<std::string> words, std::string_view input, s
   if (check) RETURN_IF_ERROR(check(SizeOf(out.get())));
   if (output != nullptr) {
     output->resize(SizeOf(out.get()));
-    const ssize_t got = pread(out.get(), output->data(), output->size(), 0);
+    const ssize_t got = ReadFully(out.get(), std::as_writable_bytes(std::span(*output)), 0);
     output->resize(got < 0 ? 0 : static_cast<size_t>(got));
   }
   return WIFEXITED(*status) ? WEXITSTATUS(*status) : -WTERMSIG(*status);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "common/result.h"
+#include "common/system_calls.h"
 #include "common/unique_fd.h"
 
 namespace weightfs {
@@ -12,8 +13,8 @@ namespace weightfs {
 Result<void> SyncDirectory(const std::string& directory) {
   const UniqueFd opened(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!opened) return SystemError(directory, "cannot be opened");
-  if (fsync(opened.get()) != 0) return SystemError(directory, "cannot be made durable");
-  return {};
+  if (RepeatInterrupted([&] { return fsync(opened.get()); }) == 0) return {};
+  return SystemError(directory, "cannot be made durable");
 }
 
 Result<void> SyncParentDirectory(const std::string& path) {

@@ -17,6 +17,7 @@
 #include "common/log.h"
 #include "common/processes.h"
 #include "common/shell_quote.h"
+#include "common/system_calls.h"
 
 namespace weightfs {
 namespace {
@@ -88,19 +89,15 @@ void FileDevice::Submit(std::span<IoRequest* const> requests) {
 Result<void> FileDevice::Write(ByteOffset offset, std::span<const std::byte> in) {
   const SynchronousWrite request(offset, in);
   if (const auto refused = Check(request)) return *refused;
-  while (!in.empty()) {
-    const ssize_t written = pwrite(file_.get(), in.data(), in.size(), static_cast<off_t>(offset.value));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return ReportIoError("write", offset, request.size, path_, written < 0 ? errno : ENOSPC);
-    in = in.subspan(static_cast<size_t>(written));
-    offset = offset + ByteCount{static_cast<uint64_t>(written)};
-  }
-  return {};
+  if (WriteFully(file_.get(), in, offset.value)) return {};
+  return ReportIoError("write", offset, request.size, path_, errno);
 }
 
 Result<void> FileDevice::Flush() {
   if (options_.may_write && !options_.may_write()) return ErrorCode::kReadOnly;
-  if (fdatasync(file_.get()) != 0) return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
+  if (RepeatInterrupted([&] { return fdatasync(file_.get()); }) != 0) {
+    return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
+  }
   // A deleted file takes every write and keeps none.
   struct stat status = {};
   if (fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) {

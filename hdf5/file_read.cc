@@ -7,6 +7,7 @@
 
 #include "common/assert.h"
 #include "common/result.h"
+#include "common/system_calls.h"
 #include "common/units.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
@@ -81,18 +82,10 @@ Result<void> File::ReadDevice(uint64_t offset, std::span<std::byte> out) {
 }
 
 Result<void> File::PositionalRead(uint64_t offset, std::span<std::byte> out) {
-  while (!out.empty()) {
-    const ssize_t count = pread(descriptor_.get(), out.data(), out.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    // ENODATA: a damaged sector of a disk. A handle reports the end of a file so.
-    if (count < 0) return Failed("read", offset, out.size(), errno == ENODATA ? EIO : errno);
-    if (count == 0) {
-      std::memset(out.data(), 0, out.size());
-      return {};
-    }
-    offset += static_cast<uint64_t>(count);
-    out = out.subspan(static_cast<size_t>(count));
-  }
+  const ssize_t got = ReadFully(descriptor_.get(), out, offset);
+  // ENODATA: a damaged sector of a disk. A handle reports the end of a file so.
+  if (got < 0) return Failed("read", offset, out.size(), errno == ENODATA ? EIO : errno);
+  std::fill(out.begin() + got, out.end(), std::byte{0});
   return {};
 }
 

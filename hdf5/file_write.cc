@@ -9,6 +9,7 @@
 
 #include "common/result.h"
 #include "common/sync_directory.h"
+#include "common/system_calls.h"
 #include "common/units.h"
 #include "hdf5/file.h"
 #include "hdf5/gpu_memory.h"
@@ -121,13 +122,7 @@ Result<void> File::WriteBuffered(Content content, uint64_t offset, std::span<con
 }
 
 Result<void> File::PositionalWrite(uint64_t offset, std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t count = pwrite(descriptor_.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return Failed("write", offset, bytes.size(), count == 0 ? EIO : errno);
-    offset += static_cast<uint64_t>(count);
-    bytes = bytes.subspan(static_cast<size_t>(count));
-  }
+  if (!WriteFully(descriptor_.get(), bytes, offset)) return Failed("write", offset, bytes.size(), errno);
   return {};
 }
 

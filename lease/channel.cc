@@ -16,6 +16,7 @@
 #include <limits>
 
 #include "common/out_of_memory.h"
+#include "common/system_calls.h"
 
 namespace weightfs::lease {
 namespace {
@@ -55,13 +56,10 @@ Result<Address> AddressOf(std::string_view name) {
 Result<UniqueFd> SealedBody(std::span<const std::span<const std::byte>> body) {
   UniqueFd file(memfd_create("weightfs-lease", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return Failed("memfd_create", errno);
-  for (std::span<const std::byte> piece : body) {
-    while (!piece.empty()) {
-      const ssize_t written = write(file.get(), piece.data(), piece.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) return Failed("writing the body of a message", written < 0 ? errno : EIO);
-      piece = piece.subspan(static_cast<size_t>(written));
-    }
+  uint64_t at = 0;
+  for (const std::span<const std::byte> piece : body) {
+    if (!WriteFully(file.get(), piece, at)) return Failed("writing the body of a message", errno);
+    at += piece.size();
   }
   if (fcntl(file.get(), F_ADD_SEALS, kSeals) != 0) return Failed("sealing the body of a message", errno);
   return file;
@@ -76,12 +74,8 @@ Result<void> ReadSealed(int file, std::span<std::byte> out) {
   if (static_cast<uint64_t>(status.st_size) != out.size()) {
     return Refused(fmt::format("the body of a message has {} bytes, its header says {}", status.st_size, out.size()));
   }
-  for (size_t done = 0; done < out.size();) {
-    const ssize_t got = pread(file, out.data() + done, out.size() - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return Failed("reading the body of a message", got < 0 ? errno : EIO);
-    done += static_cast<size_t>(got);
-  }
+  const ssize_t got = ReadFully(file, out, 0);
+  if (got != std::ssize(out)) return Failed("reading the body of a message", got < 0 ? errno : EIO);
   return {};
 }
 
@@ -170,12 +164,11 @@ Result<UniqueFd> Listen(std::string_view name, int backlog) {
 }
 
 Result<UniqueFd> Accept(int listener) {
-  while (true) {
-    UniqueFd socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    constexpr int kOn = 1;
-    if (socket && setsockopt(socket.get(), SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) == 0) return socket;
-    if (errno != EINTR) return Failed("accept", errno);
-  }
+  constexpr int kFlags = SOCK_CLOEXEC | SOCK_NONBLOCK, kOn = 1;
+  UniqueFd socket(RepeatInterrupted([&] { return accept4(listener, nullptr, nullptr, kFlags); }));
+  if (!socket) return Failed("accept", errno);
+  if (setsockopt(socket.get(), SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) != 0) return Failed("setsockopt", errno);
+  return socket;
 }
 
 Result<UniqueFd> Connect(std::string_view name) {
@@ -183,9 +176,9 @@ Result<UniqueFd> Connect(std::string_view name) {
   UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket) return Failed("socket", errno);
   RETURN_IF_ERROR(SetTimeouts(socket.get(), kPatience));
-  while (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.size) != 0) {
-    if (errno != EINTR) return Failed("connect", errno);
-  }
+  const auto* where = reinterpret_cast<const sockaddr*>(&address.address);
+  const int connected = RepeatInterrupted([&] { return connect(socket.get(), where, address.size); });
+  if (connected != 0) return Failed("connect", errno);
   return socket;
 }
 
@@ -223,9 +216,9 @@ Result<void> Send(int socket, Header header, std::span<const std::span<const std
     message.msg_controllen += CMSG_SPACE(passed.size() * sizeof(int));
     PutControl(CMSG_NXTHDR(&message, CMSG_FIRSTHDR(&message)), SCM_RIGHTS, Bytes(passed));
   }
-  while (sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {  // Sends all or nothing.
-    if (errno != EINTR) return Failed("sending", errno);
-  }
+  // Sends all or nothing.
+  const ssize_t sent = RepeatInterrupted([&] { return sendmsg(socket, &message, MSG_NOSIGNAL); });
+  if (sent < 0) return Failed("sending", errno);
   return {};
 }
 
@@ -243,10 +236,7 @@ Result<Message> Receive(int socket, const ReceiveLimits& limits) {
   message.msg_iovlen = 2;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  ssize_t got = 0;
-  do {
-    got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
+  const ssize_t got = RepeatInterrupted([&] { return recvmsg(socket, &message, MSG_CMSG_CLOEXEC); });
   if (got < 0) return Failed("receiving", errno);
   out.descriptors = TakeControl(message, &out.sender);
   if (got == 0) return Error{ErrorCode::kShutdown, "lease channel: the other side has ended the connection"};

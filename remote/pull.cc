@@ -10,6 +10,7 @@
 #include "common/make_error.h"
 #include "common/printable.h"
 #include "common/size_text.h"
+#include "common/system_calls.h"
 #include "remote/pull_directory.h"
 
 namespace weightfs::remote {
@@ -100,13 +101,7 @@ class PullWriter {
       if (!written) return named(written.error().error_number());
       return {};
     }
-    for (size_t done = 0; done < bytes.size();) {
-      const ssize_t count =
-          pwrite(file.descriptor.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return named(count == 0 ? EIO : errno);
-      done += static_cast<size_t>(count);
-    }
+    if (!WriteFully(file.descriptor.get(), bytes, offset)) return named(errno);
     return {};
   }
 

@@ -12,6 +12,7 @@
 #include "common/mutex.h"
 #include "common/printable.h"
 #include "common/start_thread.h"
+#include "common/system_calls.h"
 #include "remote/pages.h"
 
 namespace weightfs::remote {
@@ -145,13 +146,9 @@ class Uploader {
 
   Result<void> ReadSmall(const FileEntry& file, std::span<std::byte> to) const {
     ASSIGN_OR_RETURN(const UniqueFd opened, tree_.Open(file, /*direct=*/false));
-    for (size_t done = 0; done < to.size();) {
-      const ssize_t count = pread(opened.get(), to.data() + done, to.size() - done, static_cast<off_t>(done));
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) return SystemError(tree_.PathOf(file), fmt::format("cannot be read at byte {}", done));
-      if (count == 0) return ChangedDuringPush(tree_.PathOf(file));
-      done += static_cast<size_t>(count);
-    }
+    const ssize_t got = ReadFully(opened.get(), to, 0);
+    if (got < 0) return SystemError(tree_.PathOf(file), "cannot be read");
+    if (got < std::ssize(to)) return ChangedDuringPush(tree_.PathOf(file));
     return {};
   }
 

@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "common/log.h"
 #include "common/start_thread.h"
+#include "common/system_calls.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {
@@ -27,8 +28,7 @@ std::string ReadAll(int descriptor) {
   std::string text;
   char piece[512];
   for (;;) {
-    const ssize_t got = read(descriptor, piece, sizeof(piece));
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = RepeatInterrupted([&] { return read(descriptor, piece, sizeof(piece)); });
     if (got <= 0) return text;
     text.append(piece, static_cast<size_t>(got));
   }
@@ -41,7 +41,7 @@ std::string ReadAll(int descriptor) {
     Print(stderr, "weightfs: {}\n", message.substr(1));
   } else {
     int status = 0;
-    waitpid(child, &status, 0);
+    RepeatInterrupted([&] { return waitpid(child, &status, 0); });
     Print(stderr, "weightfs: the mount process ended before it was ready ({}); run it with -f for more messages\n",
           WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "without a message");
   }
@@ -66,8 +66,7 @@ constexpr std::chrono::microseconds kExtension = std::chrono::minutes(1);
 constexpr std::chrono::milliseconds kInterval = std::chrono::seconds(15);
 
 void SendTo(int socket, std::string_view message) {
-  while (send(socket, message.data(), message.size(), MSG_NOSIGNAL) < 0 && errno == EINTR) {
-  }
+  RepeatInterrupted([&] { return send(socket, message.data(), message.size(), MSG_NOSIGNAL); });
 }
 
 // Asks for more time in every interval, until the eventfd `wake` is readable.

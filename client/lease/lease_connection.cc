@@ -18,6 +18,7 @@
 #include "client/file_limit.h"
 #include "client/lease/mount_user.h"
 #include "common/result.h"
+#include "common/system_calls.h"
 #include "lease/ioctl.h"
 
 namespace weightfs::client {
@@ -67,11 +68,7 @@ Result<void> CheckServer(int socket, int descriptor) {
 // means closed.
 bool IsOpen(const UniqueFd& connection) {
   pollfd state{.fd = connection.get(), .events = POLLIN, .revents = 0};
-  int ready = 0;
-  do {
-    ready = poll(&state, 1, 0);
-  } while (ready < 0 && errno == EINTR);
-  return ready == 0;
+  return RepeatInterrupted([&] { return poll(&state, 1, 0); }) == 0;
 }
 
 // Reads the answer that an idle connection owes, which has usually arrived. Returns false if the connection has ended.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/device_contents.h"
 
+#include "common/system_calls.h"
 #include "common/unique_fd.h"
 
 #include <blkid/blkid.h>
@@ -52,16 +53,9 @@ struct Head {
 // Checks every byte before the data area, which format overwrites, of a device that begins at `start`.
 Result<Head> ReadHead(int descriptor, const std::string& path, uint64_t start = 0) {
   std::vector<unsigned char> head(kDataOffset);
-  size_t filled = 0;
-  while (filled < head.size()) {
-    const ssize_t got = pread(descriptor, head.data() + filled, head.size() - filled,
-                              static_cast<off_t>(start + filled));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return SystemError(path, "cannot be read");
-    if (got == 0) break;
-    filled += static_cast<size_t>(got);
-  }
-  head.resize(filled);
+  const ssize_t got = ReadFully(descriptor, std::as_writable_bytes(std::span(head)), start);
+  if (got < 0) return SystemError(path, "cannot be read");
+  head.resize(static_cast<size_t>(got));
   Head read;
   for (const uint64_t offset : kSuperblockOffsets) {
     uint64_t magic = 0;
@@ -153,8 +147,8 @@ Result<std::optional<DeviceContents>> DescribeContents(const std::string& path) 
   const UniqueFd device(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!device) return SystemError(path, "cannot be opened");
   // libblkid fails to probe an empty file.
-  char byte = 0;
-  const ssize_t got = pread(device.get(), &byte, 1, 0);
+  std::byte byte{};
+  const ssize_t got = ReadFully(device.get(), std::span(&byte, 1), 0);
   if (got < 0) return SystemError(path, "cannot be read");
   if (got == 0) return std::optional<DeviceContents>();
   ASSIGN_OR_RETURN(const Head head, ReadHead(device.get(), path));

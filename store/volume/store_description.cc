@@ -12,6 +12,7 @@
 #include "common/json.h"
 #include "common/shell_quote.h"
 #include "common/sync_directory.h"
+#include "common/system_calls.h"
 #include "store/volume/device_contents.h"
 
 namespace weightfs {
@@ -169,8 +170,8 @@ Result<void> WriteStoreDescription(const std::string& directory, const StoreDesc
     // Left by an earlier call that was killed.
     if (unlink(temporary.c_str()) != 0 && errno != ENOENT) return SystemError(temporary, "cannot be removed");
     ASSIGN_OR_RETURN(const UniqueFd file, store.OpenFile(name, O_WRONLY | O_CREAT));
-    errno = ENOSPC;  // for a short write
-    if (write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) || fsync(file.get()) != 0) {
+    if (!WriteFully(file.get(), std::as_bytes(std::span(text)), 0) ||
+        RepeatInterrupted([&] { return fsync(file.get()); }) != 0) {
       return SystemError(temporary, "cannot be written");
     }
     if (rename(temporary.c_str(), path.c_str()) != 0) return SystemError(path, "cannot be renamed");

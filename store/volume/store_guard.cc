@@ -15,6 +15,7 @@
 
 #include "common/log.h"
 #include "common/start_thread.h"
+#include "common/system_calls.h"
 
 namespace weightfs {
 namespace {
@@ -39,9 +40,8 @@ class DeviceForReading final : public BlockDevice {
   std::string_view path() const override { return "the pool device"; }
   void Submit(std::span<IoRequest* const> requests) override {
     for (IoRequest* request : requests) {
-      const auto offset = static_cast<off_t>(request->offset.value);
-      const ssize_t got = pread(descriptor_, request->data, request->size.value, offset);
-      const bool whole = got == static_cast<ssize_t>(request->size.value);
+      const std::span<std::byte> out(request->data, request->size.value);
+      const bool whole = ReadFully(descriptor_, out, request->offset.value) == std::ssize(out);
       request->OnComplete(whole ? Result<void>() : Result<void>(ErrorCode::kIo));
     }
   }

@@ -16,6 +16,7 @@
 #include "common/guarded_directory.h"
 #include "common/printable.h"
 #include "common/processes.h"
+#include "common/system_calls.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs {
@@ -29,7 +30,7 @@ constexpr std::string_view kServingWord = "serving ", kClosingWord = "closing", 
 // The content is advisory: losing it costs a name in a message, so failures are ignored. The file is never empty in
 // between.
 void Rewrite(int descriptor, const std::string& text) {
-  const bool written = pwrite(descriptor, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  const bool written = WriteFully(descriptor, std::as_bytes(std::span(text)), 0);
   [[maybe_unused]] const int cut = ftruncate(descriptor, written ? static_cast<off_t>(text.size()) : 0);
 }
 
@@ -49,7 +50,7 @@ bool IsNamed(const std::string& path, int descriptor) {
 
 std::string ReadNote(int descriptor) {
   std::string text(3 * PATH_MAX, '\0');  // two paths and two short lines
-  const ssize_t got = pread(descriptor, text.data(), text.size(), 0);
+  const ssize_t got = ReadFully(descriptor, std::as_writable_bytes(std::span(text)), 0);
   text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   return text;
 }

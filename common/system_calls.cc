@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/system_calls.h"
 
+#include <sys/random.h>
 #include <unistd.h>
+
+#include <iterator>
 
 namespace weightfs {
 
@@ -27,6 +30,10 @@ bool WriteFully(int file, std::span<const std::byte> in, uint64_t offset) {
     offset += static_cast<uint64_t>(written);
   }
   return true;
+}
+
+bool FillRandom(std::span<std::byte> out) {
+  return RepeatInterrupted([&] { return getrandom(out.data(), out.size(), 0); }) == std::ssize(out);
 }
 
 }  // namespace weightfs

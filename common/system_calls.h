@@ -27,4 +27,7 @@ ssize_t ReadFully(int file, std::span<std::byte> out, uint64_t offset);
 // Writes all of `in` at the offset. Returns false and sets errno on failure; then a part may have been written.
 bool WriteFully(int file, std::span<const std::byte> in, uint64_t offset);
 
+// Fills at most 256 bytes with random ones. Returns false and sets errno on failure.
+bool FillRandom(std::span<std::byte> out);
+
 }  // namespace weightfs

@@ -19,9 +19,11 @@ struct Caller : Credentials {
 //
 // Capabilities count only if the thread is in the user namespace of this process. A thread that cannot be inspected
 // (because it is in another PID namespace or hidden from this user) has no supplementary groups and no capabilities.
-Caller CallerOf(const Reply& reply);
+// Returns an error, with a line in the log, when /proc cannot be read for another reason, such as a lack of
+// descriptors.
+Result<Caller> CallerOf(const Reply& reply);
 
 // Same for any thread, by its id in this process's PID namespace; 0: none.
-Caller CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread);
+Result<Caller> CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread);
 
 }  // namespace weightfs

@@ -173,7 +173,7 @@ void LeaseRequests::Stop() {
 Result<void> LeaseRequests::CheckTrust(Request& request) {
   if (request.sender.checked) return {};
   const Credentials& user = request.sender.user;
-  const Caller now = CredentialsOf(user.uid, user.gid, request.sender.process);
+  ASSIGN_OR_RETURN(const Caller now, CredentialsOf(user.uid, user.gid, request.sender.process));
   if (TrustsForLeases(filesystem_.options().direct, now)) return {};
   return Error{ErrorCode{EPERM}, "the mount's option direct= does not trust the sender"};
 }

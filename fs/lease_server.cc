@@ -7,7 +7,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -21,6 +20,7 @@
 
 #include "common/log.h"
 #include "common/start_thread.h"
+#include "common/system_calls.h"
 #include "fs/caller.h"
 #include "fs/filesystem.h"
 
@@ -119,7 +119,7 @@ Result<std::unique_ptr<LeaseServer>> LeaseServer::Start(Filesystem& filesystem) 
 
 Result<void> LeaseServer::Listen() {
   uint64_t random[2];
-  if (getrandom(random, sizeof(random), 0) != static_cast<ssize_t>(sizeof(random))) return CannotStart("getrandom");
+  if (!FillRandom(std::as_writable_bytes(std::span(random)))) return CannotStart("getrandom");
   name_ = fmt::format("weightfs-{:016x}{:016x}", random[0], random[1]);
   auto listener = lease::Listen(name_, kBacklog);
   if (!listener.has_value()) {
@@ -277,10 +277,9 @@ void LeaseServer::Accept(UniqueFd socket) {
   // Keeps strangers out who would use up connections. It gives no rights: the process may have ended, and another one
   // may have its ID.
   const DirectAccess direct = filesystem_.options().direct;
-  if (!MayHoldTickets(direct, peer->uid) ||
-      !TrustsForLeases(direct, CredentialsOf(peer->uid, peer->gid, process))) {
-    return;
-  }
+  if (!MayHoldTickets(direct, peer->uid)) return;
+  const auto caller = CredentialsOf(peer->uid, peer->gid, process);
+  if (!caller.has_value() || !TrustsForLeases(direct, *caller)) return;
   auto share = most_of_user_.Take(peer->uid);
   if (!share.has_value()) {
     EndIdle(peer->uid);
@@ -291,7 +290,10 @@ void LeaseServer::Accept(UniqueFd socket) {
     return;
   }
   uint64_t id = 0;
-  if (getrandom(&id, sizeof(id), 0) != static_cast<ssize_t>(sizeof(id)) || id <= kPathListenerSource) return;
+  if (!FillRandom(std::as_writable_bytes(std::span(&id, 1))) || id <= kPathListenerSource) {
+    spdlog::error("a connection for leases is closed, because it gets no number: {}", std::strerror(errno));
+    return;
+  }
   const auto connection =
       std::make_shared<LeaseConnection>(std::move(socket), id, *peer, process, leases_, std::move(*share));
   LeaseConnectionPtr dropped;  // destroyed after the mutex is released
@@ -369,7 +371,11 @@ void LeaseServer::ServeLater(const LeaseConnectionPtr& connection, const std::op
 // fill our memory.
 bool LeaseServer::HasReadAnswers(const LeaseConnectionPtr& connection) {
   int unread = 0;
-  if (ioctl(connection->socket(), SIOCOUTQ, &unread) == 0 && unread == 0) return true;
+  if (ioctl(connection->socket(), SIOCOUTQ, &unread) != 0) {
+    spdlog::error("a connection for leases is closed, because ioctl fails: {}", std::strerror(errno));
+  } else if (unread == 0) {
+    return true;
+  }
   Drop(connection->id());
   return false;
 }

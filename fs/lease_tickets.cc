@@ -2,17 +2,18 @@
 #include "fs/lease_tickets.h"
 
 #include <fmt/format.h>
-#include <sys/random.h>
 
 #include <cerrno>
 #include <cstring>
+
+#include "common/system_calls.h"
 
 namespace weightfs {
 
 Result<lease::Token> LeaseTickets::Issue(const Opened& opened, uint32_t uid) {
   const void* handle = opened.file != nullptr ? static_cast<const void*>(opened.file.get()) : opened.directory.get();
   lease::Token token{};
-  if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size()))
+  if (!FillRandom(std::as_writable_bytes(std::span(token))))
     return Error{ErrorCode::kIo, fmt::format("a lease ticket cannot be made: getrandom: {}", std::strerror(errno))};
   MutexLock lock(mutex_);
   std::vector<lease::Token>& issued = of_handle_[handle];

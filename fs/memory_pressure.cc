@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/log.h"
 #include "common/result.h"
 #include "common/start_thread.h"
+#include "common/system_calls.h"
 
 namespace weightfs {
 namespace {
@@ -50,7 +52,10 @@ MemoryPressure::~MemoryPressure() {
 void MemoryPressure::Run() {
   while (true) {
     std::array<pollfd, 2> waiting{pollfd{pressure_.get(), POLLPRI, 0}, pollfd{wake_.get(), POLLIN, 0}};
-    if (poll(waiting.data(), waiting.size(), -1) < 0 && errno != EINTR) return;
+    if (RepeatInterrupted([&] { return poll(waiting.data(), waiting.size(), -1); }) < 0) {
+      spdlog::error("{}: is watched no more: {}", kPath, std::strerror(errno));
+      return;
+    }
     if (waiting[1].revents != 0 || (waiting[0].revents & POLLERR) != 0) return;
     if ((waiting[0].revents & POLLPRI) != 0) relieve_();
   }

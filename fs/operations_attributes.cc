@@ -60,11 +60,11 @@ void SetAttributes(Filesystem& filesystem, Reply reply, InodeId ino, const Attri
 
 // True when the caller may set an ACL and keep the set-group-id bit. The kernel holds the inode's lock, so mode and
 // group do not change. The kernel knows the answer, but libfuse does not pass it on.
-bool KeepsSetGroupId(Filesystem& filesystem, const Reply& reply, InodeId ino, std::string_view name) {
+Result<bool> KeepsSetGroupId(Filesystem& filesystem, const Reply& reply, InodeId ino, std::string_view name) {
   if (name != kAccessAclName) return true;
   const auto now = filesystem.names().GetAttributes(ino);
   if (!now.has_value() || (now->mode & S_ISGID) == 0) return true;
-  const Credentials caller = CallerOf(reply);
+  ASSIGN_OR_RETURN(const Caller caller, CallerOf(reply));
   return caller.Has(now->gid) || caller.Can(CAP_FSETID);
 }
 
@@ -91,8 +91,9 @@ void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_v
                                                              : AttributeWrite::kAny;
   const auto share = std::make_shared<UserLimit::Share>(std::move(*waiting));
   const auto set = [&filesystem, ino, name = std::string(name), value = std::string(value), mode, share](Reply now) {
-    const bool keeps = KeepsSetGroupId(filesystem, now, ino, name);
-    now.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode, keeps));
+    const auto keeps = KeepsSetGroupId(filesystem, now, ino, name);
+    if (!keeps.has_value()) return now.Fail(keeps.error());
+    now.Finish(filesystem.names().SetExtendedAttribute(ino, name, value, mode, *keeps));
   };
   filesystem.RunOnReceiverOrPool(std::move(reply), set);
 }
@@ -106,7 +107,12 @@ void ListExtended(Filesystem& filesystem, Reply reply, InodeId ino, size_t capac
   if (!names.has_value()) return reply.Fail(names.error());
   // The kernel protects the values of trusted attributes, but leaves their names to us.
   const auto is_trusted = [](const std::string& name) { return name.starts_with("trusted."); };
-  const bool hidden = std::any_of(names->begin(), names->end(), is_trusted) && !CallerOf(reply).Can(CAP_SYS_ADMIN);
+  bool hidden = std::any_of(names->begin(), names->end(), is_trusted);
+  if (hidden) {
+    const auto caller = CallerOf(reply);
+    if (!caller.has_value()) return reply.Fail(caller.error());
+    hidden = !caller->Can(CAP_SYS_ADMIN);
+  }
   std::string list;  // each name ends with a zero byte
   for (const std::string& name : *names) {
     if (!hidden || !is_trusted(name)) list.append(name).push_back('\0');

@@ -26,7 +26,11 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
     const bool truncate = (file.flags & O_TRUNC) != 0;
     if (truncate) {
       ASSIGN_OR_RETURN(const InodePtr inode, filesystem.names().Get(ino));
-      const bool set_ids = HasSetIds(*inode) && !CallerOf(reply).Can(CAP_FSETID);
+      bool set_ids = HasSetIds(*inode);
+      if (set_ids) {
+        ASSIGN_OR_RETURN(const Caller caller, CallerOf(reply));
+        set_ids = !caller.Can(CAP_FSETID);
+      }
       RETURN_IF_ERROR(filesystem.ClearPrivileges(inode, set_ids));
     }
     return filesystem.store().OpenFile(ino, truncate, MayWrite(file.flags));

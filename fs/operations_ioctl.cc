@@ -101,9 +101,17 @@ void Extents(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
                       [&filesystem, file, out](Reply now) { ReplyExtents(filesystem, std::move(now), file, out); });
 }
 
+// Returns 0 if the caller is permitted, EPERM if not, and another errno if its rights cannot be read.
+template <typename IsPermitted>
+int ErrorUnless(const Reply& reply, const IsPermitted& is_permitted) {
+  const auto caller = CallerOf(reply);
+  if (!caller.has_value()) return ToErrno(caller.error().code);
+  return is_permitted(*caller) ? 0 : EPERM;
+}
+
 // The result names the processes and files of all users, so only a user who may see them anyway may request it.
 void Top(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
-  if (!RunsTheMount(CallerOf(reply))) return reply.Errno(EPERM);
+  if (const int error = ErrorUnless(reply, RunsTheMount)) return reply.Errno(error);
   weightfs_top asked{};
   if (!TakeArgument(request, &asked)) return reply.Errno(EINVAL);
   reply.Ioctl(filesystem.activity().Look(asked.since, reply.caller().pid));
@@ -149,8 +157,9 @@ void Scrub(Filesystem& filesystem, Reply reply) {
   out.last_completed_ns = report.state.last_completed_ns;
   out.last_found = FindingsOf(report.state.last_found);
   // The names of files may be secret from other users of the mount.
-  const Credentials caller = CallerOf(reply);
-  const bool with_paths = RunsTheMount(caller) || caller.Can(CAP_SYS_ADMIN);
+  const auto caller = CallerOf(reply);
+  if (!caller.has_value()) return reply.Fail(caller.error());
+  const bool with_paths = RunsTheMount(*caller) || caller->Can(CAP_SYS_ADMIN);
   if (report.state.running()) AddDamages(report.state.found, true, with_paths, &out);
   AddDamages(report.state.last_found, false, with_paths, &out);
   reply.Ioctl(out);
@@ -160,7 +169,7 @@ void Scrub(Filesystem& filesystem, Reply reply) {
 void CheckCatalog(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   weightfs_catalog_check asked{};
   if (!TakeArgument(request, &asked)) return reply.Errno(EINVAL);
-  if (!RunsTheMount(CallerOf(reply))) return reply.Errno(EPERM);
+  if (const int error = ErrorUnless(reply, RunsTheMount)) return reply.Errno(error);
   filesystem.RunOnPool(std::move(reply), [&filesystem](Reply later) {
     if (!filesystem.BeginCatalogCheck()) return later.Errno(EBUSY);
     weightfs_catalog_check out{};
@@ -184,20 +193,22 @@ void CheckCatalog(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
 }
 
 // Dropping the cache makes others wait for devices, so only the owner and users who can write the file may do it.
-bool MayDropCache(const Reply& reply, FileHandle& file) {
-  if (file.writable()) return true;
+// Returns an errno for others.
+int MayDropCache(const Reply& reply, FileHandle& file) {
+  if (file.writable()) return 0;
   uint32_t owner;
   {
     MutexLock lock(file.inode->mutex);
     owner = file.inode->attributes.uid;
   }
-  return reply.caller().uid == owner || CallerOf(reply).Can(CAP_FOWNER);
+  if (reply.caller().uid == owner) return 0;
+  return ErrorUnless(reply, [](const Caller& caller) { return caller.Can(CAP_FOWNER); });
 }
 
 void DropCache(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
   if (request.directory) return reply.Errno(EINVAL);
   const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
-  if (!MayDropCache(reply, *file)) return reply.Errno(EPERM);
+  if (const int error = MayDropCache(reply, *file)) return reply.Errno(error);
   filesystem.RunOnPagePool(std::move(reply), [&filesystem, file](Reply later) {
     filesystem.store().files().DropCached(file->inode);
     filesystem.read_history().Forget(file->inode->id);
@@ -214,9 +225,9 @@ Result<lease::Token> IssueTicket(Filesystem& filesystem, const Reply& reply, con
   LeaseServer* leases = filesystem.leases();
   if (leases == nullptr) return ErrorCode{EOPNOTSUPP};
   // Does not look up credentials of users who may not hold tickets.
-  const bool may_ask = MayHoldTickets(filesystem.options().direct, reply.caller().uid);
-  const Caller caller = may_ask ? CallerOf(reply) : Caller{};
-  if (!may_ask || !TrustsForLeases(filesystem.options().direct, caller)) return ErrorCode{EPERM};
+  if (!MayHoldTickets(filesystem.options().direct, reply.caller().uid)) return ErrorCode{EPERM};
+  ASSIGN_OR_RETURN(const Caller caller, CallerOf(reply));
+  if (!TrustsForLeases(filesystem.options().direct, caller)) return ErrorCode{EPERM};
   if (!TakeArgument(request, argument)) return ErrorCode::kInvalid;
   *process = caller.process;
   LeaseTickets::Opened opened{nullptr, nullptr, caller.capabilities};
@@ -349,15 +360,16 @@ void Publication(Filesystem& filesystem, Reply reply, const IoctlRequest& reques
     return found.has_value() ? reply.Ioctl(ToIoctl(*found)) : reply.Fail(found.error());
   }
   if (!HandleRegistry<DirectoryHandle>::Get(request.file->fh)->TakeChange()) return reply.Errno(EROFS);
-  const Credentials who = CallerOf(reply);
+  const auto who = CallerOf(reply);
+  if (!who.has_value()) return reply.Fail(who.error());
   if (request.command == WEIGHTFS_IOC_UNPUBLISH) {
-    filesystem.RunOnPool(std::move(reply), [&filesystem, ino = request.ino, who](Reply later) {
+    filesystem.RunOnPool(std::move(reply), [&filesystem, ino = request.ino, who = *who](Reply later) {
       Unpublish(filesystem, std::move(later), ino, who, kFirstPause);
     });
     return;
   }
   const auto version = asked.number == 0 ? std::nullopt : std::optional<uint64_t>(asked.number);
-  const std::shared_ptr<PublishRequest> asks(new PublishRequest{std::nullopt, {request.ino, who, version}});
+  const std::shared_ptr<PublishRequest> asks(new PublishRequest{std::nullopt, {request.ino, *who, version}});
   filesystem.RunOnPool(std::move(reply), [&filesystem, asks](Reply later) {
     Publish(filesystem, std::move(later), asks, kFirstPause);
   });
@@ -387,7 +399,8 @@ void ReadOnly(Filesystem& filesystem, Reply reply, const IoctlRequest& request) 
   uint32_t read_only = 0;
   if (request.in.size() < sizeof(read_only)) return reply.Errno(EINVAL);
   std::memcpy(&read_only, request.in.data(), sizeof(read_only));
-  if (!CallerOf(reply).Can(CAP_SYS_ADMIN)) return reply.Errno(EPERM);
+  const auto may_change = [](const Caller& caller) { return caller.Can(CAP_SYS_ADMIN); };
+  if (const int error = ErrorUnless(reply, may_change)) return reply.Errno(error);
   if (read_only == 0 && (filesystem.options().read_only || filesystem.store().read_only())) return reply.Errno(EROFS);
   filesystem.SetReadOnly(read_only != 0);
   if (read_only == 0) return reply.Ioctl();

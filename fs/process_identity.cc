@@ -10,13 +10,17 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/system_calls.h"
 
 namespace weightfs {
 
 bool ProcessIdentity::HasEnded() const {
   if (!descriptor_) return false;
   pollfd ended{.fd = descriptor_.get(), .events = POLLIN, .revents = 0};
-  return poll(&ended, 1, 0) != 0;  // a failed poll does not show that it lives
+  const int ready = RepeatInterrupted([&] { return poll(&ended, 1, 0); });
+  if (ready >= 0) return ready > 0;
+  spdlog::error("process {} counts as ended, because poll fails: {}", process_, std::strerror(errno));
+  return true;
 }
 
 Result<ProcessPtr> ProcessTable::Of(pid_t process) {
@@ -31,11 +35,14 @@ Result<ProcessPtr> ProcessTable::Of(pid_t process) {
   if (process != 0) {
     descriptor = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
     if (!descriptor) {
+      const int error = errno;
+      const bool refused = error == ENOSYS || error == EPERM;
       if (!std::exchange(logged_, true)) {
-        spdlog::error("process {}: no lease, because pidfd_open fails: {}; permit this system call to the mount",
-                      process, std::strerror(errno));
+        spdlog::error("process {}: no lease, because pidfd_open fails: {}{}", process, std::strerror(error),
+                      refused ? "; permit this system call to the mount" : "");
       }
-      return ErrorCode{ENOSYS};
+      // The kernel returns ENOTTY to a program whose ioctl fails with ENOSYS.
+      return ErrorCode{refused ? ESRCH : error};
     }
   }
   auto identity = std::make_shared<const ProcessIdentity>(process, std::move(descriptor));

@@ -38,7 +38,8 @@ class ProcessTable {
 
   // Returns the identity of a process that cannot end meanwhile: one of its threads waits for the reply to a request.
   // The same identity while an earlier one is in use. 0 stands for all processes that this process does not see.
-  // Returns kAgain for too many processes, and ENOSYS, with a line in the log, when pidfd_open(2) fails.
+  // Returns kAgain for too many processes. When pidfd_open(2) fails, logs its first error, and returns ESRCH if this
+  // process may not call it.
   Result<ProcessPtr> Of(pid_t process) EXCLUDES(mutex_);
 
  private:

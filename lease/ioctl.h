@@ -203,7 +203,7 @@ struct weightfs_catalog_check {
 /* Returns a ticket for leases (lease/protocol.h): direct access to the devices of the store, for the bytes of this
  * file, with the access mode of this descriptor. On a directory: for many of its files at once. EPERM: the mount's
  * option direct= does not trust the caller, or the caller is user 0 without CAP_DAC_OVERRIDE. EOPNOTSUPP: leases are
- * off. */
+ * off. ESRCH: the mount may not call pidfd_open(2). */
 struct weightfs_lease_ticket {
   __u32 version;   /* in */
   __u32 protocol;  /* out: of the socket */

@@ -91,7 +91,7 @@ Error RefusedTicket(int error_number) {
   const char* why = error_number == ENOTTY       ? "it is on no weightfs mount"
                     : error_number == EPERM      ? "the mount's option direct= does not trust this user"
                     : error_number == EOPNOTSUPP ? "the mount's option direct= is off"
-                    : error_number == ENOSYS     ? "the mount cannot identify processes; its log has the reason"
+                    : error_number == ESRCH      ? "the mount cannot identify processes; its log has the reason"
                     : error_number == EAGAIN     ? "too many processes have leases of this mount or file; try again"
                                                  : std::strerror(error_number);
   return {ErrorCode{error_number}, fmt::format("no lease: {}", why)};

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <functional>
+
+#include "common/processes.h"
 
 namespace weightfs {
 namespace {
@@ -29,12 +33,26 @@ bool IsTrueForAStranger(const std::function<bool()>& body) {
 
 TEST(CallerTest, CapabilitiesOfThisProcessAreSeen) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root, who has capabilities";
-  EXPECT_TRUE(CredentialsOf(0, 0, getpid()).Can(CAP_DAC_OVERRIDE));
+  EXPECT_TRUE(CredentialsOf(0, 0, getpid())->Can(CAP_DAC_OVERRIDE));
 }
 
 TEST(CallerTest, AnotherUserSeesTheCapabilitiesOfRoot) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIPPED LOUDLY: needs root, who has capabilities";
-  EXPECT_TRUE(IsTrueForAStranger([root = getpid()] { return CredentialsOf(0, 0, root).Can(CAP_DAC_OVERRIDE); }));
+  EXPECT_TRUE(IsTrueForAStranger([root = getpid()] { return CredentialsOf(0, 0, root)->Can(CAP_DAC_OVERRIDE); }));
+}
+
+TEST(CallerTest, RightsThatCannotBeReadAreNotTakenForNone) {
+  ProcDirectory();
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit none{0, 0};
+    const bool limited = setrlimit(RLIMIT_NOFILE, &none) == 0;
+    const auto caller = CredentialsOf(0, 0, getpid());
+    _exit(limited && !caller.has_value() && caller.error().error_number() == EMFILE ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(CallerTest, CapabilitiesInAnotherUserNamespaceAreNone) {
@@ -51,7 +69,7 @@ TEST(CallerTest, CapabilitiesInAnotherUserNamespaceAreNone) {
   }
   char made = 0;
   ASSERT_EQ(read(ready[0], &made, 1), 1);
-  const auto has_none = [contained] { return CredentialsOf(0, 0, contained).capabilities == 0; };
+  const auto has_none = [contained] { return CredentialsOf(0, 0, contained)->capabilities == 0; };
   if (made == 'y') {
     EXPECT_TRUE(has_none());
     EXPECT_TRUE(IsTrueForAStranger(has_none));

@@ -25,6 +25,8 @@ PROGRAM = Path(workload.__file__)
 CRASHES = ("killed by", "terminate called", "Assertion", "runtime error")
 TROUBLE = re.compile(r"weightfs: (?!info:)")   # an error or a warning; errors at the start have no level
 OUT_OF_MEMORY = "out of memory"
+LEASE_STEPS = ("write_leased", "read_leased", "save_many")
+PROGRAMS_ERRORS = ("EPERM", "EACCES", "EBADF", "EINVAL", "EEXIST", "ENOTDIR", "EISDIR", "ENOTTY", "ESTALE")
 LIMIT_S = 90
 
 
@@ -35,6 +37,7 @@ class Fault:
     number: int
     phase: str = "served"  # or "mount": from the start of the daemon
     killed: bool = False   # afterwards the daemon is killed; otherwise it is unmounted
+    error: str = ""        # that the calls return
 
     def before(self, folder):
         """The words before the command of the daemon."""
@@ -51,23 +54,25 @@ class Fault:
 @dataclasses.dataclass(frozen=True)
 class CallFault(Fault):
     call: str = ""
-    error: str = ""
     and_later: bool = False
+    files: tuple = ()   # of the store, if only calls on them fail
 
-    def words(self):
+    def words(self, folder):
         if not self.error:
-            return ["-e", f"trace={self.call}"]
+            return ["-y", "-e", f"trace={self.call}"]
         later = "+" if self.and_later else ""
-        return ["-e", f"trace={self.call}", "-e", f"inject={self.call}:error={self.error}:when={self.number}{later}"]
+        only = [word for name in self.files for word in ("-P", folder / "store" / name)]
+        return [*only, "-e", f"trace={self.call}",
+                "-e", f"inject={self.call}:error={self.error}:when={self.number}{later}"]
 
     def before(self, folder):
         if self.phase != "mount":
             return []
-        return ["strace", "-f", "-qq", "--seccomp-bpf", "-o", folder / "trace", *self.words()]
+        return ["strace", "-f", "-qq", "--seccomp-bpf", "-o", folder / "trace", *self.words(folder)]
 
     def begin(self, daemon, folder):
         if self.phase == "served":
-            daemon.attach(self.words(), folder / "trace")
+            daemon.attach(self.words(folder), folder / "trace")
 
     def count(self, folder):
         return (folder / "trace").read_text(errors="replace").count("(INJECTED)")
@@ -100,6 +105,8 @@ class AllocationFault(Fault):
 
 @dataclasses.dataclass(frozen=True)
 class DescriptorLimit(Fault):
+    error: str = "EMFILE"
+
     def before(self, folder):
         return ["prlimit", f"--nofile={self.number}:{self.number}"] if self.phase == "mount" else []
 
@@ -259,10 +266,12 @@ class Trial:
         elif code not in (0, 1) and not out_of_memory and not (fault.killed and code == -signal.SIGKILL):
             wrong.append(f"the daemon ended with {code}")
         wrong += [f"the log has '{word}'" for word in CRASHES if word in said]
-        # What is wrong with a lease is in the answer.
-        failed = [step for step, _ in expected.failures if step not in ("write_leased", "read_leased", "save_many")]
+        # What is wrong with a lease may be in the answer.
+        failed = [step for step, error in expected.failures if step not in LEASE_STEPS or error != fault.error]
         if (failed or code == 1 or not served) and not TROUBLE.search(said):
             wrong.append("the log does not say what is wrong")
+        wrong += [f"{step} fails as if the program were wrong: {error}" for step, error in expected.failures
+                  if error in PROGRAMS_ERRORS and error != fault.error]
         whole = served and not fault.killed and code == 0 and not expected.failures
         wrong += expected.lies + self.check_later(expected, whole)
         errors = sorted({f"{step}: {error}" for step, error in expected.failures})
@@ -305,7 +314,7 @@ class Trial:
         return wrong
 
 
-LOADED = re.compile(r"\d+ +fcntl\(0, F_GETFD")   # the first call of main
+LOADED = re.compile(r"\d+ +fcntl\(0<[^>]*>, F_GETFD")   # the first call of main
 
 
 def counts_of_calls(trace):
@@ -321,3 +330,12 @@ def counts_of_calls(trace):
     for (_, call), count in counts.items():
         most[call] = max(most[call], count)
     return {call: (loading.get(call, 0), count) for call, count in most.items()}
+
+
+def files_of_calls(trace, call, store):
+    """From such a trace: the files of the store whose descriptors the calls have, and the most of these calls that one
+    thread made."""
+    used = re.findall(rf"(\d+) +{call}\(\d+<{re.escape(os.fspath(store))}/([^>]*)>",
+                      Path(trace).read_text(errors="replace"))
+    made = collections.Counter(thread for thread, _ in used)
+    return tuple(sorted({name for _, name in used})), max(made.values(), default=0)

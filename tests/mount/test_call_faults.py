@@ -14,7 +14,7 @@ import pytest
 import call_faults_workload as workload
 import lease_client
 from call_faults import (OUT_OF_MEMORY, AllocationFault, CallFault, Daemon, DescriptorLimit, Fault, Trial,
-                         counts_of_calls)
+                         counts_of_calls, files_of_calls)
 from harness import needs, process
 from harness.filesystems import is_mounted, program, wait_until
 from harness.syscalls import errno_of
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.usefixtures("weightfs_only"), needs.root, needs.progra
 
 # Errors that the kernel returns for the call, in some state of the machine. What a descriptor limit or a full disk
 # causes, lasts: then every later call fails, too.
-# Not among them: calls of RocksDB or glibc that assert that the kernel returns no such error (sync_file_range, brk,
-# munmap), and write and writev, which are mostly on eventfds and /dev/fuse: a reply that fails there has ended the
-# request.
+# Not among them: calls of RocksDB or glibc that assert that the kernel returns no such error (sync_file_range, fstatfs,
+# brk, munmap), writev to /dev/fuse, where a reply that fails has ended the request, and read and write of eventfds and
+# /proc, which do not fail so.
 PASSING = {"read": "EINTR EAGAIN", "poll": "EINTR", "io_getevents": "EINTR", "epoll_wait": "EINTR", "recvmsg": "EINTR",
-           "sendmsg": "EINTR", "pwrite64": "EINTR", "pread64": "EINTR", "getrandom": "EINTR",
-           "flock": "EINTR", "io_submit": "EAGAIN", "accept4": "ECONNABORTED"}
+           "sendmsg": "EINTR", "pwrite64": "EINTR", "pread64": "EINTR", "fdatasync": "EINTR", "fsync": "EINTR",
+           "getrandom": "EINTR", "flock": "EINTR", "io_submit": "EAGAIN", "accept4": "ECONNABORTED"}
 LASTING = {"io_submit": "ENOMEM EIO", "pwrite64": "EIO ENOSPC", "fdatasync": "EIO", "fsync": "EIO", "pread64": "EIO",
            "openat": "EMFILE", "ftruncate": "ENOSPC", "fallocate": "ENOSPC EOPNOTSUPP",
            "rename": "EIO", "unlink": "EIO", "mkdir": "EACCES", "close": "EIO", "clone3": "EAGAIN",
@@ -38,9 +38,16 @@ LASTING = {"io_submit": "ENOMEM EIO", "pwrite64": "EIO ENOSPC", "fdatasync": "EI
            "bind": "EADDRINUSE", "listen": "EADDRINUSE", "recvmsg": "ENOMEM", "sendmsg": "ENOBUFS ETOOMANYREFS",
            "getsockopt": "ENOMEM", "setsockopt": "ENOMEM", "pidfd_open": "EMFILE", "fcntl": "EMFILE", "dup3": "EMFILE",
            "io_setup": "EAGAIN", "ioctl": "ENOTTY", "getdents64": "EIO", "newfstatat": "ENOMEM", "readlink": "EIO",
-           "statfs": "EIO", "fstatfs": "EIO", "flock": "ENOLCK", "prlimit64": "EPERM", "mount": "EPERM",
+           "statfs": "EIO", "flock": "ENOLCK", "prlimit64": "EPERM", "mount": "EPERM",
            "access": "EACCES",
            "chmod": "EPERM", "getcwd": "ENOENT", "getrandom": "ENOSYS", "fadvise64": "EINVAL"}
+# The same two, on files of the store alone, which are the index's.
+OF_FILES = {"read": ("", "EIO"), "write": ("EINTR", "ENOSPC EIO")}
+# Errors that were once reported as others.
+FOUND = [CallFault(1, call="poll", error="EINTR"),
+         CallFault(1, call="openat", error="EMFILE", and_later=True),
+         CallFault(1, call="newfstatat", error="ENOMEM", and_later=True),
+         CallFault(1, call="pidfd_open", error="ENOSYS")]
 QUICK = 8   # trials of each test in scripts/test; --full runs all
 
 
@@ -93,19 +100,25 @@ def call_faults(trial, phase):
     assert not wrong, text + "\n".join(wrong)
     made = []
 
-    def add(call, error, number, and_later):
-        made.append(CallFault(number, phase, len(made) % 3 == 2, call, error, and_later))
+    def add(call, error, number, and_later, files):
+        made.append(CallFault(number, phase, len(made) % 3 == 2, error, call, and_later, files))
 
-    for call, (before, most) in counts_of_calls(trial.folder / "trace").items():
-        count = most - before
+    def add_all(call, before, count, passing, lasting, files=()):
         numbers = sorted({1, 2, 3, max(1, count // 4), max(1, count // 2), max(1, count)} & set(range(1, count + 1)))
         for number in numbers:
-            for error in PASSING.get(call, "").split():
-                add(call, error, before + number, and_later=False)
-            for error in LASTING.get(call, "").split():
-                add(call, error, before + number, and_later=False)
+            for error in passing.split():
+                add(call, error, before + number, False, files)
+            for error in lasting.split():
+                add(call, error, before + number, False, files)
                 if number in (1, count // 2):
-                    add(call, error, before + number, and_later=True)
+                    add(call, error, before + number, True, files)
+
+    trace = trial.folder / "trace"
+    for call, (before, most) in counts_of_calls(trace).items():
+        add_all(call, before, most - before, PASSING.get(call, ""), LASTING.get(call, ""))
+    for call, (passing, lasting) in OF_FILES.items():
+        files, most = files_of_calls(trace, call, trial.store)
+        add_all(call, 0, most, passing, lasting, files)
     return made
 
 
@@ -113,6 +126,10 @@ def call_faults(trial, phase):
 @pytest.mark.parametrize("phase", ["served", "mount"])
 def test_a_system_call_fails(trial, pytestconfig, phase):
     check(trial, some(call_faults(trial, phase), pytestconfig))
+
+
+def test_calls_that_have_failed_wrongly(trial):
+    check(trial, FOUND)
 
 
 @pytest.mark.limit(3600)

@@ -428,12 +428,14 @@ MUTANTS = [
            "if (request.file == nullptr) return", (ROOT + "test_publish.py -k bind_mount",)),
     Mutant("top-capability", "User 0 without CAP_DAC_OVERRIDE does not see what others do.",
            "fs/operations_ioctl.cc",
-           "  if (!RunsTheMount(CallerOf(reply))) return reply.Errno(EPERM);\n  weightfs_top asked{};\n",
+           "  if (const int error = ErrorUnless(reply, RunsTheMount)) return reply.Errno(error);\n"
+           "  weightfs_top asked{};\n",
            "  if (reply.caller().uid != 0) return reply.Errno(EPERM);\n  weightfs_top asked{};\n",
            (ROOT + "test_privileges.py -k what_others_do",)),
     Mutant("catalog-check-capability", "User 0 without CAP_DAC_OVERRIDE does not check the catalog.",
            "fs/operations_ioctl.cc",
-           "  if (!RunsTheMount(CallerOf(reply))) return reply.Errno(EPERM);\n  filesystem.RunOnPool(",
+           "  if (const int error = ErrorUnless(reply, RunsTheMount)) return reply.Errno(error);\n"
+           "  filesystem.RunOnPool(",
            "  if (reply.caller().uid != 0) return reply.Errno(EPERM);\n  filesystem.RunOnPool(",
            (ROOT + "test_privileges.py -k check_the_catalog",)),
     Mutant("verify-catalog", "verify of a mounted store finds a damaged table of its catalog.",
@@ -506,4 +508,10 @@ MUTANTS = [
     Mutant("index-threads", "RocksDB starts no thread that ends the process if it cannot be started.",
            "meta/rocks_kv_store.cc", "  options.max_file_opening_threads = 1;", "",
            (ROOT + "test_call_faults.py -k threads",)),
+    Mutant("rights-unreadable", "A caller whose rights cannot be read gets that error, not EPERM.", "fs/caller.cc",
+           "  return ErrorCode{error};\n", "  return hidden;\n",
+           ("unit_fs:CallerTest.*", ROOT + "test_call_faults.py -k wrongly")),
+    Mutant("interrupted", "A call that a signal interrupts is repeated.", "common/system_calls.h",
+           "if (result != -1 || errno != EINTR) return result;", "return result;",
+           ("unit_common:SystemCalls*", ROOT + "test_call_faults.py -k wrongly")),
 ]

@@ -179,7 +179,7 @@ Result<void> EnterMountNamespace(const std::string& name) {
   const bool is_process = std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
   const std::string path = is_process ? fmt::format("/proc/{}/ns/mnt", name) : name;
   // Opens the current /proc, which is needed to read the mount table: a container's /proc may not show this process.
-  static_cast<void>(ProcDirectory());
+  if (ProcDirectory() < 0) return SystemError("/proc", "cannot be opened");
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() >= 0 && setns(file.get(), CLONE_NEWNS) == 0) return {};
   return MakeError(ErrorCode::kAccess,

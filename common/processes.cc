@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <climits>
@@ -24,6 +25,11 @@ namespace {
 
 // The kernel's PF_EXITING, in field 9 of /proc/PID/stat.
 constexpr unsigned long kExiting = 0x4;
+
+UniqueFd OpenInProc(const std::string& path, int flags) {
+  const int proc = ProcDirectory();
+  return proc < 0 ? UniqueFd() : UniqueFd(openat(proc, path.c_str(), flags));
+}
 
 bool HasPendingKill(pid_t process) {
   std::istringstream status(ReadProcFile(fmt::format("{}/status", process)).value_or(""));
@@ -63,12 +69,17 @@ pid_t ListedHolder(const struct stat& file) {
 }  // namespace
 
 int ProcDirectory() {
-  static const UniqueFd directory(open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  return directory.get();
+  static std::atomic<int> opened{-1};
+  if (opened.load() >= 0) return opened.load();
+  UniqueFd directory(open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) return -1;
+  int none = -1;
+  if (opened.compare_exchange_strong(none, directory.get())) directory.Release();  // stays open
+  return opened.load();
 }
 
 std::optional<std::string> ReadProcFile(const std::string& path) {
-  const UniqueFd file(openat(ProcDirectory(), path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd file = OpenInProc(path, O_RDONLY | O_CLOEXEC);
   if (!file) return std::nullopt;
   std::string text;
   char piece[16384];
@@ -85,7 +96,7 @@ std::string ReadProcLink(const std::string& path) {
 }
 
 std::optional<std::vector<std::string>> ListProc(const std::string& path) {
-  UniqueFd directory(openat(ProcDirectory(), path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd directory = OpenInProc(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (!directory) return std::nullopt;
   const std::unique_ptr<DIR, int (*)(DIR*)> entries(fdopendir(directory.get()), closedir);
   if (entries == nullptr) return std::nullopt;

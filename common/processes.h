@@ -10,9 +10,9 @@
 
 namespace weightfs {
 
-// Returns a descriptor of /proc, opened by the first call. After setns(2) the path /proc may belong to another PID
-// namespace, in which this process does not exist. Therefore a program must call this function before it enters a mount
-// namespace.
+// Returns a descriptor of /proc, opened by the first call that can; -1, with errno set, before that. After setns(2) the
+// path /proc may belong to another PID namespace, in which this process does not exist. Therefore a program must call
+// this function before it enters a mount namespace. Thread-safe.
 int ProcDirectory();
 
 // Returns the whole file; nullopt, with errno set, when it cannot be read.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <ctime>
 #include <utility>
 
@@ -55,7 +56,11 @@ class DeviceForReading final : public BlockDevice {
 
 bool MayLoseLocks(const std::string& path) {
   struct statfs status = {};
-  if (statfs(path.c_str(), &status) != 0) return true;
+  if (statfs(path.c_str(), &status) != 0) {
+    spdlog::warn("{}: counts as a file on another machine, because its filesystem is unknown: {}", path,
+                 std::strerror(errno));
+    return true;
+  }
   const auto type = static_cast<uint32_t>(status.f_type);
   return std::find(kLocalFilesystems.begin(), kLocalFilesystems.end(), type) == kLocalFilesystems.end();
 }

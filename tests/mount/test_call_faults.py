@@ -47,7 +47,8 @@ OF_FILES = {"read": ("", "EIO"), "write": ("EINTR", "ENOSPC EIO")}
 FOUND = [CallFault(1, call="poll", error="EINTR"),
          CallFault(1, call="openat", error="EMFILE", and_later=True),
          CallFault(1, call="newfstatat", error="ENOMEM", and_later=True),
-         CallFault(1, call="pidfd_open", error="ENOSYS")]
+         CallFault(1, call="pidfd_open", error="ENOSYS"),
+         CallFault(3, "mount", call="statfs", error="EIO")]
 QUICK = 8   # trials of each test in scripts/test; --full runs all
 
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,6 +37,20 @@ TEST(ProcessesTest, ThisProcessIsListedWithItsCommandAndFiles) {
   EXPECT_TRUE(ReadProcFile("self/mountinfo").has_value());
   EXPECT_THAT(ReadProcLink("self/exe"), testing::EndsWith("/unit_common"));
   EXPECT_THAT(ListProc("self/fd").value(), testing::Contains("2"));
+}
+
+TEST(ProcessesDeathTest, ProcIsOpenedAgainAfterAFailure) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has not opened it
+  const auto look = [] {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    const rlimit none{0, limit.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+    const bool unseen = !ReadProcFile("self/stat").has_value() && errno == EMFILE;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    _exit(unseen && ReadProcFile("self/stat").has_value() ? 0 : 1);
+  };
+  EXPECT_EXIT(look(), testing::ExitedWithCode(0), "");
 }
 
 TEST(ProcessesTest, AMissingProcessSetsErrno) {

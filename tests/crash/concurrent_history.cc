@@ -118,6 +118,13 @@ std::string ConcurrentHistory::CheckName(Action read, const std::string& name, I
   return fmt::format("action {}: {} is inode {}, after{}", read, name, found.value, Describe(values));
 }
 
+std::string ConcurrentHistory::CheckRefused(Action change) const {
+  const uint64_t began = actions_[change].began;
+  const bool meanwhile = std::any_of(refusing_.begin(), refusing_.end(),
+                                     [&](Action action) { return actions_[action].ended > began; });
+  return meanwhile ? std::string() : CheckName(change, kPublished, InodeId{1});
+}
+
 std::string ConcurrentHistory::CheckContent(Action read, InodeId ino, std::string_view found) const {
   Bounds bounds{.before = actions_[read].began};
   if (faults_) bounds.before = std::min(bounds.before, DataSyncedBefore(ino, bounds.cut));
@@ -153,6 +160,7 @@ std::string ConcurrentHistory::CheckNames(const Tree& found, Bounds* bounds) con
   for (bool changed = true; changed;) {
     changed = false;
     for (const auto& [name, written] : names_) {
+      if (found.unknown.contains(name)) continue;
       const auto entry = found.names.find(name);
       const InodeId ino = entry == found.names.end() ? InodeId{0} : entry->second;
       const std::vector<Action> candidates = Candidates(written, ino.value, *bounds);

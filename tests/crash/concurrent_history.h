@@ -40,6 +40,13 @@ class ConcurrentHistory {
 
   // Before the call of the store, except for names that no other client uses.
   void SetName(Action action, const std::string& name, InodeId ino);
+  // These have registers like names: the attribute of an inode, which is a number, and whether the directory of
+  // publications is published (1).
+  static std::string AttributeOf(InodeId ino) { return "@" + std::to_string(ino.value); }
+  static inline const std::string kPublished = "!published";
+  static bool IsFile(std::string_view name) { return name[0] != '@' && name[0] != '!'; }
+  // Before a call that publishes, or reverts it. Meanwhile any change may be refused, even if the call then fails.
+  void MayRefuse(Action action) { refusing_.push_back(action); }
   // The whole files behind a new name are as new as they were when the action began.
   void Publish(Action action, InodeId ino);
   void SetCells(Action action, InodeId ino, size_t first, size_t count);
@@ -57,9 +64,13 @@ class ConcurrentHistory {
   // Return a text for a person; empty if all is well. `read` began before the read.
   std::string CheckName(Action read, const std::string& name, InodeId found) const;
   std::string CheckContent(Action read, InodeId ino, std::string_view found) const;
+  // A change in the published directory was refused, or was made.
+  std::string CheckRefused(Action change) const;
+  std::string CheckChanged(Action change) const { return CheckName(change, kPublished, InodeId{0}); }
   struct Tree {
-    std::map<std::string, InodeId> names;
+    std::map<std::string, InodeId> names;    // and the other registers
     std::map<InodeId, std::string> content;  // of all files in `names`
+    std::set<std::string> unknown;           // attributes of inodes that are gone
   };
   std::string CheckCrash(size_t cut, const Tree& found) const;
 
@@ -107,6 +118,7 @@ class ConcurrentHistory {
   std::map<std::string, Register> names_;
   std::map<std::pair<InodeId, size_t>, Register> cells_;
   std::vector<SyncAction> syncs_;
+  std::vector<Action> refusing_;
   std::vector<Replacement> replacements_;
   std::map<InodeId, int> writers_;
   uint64_t uncertain_since_ = kNever;  // the beginning of the first action that failed

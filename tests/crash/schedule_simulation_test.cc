@@ -77,7 +77,9 @@ class Simulation {
     }
     CreateRequest directory;
     directory.mode = S_IFDIR | 0755;
-    Require(store->names().Create(kRootInode, "d", directory).has_value(), "mkdir");
+    for (const char* name : {"d", "e"}) {
+      Require(store->names().Create(kRootInode, name, directory).has_value(), "mkdir");
+    }
     clients[0].Take({0, ClientStep::Kind::kSave, 0, 9, 0});
     clients[0].Take({0, ClientStep::Kind::kSave, 1, 5, 0});
     Require(store->SyncAll().has_value(), "sync");

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <random>
 #include <thread>
@@ -19,10 +21,31 @@ constexpr size_t kCellSize = ConcurrentHistory::kCellSize, kCells = ConcurrentHi
 
 constexpr std::array<std::string_view, ClientStep::kKinds> kKindNames = {
     "save",    "write",       "read",       "sync",      "truncate", "punch",  "unlink",   "link",  "move",
-    "replace", "write lease", "read lease", "save many", "recall",   "forget", "sync all", "pause",
+    "replace", "write lease", "read lease", "save many", "mark",     "publish", "recall",  "forget", "sync all", "pause",
 };
 // Of a hundred steps.
-constexpr std::array<int, ClientStep::kKinds> kWeights = {14, 12, 10, 8, 5, 4, 9, 5, 6, 6, 5, 4, 2, 4, 2, 2, 2};
+constexpr std::array<int, ClientStep::kKinds> kWeights = {14, 12, 10, 8, 5, 4, 9, 5, 6, 6, 5, 4, 2, 5, 6, 4, 2, 2, 2};
+
+constexpr std::string_view kMark = "user.mark";
+
+// Its attribute, or 0; an error: it has no inode any more, or cannot be read.
+Result<uint64_t> ReadMark(TestStore& store, InodeId ino) {
+  const auto mark = store->names().GetExtendedAttribute(ino, kMark);
+  if (!mark) return mark.error().code == ErrorCode::kNoAttribute ? Result<uint64_t>(0) : mark.error();
+  return std::stoull(*mark);
+}
+
+Result<uint64_t> ReadPublished(TestStore& store) {
+  ASSIGN_OR_RETURN(const InodeId directory, store.Resolve(ScheduledClient::kPublishedDirectory));
+  const auto record = store->names().GetPublication(directory);
+  if (!record) return record.error().code == ErrorCode::kNoAttribute ? Result<uint64_t>(0) : record.error();
+  return 1;
+}
+
+Result<uint64_t> ReadRegister(TestStore& store, const std::string& name) {
+  return name == ConcurrentHistory::kPublished ? ReadPublished(store)
+                                               : ReadMark(store, InodeId{std::stoull(name.substr(1))});
+}
 
 }  // namespace
 
@@ -49,7 +72,7 @@ std::vector<ClientStep> RandomSteps(uint64_t seed) {
 }
 
 const std::vector<std::string>& ScheduledClient::SharedNames() {
-  static const std::vector<std::string> names = {"n0", "n1", "d/n2"};
+  static const std::vector<std::string> names = {"n0", "n1", "d/n2", "e/n3"};
   return names;
 }
 
@@ -71,6 +94,8 @@ void ScheduledClient::Take(const ClientStep& step) {
     case Kind::kReplace: return Replace(step);
     case Kind::kWriteLease: return WriteLease(step);
     case Kind::kSaveMany: return SaveMany(step);
+    case Kind::kMark: return Mark(step);
+    case Kind::kPublish: return Publish(step);
     case Kind::kRecall: return Recall();
     case Kind::kForget: return Forget();
     case Kind::kTruncate:
@@ -122,6 +147,9 @@ bool ScheduledClient::Finish(Action action, const Result<void>& result) {
   const bool raced = code == ErrorCode::kNotFound || code == ErrorCode::kExists || code == ErrorCode::kStale;
   if (raced) {
     history_.Cancel(action);
+  } else if (code == ErrorCode::kPermission) {
+    history_.Cancel(action);
+    if (std::string wrong = history_.CheckRefused(action); !wrong.empty()) Complain("refused: " + std::move(wrong));
   } else if (conditions_.faults) {
     history_.Fail(action);
   } else if (code != ErrorCode::kNoSpace || !conditions_.full) {
@@ -203,7 +231,12 @@ void ScheduledClient::Rename(const std::string& from, const std::string& to, Ino
                                            RenameMode::kReplace);
   // Two names of one file: a rename does nothing.
   if (done && store_->names().Lookup(old_place.directory, old_place.name)) return history_.Cancel(action);
-  Finish(action, done);
+  if (Finish(action, done)) CheckChanged(action, to);
+}
+
+void ScheduledClient::CheckChanged(Action action, const std::string& path) {
+  if (!path.starts_with(kPublishedDirectory)) return;
+  if (std::string wrong = history_.CheckChanged(action); !wrong.empty()) Complain("changed: " + std::move(wrong));
 }
 
 void ScheduledClient::Save(const ClientStep& step) {
@@ -230,7 +263,7 @@ void ScheduledClient::Unlink(const ClientStep& step) {
   const Action action = history_.Begin();
   history_.SetName(action, path, InodeId{0});
   const auto done = store_->names().Unlink(place.directory, place.name);
-  Finish(action, done);
+  if (Finish(action, done)) CheckChanged(action, path);
   if (done || done.error().code != ErrorCode::kNotFound) return;
   if (std::string wrong = history_.CheckName(action, path, InodeId{0}); !wrong.empty()) Complain(std::move(wrong));
 }
@@ -244,7 +277,7 @@ void ScheduledClient::Link(const ClientStep& step) {
   history_.SetName(action, path, *ino);
   history_.Publish(action, *ino);
   const auto linked = store_->names().Link(*ino, place.directory, place.name);
-  Finish(action, linked ? Result<void>() : linked.error());
+  if (Finish(action, linked ? Result<void>() : linked.error())) CheckChanged(action, path);
 }
 
 // By a name of its own, which shows what has moved.
@@ -265,6 +298,7 @@ void ScheduledClient::Move(const ClientStep& step) {
     }
   }
   if (!Finish(action, moved)) return;
+  CheckChanged(action, from);
   if (const auto ino = Lookup(name)) Rename(name, SharedName(step.b), *ino);
 }
 
@@ -318,6 +352,50 @@ void ScheduledClient::SaveMany(const ClientStep& step) {
   Rename(paths[0], SharedName(step.a), inos[0]);
 }
 
+void ScheduledClient::Mark(const ClientStep& step) {
+  const auto ino = Lookup(SharedName(step.a));
+  if (!ino) return;
+  const std::string name = ConcurrentHistory::AttributeOf(*ino);
+  const Action action = history_.Begin();
+  history_.SetName(action, name, InodeId{action});
+  const auto marked = store_->names().SetExtendedAttribute(*ino, kMark, std::to_string(action), AttributeWrite::kAny);
+  if (Finish(action, marked)) CheckRegister(name);
+}
+
+void ScheduledClient::Publish(const ClientStep& step) {
+  const auto directory = store_.Resolve(kPublishedDirectory);
+  if (!directory) return;
+  const bool publishes = step.b % 2 == 0;
+  const Action action = history_.Begin();
+  history_.SetName(action, ConcurrentHistory::kPublished, InodeId{publishes ? 1U : 0U});
+  history_.MayRefuse(action);
+  Namespace::PublishCall call(*directory, {}, std::nullopt);
+  std::string failed;
+  Result<void> done = ErrorCode::kAgain;
+  while (!done && done.error().code == ErrorCode::kAgain) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto published = publishes ? store_->PublishTree(&call) : Result<PublicationRecord>(PublicationRecord());
+    done = !publishes ? store_->UnpublishTree(*directory, {}, &failed)
+                      : published ? Result<void>() : published.error();
+  }
+  // Somebody writes, publishes, or has another name of a file; or there is no publication to revert.
+  constexpr std::array kRefusals = {ErrorCode{ETXTBSY}, ErrorCode::kBusy, ErrorCode::kTooManyLinks,
+                                    ErrorCode::kNoAttribute};
+  if (!done && std::ranges::find(kRefusals, done.error().code) != kRefusals.end()) {
+    history_.End(action);
+    return history_.Cancel(action);
+  }
+  if (Finish(action, done)) CheckRegister(ConcurrentHistory::kPublished);
+}
+
+// The attribute of an inode, or the publication.
+void ScheduledClient::CheckRegister(const std::string& name) {
+  const Action read = history_.Begin();
+  const auto value = ReadRegister(store_, name);
+  if (!value) return static_cast<void>(Finish(read, value.error()));
+  if (std::string wrong = history_.CheckName(read, name, InodeId{*value}); !wrong.empty()) Complain(std::move(wrong));
+}
+
 void ScheduledClient::Recall() {
   if (!recallable_) return;
   const Action action = history_.Begin();
@@ -355,6 +433,10 @@ void ScheduledClient::ChangeRange(const ClientStep& step) {
 
 void ScheduledClient::CheckAll() {
   for (const std::string& name : history_.Names()) {
+    if (!ConcurrentHistory::IsFile(name)) {
+      CheckRegister(name);
+      continue;
+    }
     const Opened opened = Open(name, false);
     if (opened.inode == nullptr) continue;
     CheckBytes(opened, false);
@@ -366,6 +448,17 @@ ConcurrentHistory::Tree ScheduledClient::ReadTree(TestStore& store, const std::s
                                                   std::string* error) {
   ConcurrentHistory::Tree tree;
   for (const std::string& name : names) {
+    if (!ConcurrentHistory::IsFile(name)) {
+      const auto value = ReadRegister(store, name);
+      if (value) {
+        tree.names[name] = InodeId{*value};
+      } else if (value.error().code == ErrorCode::kNotFound || value.error().code == ErrorCode::kStale) {
+        tree.unknown.insert(name);
+      } else {
+        *error = fmt::format("{}: {}", name, weightfs::ToString(value.error()));
+      }
+      continue;
+    }
     const auto ino = store.Resolve(name);
     if (!ino && ino.error().code == ErrorCode::kNotFound) continue;
     const auto content = ino ? store.ReadPath(name) : Result<std::string>(ino.error());

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/crash/concurrent_history.h"
@@ -28,12 +29,14 @@ struct ClientStep {
     kWriteLease,
     kReadLease,
     kSaveMany,
+    kMark,     // an attribute of a shared file
+    kPublish,  // the directory of a shared file, or the end of that
     kRecall,   // opens a file again that the kernel knows, whether it has a name or not
     kForget,   // the kernel forgets all files
     kSyncAll,
     kPause,    // until timers may have ended
   };
-  static constexpr size_t kKinds = 17;
+  static constexpr size_t kKinds = 19;
   size_t client;
   Kind kind;
   uint32_t a, b, c;
@@ -47,6 +50,7 @@ class ScheduledClient {
  public:
   // Requests of the store may fail if `faults`, and those that need space if `full`. The kernel forgets a file after
   // each step if `forgets`, and otherwise keeps it until kForget.
+  static constexpr std::string_view kPublishedDirectory = "e";
   struct Conditions {
     bool faults = false, full = false, forgets = false;
   };
@@ -97,6 +101,11 @@ class ScheduledClient {
   void Replace(const ClientStep& step);
   void WriteLease(const ClientStep& step);
   void SaveMany(const ClientStep& step);
+  void Mark(const ClientStep& step);
+  void Publish(const ClientStep& step);
+  // A change below a name has been made.
+  void CheckChanged(ConcurrentHistory::Action action, const std::string& path);
+  void CheckRegister(const std::string& name);
   void Recall();
   void ChangeRange(const ClientStep& step);
 

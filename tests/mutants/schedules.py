@@ -22,6 +22,10 @@ MUTANTS = [
            "  flushes_ += written.size();\n",
            "  for (size_t index = 0; index < devices_.size(); ++index) written_[index] = false;\n"
            "  flushes_ += written.size();\n", (SIMULATION,)),
+    Mutant("order-publish", "Nothing changes below a directory while it is published.",
+           "store/names/namespace_publish.cc",
+           "publishes_ ? inode->Freeze() : inode->Freeze", "publishes_ ? Result<void>() : inode->Freeze",
+           (SIMULATION,)),
     Mutant("order-unlink", "A file that a program knows can be opened during its unlink.",
            "store/names/namespace.cc",
            "    if (inode->deleted) return ErrorCode::kAgain;\n", "",

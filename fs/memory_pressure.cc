@@ -20,6 +20,7 @@ namespace weightfs {
 namespace {
 
 constexpr const char* kPath = "/proc/pressure/memory";
+constexpr int kTendMilliseconds = 3000;
 // In microseconds. Users without CAP_SYS_RESOURCE may ask for windows of two seconds alone.
 constexpr const char *kTrigger = "some 100000 1000000", *kUsersTrigger = "some 200000 2000000";
 
@@ -29,15 +30,23 @@ bool Ask(int file, const char* trigger) {
   return write(file, trigger, size) == static_cast<ssize_t>(size);
 }
 
-}  // namespace
-
-Result<std::unique_ptr<MemoryPressure>> MemoryPressure::Watch(std::function<void()> relieve) {
+Result<UniqueFd> OpenPressure() {
   UniqueFd file(open(kPath, O_RDWR | O_NONBLOCK | O_CLOEXEC));
   if (!file) return SystemError(kPath, "cannot be opened");
   if (!Ask(file.get(), kTrigger) && !Ask(file.get(), kUsersTrigger)) return SystemError(kPath, "cannot be watched");
+  return file;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MemoryPressure>> MemoryPressure::Watch(std::function<void()> relieve,
+                                                              std::function<void()> tend) {
+  auto file = OpenPressure();
+  if (!file) spdlog::info("{}; cache_memory= alone bounds the memory of hot files", ToString(file.error()));
   UniqueFd wake(eventfd(0, EFD_CLOEXEC));
   if (!wake) return SystemError(kPath, "no eventfd");
-  std::unique_ptr<MemoryPressure> watch(new MemoryPressure(std::move(file), std::move(wake), std::move(relieve)));
+  std::unique_ptr<MemoryPressure> watch(new MemoryPressure(
+      file ? std::move(*file) : UniqueFd(), std::move(wake), std::move(relieve), std::move(tend)));
   ASSIGN_OR_RETURN(watch->thread_, StartThread("weightfs-memory", [raw = watch.get()] { raw->Run(); }));
   return watch;
 }
@@ -52,7 +61,9 @@ MemoryPressure::~MemoryPressure() {
 void MemoryPressure::Run() {
   while (true) {
     std::array<pollfd, 2> waiting{pollfd{pressure_.get(), POLLPRI, 0}, pollfd{wake_.get(), POLLIN, 0}};
-    if (RepeatInterrupted([&] { return poll(waiting.data(), waiting.size(), -1); }) < 0) {
+    const int ready = RepeatInterrupted([&] { return poll(waiting.data(), waiting.size(), kTendMilliseconds); });
+    if (ready == 0) tend_();
+    if (ready < 0) {
       spdlog::error("{}: is watched no more: {}", kPath, std::strerror(errno));
       return;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells a mount when the machine is short of memory. Private to fs/.
+// Tends the memory of a mount's hot files. Private to fs/.
 #pragma once
 
 #include <functional>
@@ -16,19 +16,21 @@ namespace weightfs {
 class MemoryPressure {
  public:
   // From now on, `relieve` runs on a thread of this object whenever tasks have waited for memory for 100 ms in a
-  // second, at most once a second. Errors are full lines: the kernel does not count them, or does not tell this user.
-  static Result<std::unique_ptr<MemoryPressure>> Watch(std::function<void()> relieve);
+  // second, at most once a second, and `tend` every few seconds. If the kernel does not count them, or does not tell
+  // this user, a line says so, and only `tend` runs.
+  static Result<std::unique_ptr<MemoryPressure>> Watch(std::function<void()> relieve, std::function<void()> tend);
   ~MemoryPressure();
+  bool is_told() const { return static_cast<bool>(pressure_); }  // by the kernel
   MemoryPressure(const MemoryPressure&) = delete;
   MemoryPressure& operator=(const MemoryPressure&) = delete;
 
  private:
-  MemoryPressure(UniqueFd pressure, UniqueFd wake, std::function<void()> relieve)
-      : pressure_(std::move(pressure)), wake_(std::move(wake)), relieve_(std::move(relieve)) {}
+  MemoryPressure(UniqueFd pressure, UniqueFd wake, std::function<void()> relieve, std::function<void()> tend)
+      : pressure_(std::move(pressure)), wake_(std::move(wake)), relieve_(std::move(relieve)), tend_(std::move(tend)) {}
   void Run();
 
   const UniqueFd pressure_, wake_;
-  const std::function<void()> relieve_;
+  const std::function<void()> relieve_, tend_;
   std::thread thread_;
 };
 

@@ -44,11 +44,10 @@ Result<std::unique_ptr<Mount>> Mount::Create(Store& store, MountOptions options)
         [raw = mount.get()](MetricsFormat format) { return MetricsText(raw->Measure(), format); }));
   }
   if (store.Hot().limit > 0) {
-    auto watch = MemoryPressure::Watch([&store] {
+    const auto relieve = [&store] {
       if (MayBeShortOfMemory()) store.ShrinkHot();
-    });
-    if (watch) mount->pressure_ = std::move(*watch);
-    if (!watch) spdlog::info("{}; cache_memory= alone bounds the memory of hot files", ToString(watch.error()));
+    };
+    ASSIGN_OR_RETURN(mount->pressure_, MemoryPressure::Watch(relieve, [&store] { store.CountHot(); }));
   }
   for (const std::string& line : mount->Features()) spdlog::debug("kernel: {}", line);
   return mount;

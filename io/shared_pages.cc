@@ -44,6 +44,11 @@ Result<UniqueFd> SharedFile::OpenForReading() const {
   return opened;
 }
 
+ByteCount SharedFile::memory() const {
+  struct stat status{};
+  return ByteCount{fstat(file_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_blocks) * 512 : 0};
+}
+
 bool SharedFile::IsShared() const {
   // The kernel grants a lease for writing only while no other descriptor and no other mapping exists.
   const bool alone = fcntl(file_.get(), F_SETLEASE, F_WRLCK) == 0;
@@ -69,7 +74,7 @@ Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
   constexpr mode_t kMode = S_IRUSR;
   const std::string name = on_tmpfs() ? std::to_string(made_++) : std::string();
   UniqueFd file(on_tmpfs() ? openat(directory_.get(), name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kMode)
-                           : memfd_create("weightfs", MFD_CLOEXEC));
+                           : memfd_create("weightfs", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file) return SharedError("no file");
   if (!on_tmpfs()) {
     // The kernel grants leases to descriptors of open(2) alone.
@@ -86,6 +91,9 @@ Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
   void* mapped = mmap(nullptr, RoundUp(size.value, kHugePageSize), PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
   if (mapped == MAP_FAILED) return SharedError("mmap");
   made->data_ = static_cast<std::byte*>(mapped);
+  // The programs of the user whose memfd it is could open it for writing. This mapping remains writable.
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+  if (!on_tmpfs() && fcntl(own, F_ADD_SEALS, kSeals) != 0) return SharedError("seal");
   return made;
 }
 

@@ -28,6 +28,7 @@ class SharedFile {
 
   std::byte* data() const { return data_; }  // on a huge page, where the kernel has some
   ByteCount size() const { return size_; }
+  ByteCount memory() const;  // that its pages take; 0 if that cannot be determined
   // A descriptor of the file's memory for another process. It can read, and so can whoever opens it anew by /proc.
   Result<UniqueFd> OpenForReading() const;
   // True if anybody else has the file open or mapped, also if that cannot be determined.

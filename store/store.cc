@@ -124,7 +124,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   }
   parts->devices = std::move(devices);
   parts->space->AskForWriters([raw = parts.get()](uint64_t writer) { return HasWriter(raw->devices, writer); });
-  if (options.hot_memory.value >= kChunkBytes) {
+  if (options.verify && options.hot_memory.value >= kChunkBytes) {  // what programs map has been verified
     auto pages = SharedPages::Create();
     if (pages != nullptr) parts->hot = std::make_unique<HotFiles>(std::move(pages), options.hot_memory);
   }
@@ -485,6 +485,10 @@ void Store::UsePassthrough(bool use) {
 
 void Store::ShrinkHot() {
   if (p_->hot != nullptr) p_->hot->Shrink(p_->hot->used_bytes() / 4 * 3);
+}
+
+void Store::CountHot() {
+  if (p_->hot != nullptr) p_->hot->Count();
 }
 
 }  // namespace weightfs

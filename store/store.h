@@ -150,6 +150,7 @@ class Store {
   void UsePassthrough(bool use);
   // Gives a part of their memory back to the machine.
   void ShrinkHot();
+  void CountHot();  // HotFiles::Count
   // The scrub in progress, and the last complete one, also if this mount starts none.
   ScrubReport Scrub() const;
   // Reads the tables of the catalog past all caches (KvStore::Verify, which defines the result and `next`).

@@ -7,7 +7,7 @@
 namespace weightfs::client {
 namespace {
 
-constexpr int kAttempts = 10;  // for a file that changes while it is being loaded
+constexpr int kAttempts = 2;  // for a file that changes while it is being loaded
 
 // Returns an empty descriptor if the file has changed.
 Result<UniqueFd> Load(const std::shared_ptr<LeaseConnections>& connections, int descriptor, uint64_t offset,

@@ -32,7 +32,6 @@ File::~File() {
 
 void File::Load(ExtentMap extents) {
   WEIGHTFS_ASSERT(!loaded_ && dirty_.ranges().empty());
-  InvalidateCache(0, UINT64_MAX);
   attributes_.blocks = extents.mapped().value;
   extents_ = std::move(extents);
   loaded_ = true;
@@ -172,6 +171,7 @@ void File::Revert(uint64_t committed_size, uint64_t committed_blocks) {
   WEIGHTFS_ASSERT(writes_before_seal_ + writes_since_seal_ == 0);
   // Space written since the last commit cannot be distinguished from committed space. The next mount frees it.
   ForgetContent();
+  InvalidateCache(0, UINT64_MAX);
   loaded_ = false;
   write_error_.Revert();
   attributes_.size = committed_size;

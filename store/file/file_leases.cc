@@ -14,6 +14,7 @@ namespace {
 
 // Maximum number of attempts for a range that changes between the lookup of its extents and that of its checksums.
 constexpr int kGrantAttempts = 100;
+constexpr int kMapAttempts = 3;  // each may read from the devices
 // The number of checksums to look up in one hold of the inode's mutex.
 constexpr BlockCount kChecksumStep{256 * kMiB / kBlockSize};
 constexpr FileBlock kAllBlocks{UINT64_MAX / kBlockSize};
@@ -128,7 +129,7 @@ Result<ReadLease> FileIo::LeaseRead(const InodePtr& inode, uint64_t offset, uint
 Result<MapLease> FileIo::LeaseMap(const InodePtr& inode, uint64_t offset, uint64_t length) {
   if (closed_.load()) return ErrorCode::kShutdown;
   if (p_.cache.hot() == nullptr) return Error{ErrorCode::kNoMemory, "the mount has no hot memory"};
-  for (int attempt = 0; attempt < kGrantAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kMapAttempts; ++attempt) {
     MapLease map;
     {
       // Whole chunks are loaded.

@@ -51,10 +51,11 @@ Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t las
   MutexLock lock(mutex_);
   uint64_t lacking = 0;
   for (uint64_t index = first; index < last; ++index) lacking += memory.reserved[index] ? 0 : 1;
-  if (lacking == 0) return {};
-  FreeLocked(&freed);
+  if (reserved_ + lacking > most()) FreeLocked(&freed);
   uint64_t idle = 0;
-  for (const HotFilePtr& other : files_) idle += IsInUse(other) ? 0 : other->memory_->count;
+  for (auto other = files_.begin(); other != files_.end() && reserved_ + lacking > most() + idle; ++other) {
+    if (!IsInUse(*other)) idle += (*other)->memory_->counted();
+  }
   if (reserved_ + lacking > most() + idle) {
     return Error{ErrorCode::kNoMemory, fmt::format("{} chunks of 2 MiB do not fit into the {} bytes of hot memory that "
                                                    "are not in use", lacking, limit_.value)};
@@ -68,9 +69,10 @@ Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t las
 
 void HotFiles::ReserveLocked(HotFile::Memory& memory, uint64_t index) {
   if (memory.reserved[index]) return;
+  const uint64_t before = memory.counted();
   memory.reserved[index] = true;
   ++memory.count;
-  ++reserved_;
+  reserved_ += memory.counted() - before;
 }
 
 // Gives the memory of contents that are gone back to the machine. Returns false if there is none.
@@ -78,7 +80,7 @@ bool HotFiles::FreeLocked(Freed* freed) {
   return std::erase_if(memories_, [&](const auto& entry) REQUIRES(mutex_) {
     const MemoryPtr& memory = entry.second;
     if (memory.use_count() > 1 || memory->file->IsShared()) return false;
-    reserved_ -= memory->count;
+    reserved_ -= memory->counted();
     freed->push_back(memory);
     return true;
   }) > 0;
@@ -161,6 +163,10 @@ ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
   HotFile::Memory& memory = *file.memory_;
   MutexLock lock(mutex_);
   WEIGHTFS_ASSERT(file.chunks_[index] == nullptr);
+  if (const auto failed = file.failed_.find(index); failed != file.failed_.end()) {
+    if (!failed->second.expired()) return nullptr;
+    file.failed_.erase(failed);
+  }
   if (!memory.reserved[index]) {
     while (reserved_ == most()) {
       if (!FreeLocked(freed) && !EvictLocked()) return nullptr;
@@ -172,10 +178,9 @@ ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
   return file.chunks_[index];
 }
 
-void HotFiles::Fail(const HotFile& file) {
+void HotFiles::Fail(HotFile& file, uint64_t index) {
   MutexLock lock(mutex_);
-  const auto current = by_inode_.find(file.ino_);
-  if (current != by_inode_.end() && current->second->get() == &file) RemoveLocked(current->second);
+  file.failed_[index] = std::exchange(file.chunks_[index], nullptr);
 }
 
 Result<UniqueFd> HotFiles::OpenForReading(const HotFile& file, bool passes) {
@@ -191,6 +196,18 @@ bool HotFiles::IsPassed(InodeId ino) const {
   return std::any_of(begin, end, [](const auto& entry) {
     return entry.second->passed && entry.second->file->IsShared();
   });
+}
+
+void HotFiles::Count() {
+  Freed freed;
+  MutexLock lock(mutex_);
+  FreeLocked(&freed);
+  for (const auto& [ino, memory] : memories_) {
+    const uint64_t before = memory->counted();
+    memory->touched = memory->file->memory().value / kChunkBytes;
+    reserved_ += memory->counted() - before;
+  }
+  while (reserved_ > most() && EvictLocked()) FreeLocked(&freed);
 }
 
 void HotFiles::Shrink(uint64_t bytes) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <algorithm>
 #include <list>
 #include <map>
 #include <memory>
@@ -33,7 +34,9 @@ class HotFile {
     std::unique_ptr<SharedFile> file;
     std::vector<bool> reserved;  // per chunk: it counts, and may have pages
     uint64_t count = 0;          // of reserved chunks
+    uint64_t touched = 0;        // chunks with memory, by the last count
     bool passed = false;         // to the kernel, for passthrough
+    uint64_t counted() const { return std::max(count, touched); }
   };
   using MemoryPtr = std::shared_ptr<Memory>;
 
@@ -46,7 +49,8 @@ class HotFile {
   // The mutex of the HotFiles protects the rest.
   const MemoryPtr memory_;
   std::vector<ChunkPtr> chunks_;  // null: not loaded
-  bool current_ = false;          // no change of the file has followed, and no part could not be loaded
+  std::map<uint64_t, std::weak_ptr<ReadChunk>> failed_;  // whose good parts are perhaps still being read
+  bool current_ = false;          // no change of the file has followed
   mutable bool whole_ = false;    // all of it is loaded
 };
 
@@ -86,10 +90,11 @@ class HotFiles {
   // A chunk of the content, or of the current content of a file; null if it is not loaded.
   ChunkPtr FindChunk(const HotFile& file, uint64_t index) const EXCLUDES(mutex_);
   ChunkPtr FindChunk(InodeId ino, uint64_t index) EXCLUDES(mutex_);
-  // Begins to load a chunk; the content must not have it. Null if there is no memory for it.
+  // Begins to load a chunk; the content must not have it. Null if there is no memory for it, or somebody still reads
+  // what an earlier load could verify.
   ChunkPtr BeginChunk(HotFile& file, uint64_t index, Freed* freed) EXCLUDES(mutex_);
-  // A chunk was not loaded, or only in part: others may use its good parts, but the content is no longer current.
-  void Fail(const HotFile& file) EXCLUDES(mutex_);
+  // A chunk was not loaded, or only in part: others may use its good parts. Later it can be begun again.
+  void Fail(HotFile& file, uint64_t index) EXCLUDES(mutex_);
 
   // A descriptor of the content for a program that may read the file, or for the kernel (`passes`). What is not loaded
   // has zeros, and while it is loaded unverified bytes. kAgain: it is not current.
@@ -101,6 +106,9 @@ class HotFiles {
   void UsePassthrough(bool use) { passthrough_ = use; }
   bool passthrough() const { return passthrough_; }
 
+  // To be called now and then. Gives the memory of contents that are gone back to the machine, and counts what programs
+  // use by reading behind what is loaded: each page that they touch gets memory.
+  void Count() EXCLUDES(mutex_);
   // Gives memory back to the machine, until the files use at most `bytes` or all are in use.
   void Shrink(uint64_t bytes) EXCLUDES(mutex_);
 

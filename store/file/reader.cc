@@ -357,7 +357,7 @@ Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& h
       if (missing.empty()) {
         const ChunkPtr chunk = files.BeginChunk(*hot, index, &freed);
         if (chunk == nullptr) return ErrorCode::kNoMemory;
-        loads->push_back(BeginChunk(*inode, chunk, [&files, hot] { files.Fail(*hot); }, planned));
+        loads->push_back(BeginChunk(*inode, chunk, [&files, hot, index] { files.Fail(*hot, index); }, planned));
         files.counters().loaded_bytes += kChunkBytes;
         return chunk;
       }
@@ -374,12 +374,14 @@ Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_
     MutexLock lock(inode->mutex);
     hot = files.Find(inode->id);
   }
+  const uint64_t first = offset / kChunkBytes, later = (later_end + kChunkBytes - 1) / kChunkBytes;
   if (hot == nullptr) {
-    ASSIGN_OR_RETURN(hot, files.Make(inode->id, size));
-    hot = BeginHot(inode, std::move(hot));
+    ASSIGN_OR_RETURN(HotFilePtr made, files.Make(inode->id, size));
+    RETURN_IF_ERROR(files.Reserve(*made, first, later));
+    hot = BeginHot(inode, std::move(made));
   }
   if (hot->size() != size) return ErrorCode::kAgain;
-  RETURN_IF_ERROR(files.Reserve(*hot, offset / kChunkBytes, (later_end + kChunkBytes - 1) / kChunkBytes));
+  RETURN_IF_ERROR(files.Reserve(*hot, first, later));
   const uint64_t last = (end + kChunkBytes - 1) / kChunkBytes;
   Result<void> result;
   std::deque<ChunkPtr> pending;
@@ -389,7 +391,7 @@ Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_
     const Result<void> loaded = chunk->Wait();
     if (result) result = loaded;
   };
-  for (uint64_t index = offset / kChunkBytes; index < last && result;) {
+  for (uint64_t index = first; index < last && result;) {
     std::vector<std::shared_ptr<BlockReads>> loads;
     for (const uint64_t next = std::min(last, index + kHotStep); index < next && result; ++index) {
       auto chunk = LoadHotChunk(inode, hot, index, &loads);

@@ -20,8 +20,8 @@ using Kind = ClientStep::Kind;
 constexpr size_t kCellSize = ConcurrentHistory::kCellSize, kCells = ConcurrentHistory::kCells;
 
 constexpr std::array<std::string_view, ClientStep::kKinds> kKindNames = {
-    "save",    "write",       "read",       "sync",      "truncate", "punch",  "unlink",   "link",  "move",
-    "replace", "write lease", "read lease", "save many", "mark",     "publish", "recall",  "forget", "sync all", "pause",
+    "save",        "write",      "read",      "sync", "truncate", "punch",  "unlink", "link",     "move",  "replace",
+    "write lease", "read lease", "save many", "mark", "publish",  "recall", "forget", "sync all", "pause",
 };
 // Of a hundred steps.
 constexpr std::array<int, ClientStep::kKinds> kWeights = {14, 12, 10, 8, 5, 4, 9, 5, 6, 6, 5, 4, 2, 5, 6, 4, 2, 2, 2};

@@ -154,6 +154,8 @@ def test_leases_verify_reads_of_a_mount_without_verification(factory):
     module = pytest.importorskip("weightfs", reason="the Python package is not installed: pip install . in the root")
     with module.aio_handle(direct="require") as handle, pytest.raises(OSError) as caught:
         handle.read_into(bytearray(len(data)), path)
+    with module.aio_handle() as handle, open(path, "rb") as file:
+        assert handle.map(file.fileno(), 0, len(data)) is None
     assert (caught.value.errno, caught.value.offset) == (errno.EIO, 2 * BLOCK)
 
 

@@ -4,6 +4,9 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <future>
+
 #include "tests/support/result_asserts.h"
 
 namespace weightfs {
@@ -13,7 +16,19 @@ TEST(MemoryPressure, IsWatchedWhereTheKernelCountsIt) {
   if (!UniqueFd(open("/proc/pressure/memory", O_RDWR | O_CLOEXEC))) {
     GTEST_SKIP() << "the kernel does not count pressure, or does not say so to this user";
   }
-  ASSERT_OK(MemoryPressure::Watch([] {}));  // and ends at once
+  const auto watch = MemoryPressure::Watch([] {}, [] {});
+  ASSERT_OK(watch);
+  EXPECT_TRUE((*watch)->is_told());  // and ends at once
+}
+
+TEST(MemoryPressure, MemoryIsTendedWithoutAnyPressure) {
+  std::promise<void> tended;
+  std::atomic<bool> once{false};
+  const auto watch = MemoryPressure::Watch([] {}, [&] {
+    if (!once.exchange(true)) tended.set_value();
+  });
+  ASSERT_OK(watch);
+  tended.get_future().wait();
 }
 
 }  // namespace

@@ -64,6 +64,14 @@ class HotFilesTest : public ::testing::Test {
     const FileExtent& extent = extents.at(0);
     store_.device().Corrupt(ToBytes(extent.start + (FileBlock{block} - extent.first)));
   }
+  // The thread that has loaded the last chunk lets go of it a moment later.
+  bool CountedDown(uint64_t bytes) {
+    for (int i = 0; i < 10'000 && store_->Hot().used > bytes; ++i) {
+      store_->CountHot();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return store_->Hot().used == bytes;
+  }
   uint64_t DeviceReads() { return store_->statistics().device_read_bytes; }
 
   TestStore store_{WithHot(16 * kMiB)};
@@ -201,6 +209,74 @@ TEST_F(HotFilesTest, MemoryIsGivenBackUnlessItIsMapped) {
   EXPECT_TRUE(kept.bytes() == Pattern(10, 4 * kMiB));
 }
 
+TEST_F(HotFilesTest, AContentThatWasReplacedIsGivenBackWithItsLastMapping) {
+  const InodePtr file = Make("a", Pattern(1, 4 * kMiB));
+  {
+    const Mapping mapped = MustMap(file);
+    ASSERT_OK(store_.WriteAt(file, 0, "new"));
+    store_->CountHot();
+    EXPECT_EQ(store_->Hot().used, 4 * kMiB);
+  }
+  EXPECT_TRUE(CountedDown(0));
+}
+
+TEST_F(HotFilesTest, MemoryThatAProgramReadsBehindItsRangeCounts) {
+  const InodePtr file = Make("a", Pattern(1, 12 * kMiB));
+  const Mapping part = MustMap(file, 0, 10);
+  EXPECT_EQ(store_->Hot().used, 2 * kMiB);
+  EXPECT_EQ(part.bytes().substr(2 * kMiB).find_first_not_of('\0'), std::string_view::npos);
+  store_->CountHot();
+  EXPECT_EQ(store_->Hot().used, 12 * kMiB);
+  EXPECT_EQ(Map(Make("b", Pattern(2, 6 * kMiB))).error().code, ErrorCode::kNoMemory);
+}
+
+TEST_F(HotFilesTest, StayWhenTheirInodeLeavesMemory) {
+  TestStoreOptions options = WithHot(16 * kMiB);
+  options.store.resident_inodes = 4;
+  TestStore store(options);
+  ASSERT_OK(store.WriteFile("a", Pattern(1, 4 * kMiB)));
+  const auto load = [&] {
+    const InodePtr file = store->OpenFile(store.Resolve("a").value(), false).value();
+    const Mapping mapped(Must(store->files().LeaseMap(file, 0, kEnd)));
+    EXPECT_TRUE(mapped.bytes() == Pattern(1, 4 * kMiB));
+    store->CloseFile(file);
+  };
+  load();
+  for (int i = 0; i < 20; ++i) ASSERT_OK(store.WriteFile(std::to_string(i), "other"));
+  ASSERT_OK(store->SyncAll());
+  const uint64_t before = store->Hot().loaded;
+  load();
+  EXPECT_EQ(store->Hot().loaded, before);
+  EXPECT_EQ(store->Hot().used, 4 * kMiB);
+}
+
+TEST_F(HotFilesTest, DamageIsForgottenWhenItIsOver) {
+  const std::string data = Pattern(6, 6 * kMiB);
+  const InodePtr file = Make("a", data);
+  ASSERT_OK(store_->SyncAll());
+  EXPECT_TRUE(MustMap(file, 0, 2 * kMiB).bytes().substr(0, 2 * kMiB) == data.substr(0, 2 * kMiB));
+  const uint64_t before = store_->Hot().loaded;
+  Corrupt(file, 600);
+  EXPECT_EQ(Map(file, 2 * kMiB, 2 * kMiB).error().code, ErrorCode::kCorrupt);
+  EXPECT_TRUE(MustMap(file, 0, 2 * kMiB).bytes().substr(0, 2 * kMiB) == data.substr(0, 2 * kMiB));
+  EXPECT_EQ(store_->Hot().loaded, before + 2 * kMiB) << "the good part was loaded again";
+  Corrupt(file, 600);
+  auto whole = Map(file);
+  for (int i = 0; i < 10'000 && !whole; ++i) {  // until the thread that has met the damage lets go of the chunk
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    whole = Map(file);
+  }
+  EXPECT_TRUE(Mapping(Must(std::move(whole))).bytes() == data);
+}
+
+TEST(HotFiles, AStoreWithoutVerificationHasNone) {
+  TestStoreOptions options = WithHot(16 * kMiB);
+  options.store.verify = false;
+  TestStore store(options);
+  const InodePtr file = store.Create("a").value();
+  EXPECT_EQ(store->files().LeaseMap(file, 0, kEnd).error().code, ErrorCode::kNoMemory);
+}
+
 TEST_F(HotFilesTest, AFileThatDoesNotFitEvictsNothing) {
   const InodePtr small = Make("small", Pattern(1, 4 * kMiB)), large = Make("large", Pattern(2, 20 * kMiB));
   MustMap(small);
@@ -247,6 +323,13 @@ TEST(SharedPages, SayWhetherAnybodyHasAFile) {
     std::memcpy(file->data() + kMiB, "bytes", 5);
     EXPECT_FALSE(file->IsShared());
     UniqueFd descriptor = Must(file->OpenForReading());
+    if (!pages->on_tmpfs()) {
+      EXPECT_EQ(fchmod(descriptor.get(), 0600), 0);  // its user may do that
+      const UniqueFd writing(
+          open(("/proc/self/fd/" + std::to_string(descriptor.get())).c_str(), O_RDWR | O_CLOEXEC));
+      EXPECT_TRUE(!writing || (pwrite(writing.get(), "x", 1, 0) < 0 && ftruncate(writing.get(), 0) != 0));
+      EXPECT_EQ(mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, writing.get(), 0), MAP_FAILED);
+    }
     EXPECT_TRUE(file->IsShared());
     void* mapped = mmap(nullptr, 2 * kMiB, PROT_READ, MAP_SHARED, descriptor.get(), 0);
     ASSERT_NE(mapped, MAP_FAILED);

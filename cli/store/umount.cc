@@ -135,7 +135,8 @@ class ServerWatch {
   // True if the mount had lost its daemon when this object was created.
   bool IsGone() const {
     // A command that works on the store serves no mount.
-    return lock_ && (!holder_.held || holder_.state == StoreHolder::State::kWorking || IsOther(holder_) ||
+    const bool works = holder_.state == StoreHolder::State::kWorking && holder_.noted > 0;
+    return lock_ && (!holder_.held || works || IsOther(holder_) ||
                      (holder_.process > 0 && IsEnding(holder_.process)));
   }
 
@@ -163,6 +164,11 @@ class ServerWatch {
     if (!left.error.empty()) {
       return MakeError(ErrorCode::kIo, "unmounted, but not everything reached the device: {}; run 'weightfs verify'",
                        left.error);
+    }
+    if (left.noted == 0 && holder_.held && holder_.noted == 0) {
+      return Error{ErrorCode::kIo,
+                   "unmounted, but its lock file did not name its process, so it is unknown whether everything reached "
+                   "the device; its log says more"};
     }
     if (left.noted == 0) return End{.closed = true};
     return Error{ErrorCode::kIo,

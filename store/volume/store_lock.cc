@@ -27,11 +27,11 @@ constexpr std::chrono::milliseconds kLookPoll{1};
 
 constexpr std::string_view kServingWord = "serving ", kClosingWord = "closing", kErrorWord = "error: ";
 
-// The content is advisory: losing it costs a name in a message, so failures are ignored. The file is never empty in
-// between.
+// The content is advisory, so failures are ignored. But an empty file says that the store was closed, so it is never
+// empty in between, and keeps its old text after a failure.
 void Rewrite(int descriptor, const std::string& text) {
-  const bool written = WriteFully(descriptor, std::as_bytes(std::span(text)), 0);
-  [[maybe_unused]] const int cut = ftruncate(descriptor, written ? static_cast<off_t>(text.size()) : 0);
+  if (!WriteFully(descriptor, std::as_bytes(std::span(text)), 0)) return;
+  [[maybe_unused]] const int cut = ftruncate(descriptor, static_cast<off_t>(text.size()));
 }
 
 // Takes a shared lock for a moment.
@@ -51,7 +51,8 @@ bool IsNamed(const std::string& path, int descriptor) {
 std::string ReadNote(int descriptor) {
   std::string text(3 * PATH_MAX, '\0');  // two paths and two short lines
   const ssize_t got = ReadFully(descriptor, std::as_writable_bytes(std::span(text)), 0);
-  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  if (got < 0) return fmt::format("{}{} cannot be read: {}\n", kErrorWord, kLockName, std::strerror(errno));
+  text.resize(static_cast<size_t>(got));
   return text;
 }
 
@@ -171,7 +172,9 @@ void StoreLock::NoteClosing() {
 
 void StoreLock::Clear(const std::string& note) {
   claimed_ = false;
-  if (file_) Rewrite(file_.get(), note.empty() ? note : fmt::format("{}{}\n", kErrorWord, Printable(note)));
+  if (!file_) return;
+  if (!note.empty()) return Rewrite(file_.get(), fmt::format("{}{}\n", kErrorWord, Printable(note)));
+  if (ftruncate(file_.get(), 0) != 0) Rewrite(file_.get(), "0\n");
 }
 
 }  // namespace weightfs

@@ -179,6 +179,7 @@ class Daemon:
 
     def __init__(self, store, point, log, options=""):
         self.store, self.point, self.log, self.tracer = store, point, log, None
+        self.unmounted = None   # the result of umount, if there was a daemon
         self.words = [program(), "mount", "-f", "-o", options or "commit=1", store, point]
 
     def start(self, before=()):
@@ -212,7 +213,10 @@ class Daemon:
         if killed and self.pid:
             process.kill(self.pid)
         elif is_mounted(self.point):
-            process.run([program(), "umount", "--timeout", LIMIT_S, self.point], limit=2 * LIMIT_S, codes=None)
+            served = self.started.poll() is None
+            unmounted = process.run([program(), "umount", "--timeout", LIMIT_S, self.point], limit=2 * LIMIT_S,
+                                    codes=None)
+            self.unmounted = unmounted if served else None
         try:
             code = self.started.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -259,6 +263,8 @@ class Trial:
             fault.begin(daemon, self.folder)
             wrong += self.work(expected, daemon)
         code = daemon.end(fault.killed)
+        if daemon.unmounted is not None and (daemon.unmounted.code == 0) != (code == 0):
+            wrong.append(f"the daemon ended with {code}, and umount says: {daemon.unmounted.err}")
         said = self.log.read_text(errors="replace")
         out_of_memory = code == -signal.SIGKILL and OUT_OF_MEMORY in said
         if code is None:

@@ -43,12 +43,13 @@ LASTING = {"io_submit": "ENOMEM EIO", "pwrite64": "EIO ENOSPC", "fdatasync": "EI
            "chmod": "EPERM", "getcwd": "ENOENT", "getrandom": "ENOSYS", "fadvise64": "EINVAL"}
 # The same two, on files of the store alone, which are the index's.
 OF_FILES = {"read": ("", "EIO"), "write": ("EINTR", "ENOSPC EIO")}
-# Errors that were once reported as others.
+# Errors that were once reported as others, or by umount as none.
 FOUND = [CallFault(1, call="poll", error="EINTR"),
-         CallFault(1, call="openat", error="EMFILE", and_later=True),
          CallFault(1, call="newfstatat", error="ENOMEM", and_later=True),
          CallFault(1, call="pidfd_open", error="ENOSYS"),
-         CallFault(3, "mount", call="statfs", error="EIO")]
+         CallFault(3, "mount", call="statfs", error="EIO"),
+         CallFault(1, call="pwrite64", error="EIO", and_later=True),
+         CallFault(1, call="ftruncate", error="ENOSPC", and_later=True)]
 QUICK = 8   # trials of each test in scripts/test; --full runs all
 
 
@@ -131,6 +132,27 @@ def test_a_system_call_fails(trial, pytestconfig, phase):
 
 def test_calls_that_have_failed_wrongly(trial):
     check(trial, FOUND)
+
+
+def test_an_umount_does_not_take_a_lock_file_that_could_not_be_written_for_success(trial):
+    trial.copy()
+    daemon = Daemon(trial.store, trial.point, trial.log)
+    fault = CallFault(1, "mount", call="pwrite64", error="EIO", and_later=True, files=("lock",))
+    assert daemon.start(fault.before(trial.folder)) and is_mounted(trial.point)
+    assert daemon.end(killed=False) == 0 and fault.count(trial.folder) > 0
+    assert daemon.unmounted.code == 1 and "it is unknown whether" in daemon.unmounted.err
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_an_umount_that_cannot_read_the_lock_file_fails(trial, first):
+    trial.copy()
+    daemon = Daemon(trial.store, trial.point, trial.log)
+    assert daemon.start() and is_mounted(trial.point)
+    fails = ["-P", trial.store / "lock", "-e", "trace=pread64", "-e", f"inject=pread64:error=EIO:when={first}+"]
+    unmounted = process.run(["strace", "-qq", "-o", trial.folder / "trace", *fails, program(), "umount", trial.point],
+                            codes=None)
+    assert unmounted.code == 1 and "cannot be read" in unmounted.err
+    assert daemon.end(killed=False) == 0
 
 
 @pytest.mark.limit(3600)

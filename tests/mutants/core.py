@@ -508,6 +508,12 @@ MUTANTS = [
     Mutant("index-threads", "RocksDB starts no thread that ends the process if it cannot be started.",
            "meta/rocks_kv_store.cc", "  options.max_file_opening_threads = 1;", "",
            (ROOT + "test_call_faults.py -k threads",)),
+    Mutant("umount-verdict", "umount fails if the daemon failed and could not note it.", "store/volume/store_lock.cc",
+           "  if (!WriteFully(descriptor, std::as_bytes(std::span(text)), 0)) return;\n"
+           "  [[maybe_unused]] const int cut = ftruncate(descriptor, static_cast<off_t>(text.size()));\n",
+           "  const bool written = WriteFully(descriptor, std::as_bytes(std::span(text)), 0);\n"
+           "  [[maybe_unused]] const int cut = ftruncate(descriptor, written ? static_cast<off_t>(text.size()) : 0);\n",
+           ("unit_store_directory:*ANoteThatCannotBeWritten*", ROOT + "test_call_faults.py -k wrongly")),
     Mutant("rights-unreadable", "A caller whose rights cannot be read gets that error, not EPERM.", "fs/caller.cc",
            "  return ErrorCode{error};\n", "  return hidden;\n",
            ("unit_fs:CallerTest.*", ROOT + "test_call_faults.py -k wrongly")),

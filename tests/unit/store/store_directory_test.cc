@@ -7,10 +7,12 @@
 #include <gtest/gtest.h>
 #include <sys/file.h>
 #include <sys/inotify.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -236,6 +238,24 @@ TEST_F(StoreDirectoryTest, TheLockFileNamesTheProcessAndItsMount) {
   EXPECT_EQ(ReadStoreHolder(directory).error, "device full");
   lock->Clear();
   EXPECT_EQ(Slurp(directory + "/lock"), "");
+}
+
+// An empty file would say that the store was closed.
+TEST_F(StoreDirectoryTest, ANoteThatCannotBeWrittenLeavesTheOneBefore) {
+  const std::string directory = Path("held");
+  fs::create_directory(directory);
+  auto lock = StoreLock::Acquire(directory);
+  ASSERT_TRUE(lock.has_value());
+  lock->Claim();
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  lock->NoteClosing();
+  lock->Clear("device full");
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(ReadStoreHolder(directory).noted, getpid());
 }
 
 // The number in the file may belong to another process: in another PID namespace, or a later one.

@@ -91,6 +91,8 @@ Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
   void* mapped = mmap(nullptr, RoundUp(size.value, kHugePageSize), PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
   if (mapped == MAP_FAILED) return SharedError("mmap");
   made->data_ = static_cast<std::byte*>(mapped);
+  // By default the kernel makes free memory whole for advised mappings alone. Refused advice leaves ordinary pages.
+  madvise(mapped, RoundUp(size.value, kHugePageSize), MADV_HUGEPAGE);
   // The programs of the user whose memfd it is could open it for writing. This mapping remains writable.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
   if (!on_tmpfs() && fcntl(own, F_ADD_SEALS, kSeals) != 0) return SharedError("seal");

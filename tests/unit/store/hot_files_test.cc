@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Leases that map: content of files in memory that programs share.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -9,7 +10,9 @@
 
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <future>
+#include <string>
 #include <thread>
 
 #include "io/shared_pages.h"
@@ -313,6 +316,19 @@ TEST(HotFiles, AnAnswerKeepsTheContentForTheNextCall) {
   const auto second = store->files().LeaseMap(file, first->end, kEnd);
   ASSERT_OK(second);
   EXPECT_EQ(second->content, first->content);
+}
+
+TEST(SharedPages, AskForHugePages) {
+  const auto pages = SharedPages::Create();
+  const auto file = Must(pages->Make(ByteCount{5 * kMiB}));
+  std::ifstream mappings("/proc/self/smaps");
+  const std::string begin = fmt::format("{:x}-", reinterpret_cast<uintptr_t>(file->data()));
+  std::string line;
+  while (std::getline(mappings, line) && !line.starts_with(begin)) {
+  }
+  while (std::getline(mappings, line) && !line.starts_with("VmFlags:")) {
+  }
+  EXPECT_NE(line.find(" hg"), std::string::npos) << "of " << begin << ": " << line;
 }
 
 TEST(SharedPages, SayWhetherAnybodyHasAFile) {

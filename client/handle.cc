@@ -164,17 +164,18 @@ Result<void> Handle::CopyOut(const MemoryView& memory, std::span<std::byte> host
   return gpu->CopyOut(memory, host);
 }
 
-Result<int> Handle::Map(int descriptor, uint64_t offset, uint64_t length, const Interrupted& interrupted) {
+Result<int> Handle::Map(int descriptor, uint64_t offset, uint64_t length, bool load, const Interrupted& interrupted) {
   if (options_.direct == Direct::kNever) return Error{ErrorCode::kNotSupported, "the handle takes no leases"};
-  return impl_->Map(descriptor, offset, length, interrupted);
+  return impl_->Map(descriptor, offset, length, load, interrupted);
 }
 
 uint64_t Handle::direct_operations() const { return impl_->direct_operations(); }
 
-Result<int> Handle::Impl::Map(int descriptor, uint64_t offset, uint64_t length, const Interrupted& interrupted) {
+Result<int> Handle::Impl::Map(int descriptor, uint64_t offset, uint64_t length, bool load,
+                              const Interrupted& interrupted) {
   if (forked()) return ErrorCode{EPERM};
   if (length == 0 || length > UINT64_MAX - offset) return ErrorCode::kInvalid;
-  ASSIGN_OR_RETURN(UniqueFd memory, MapOpenFile(connections(), descriptor, offset, length, interrupted));
+  ASSIGN_OR_RETURN(UniqueFd memory, MapOpenFile(connections(), descriptor, offset, length, load, interrupted));
   direct_operations_.fetch_add(1, std::memory_order_relaxed);
   return memory.Release();
 }

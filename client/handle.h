@@ -189,8 +189,10 @@ class WEIGHTFS_EXPORT Handle {
   // length) of the open file, at the same offsets. The memory is for reading and for private mappings; it keeps these
   // bytes, whatever happens to the file or the mount. EOPNOTSUPP with Direct::kNever; ENOTTY on another filesystem;
   // ENOMEM if the mount has no room (option cache_memory=); EIO for damage, which a Read locates; ENODATA if the file
-  // is shorter; EINVAL for no bytes; ECANCELED if `interrupted` has returned true.
-  Result<int> Map(int descriptor, uint64_t offset, uint64_t length, const Interrupted& interrupted = {});
+  // is shorter; EINVAL for no bytes; ECANCELED if `interrupted` has returned true. `load`: false for what other loads
+  // have put there; ENOMEM if that is not all of it.
+  Result<int> Map(int descriptor, uint64_t offset, uint64_t length, bool load = true,
+                  const Interrupted& interrupted = {});
 
   // Writes many tensors, each to its own file in the directory, replacing files of the same names. Intended for
   // thousands of small tensors. With a lease all files appear at once or not at all, even after a crash. EINVAL for

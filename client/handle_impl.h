@@ -56,7 +56,7 @@ class __attribute__((visibility("hidden"))) Handle::Impl {
   bool forked() const { return owner_ != getpid(); }
   // EDEADLK in a callback, EPERM in a forked child.
   Result<void> CheckMayWait(const std::string& path) const;
-  Result<int> Map(int descriptor, uint64_t offset, uint64_t length, const Interrupted& interrupted);
+  Result<int> Map(int descriptor, uint64_t offset, uint64_t length, bool load, const Interrupted& interrupted);
   uint64_t direct_operations() const { return direct_operations_.load(std::memory_order_relaxed); }
   const std::shared_ptr<LeaseConnections>& connections() const { return opener_.connections(); }
 

@@ -27,6 +27,21 @@ lease::Extent ToWire(const FileExtent& extent) {
   return {extent.first.value, extent.count.value, extent.start.value, extent.device.value, 0};
 }
 
+// The extents of a lease. If it has memory, that is device number `memory`, and has all blocks but a partial last one.
+std::vector<lease::Extent> ToWire(const ReadLease& lease, size_t memory) {
+  const uint64_t end = lease.memory ? lease.file_size / kBlockSize : 0;
+  std::vector<lease::Extent> extents;
+  for (const FileExtent& extent : lease.extents) {
+    lease::Extent rest = ToWire(extent);
+    if (const uint64_t count = std::min(rest.count, end - std::min(end, rest.file_block)); count > 0) {
+      extents.push_back({rest.file_block, count, rest.file_block, static_cast<uint32_t>(memory), 1});
+      rest = {rest.file_block + count, rest.count - count, rest.device_block + count, rest.device, 0};
+    }
+    if (rest.count > 0) extents.push_back(rest);
+  }
+  return extents;
+}
+
 // Returns the runs of a reservation as extents relative to its start.
 std::vector<lease::Extent> ToWire(const BlockReservation& grant) {
   std::vector<lease::Extent> extents;
@@ -36,6 +51,14 @@ std::vector<lease::Extent> ToWire(const BlockReservation& grant) {
     at += run.run.count.value;
   }
   return extents;
+}
+
+std::vector<int> DescriptorsOf(const LeaseDevicesPtr& devices) {
+  std::vector<int> descriptors;
+  if (devices != nullptr) {
+    for (const UniqueFd& device : *devices) descriptors.push_back(device.get());
+  }
+  return descriptors;
 }
 
 Error TooMuch() { return {ErrorCode::kFileTooBig, "the answer does not fit in a message; ask for less at once"}; }
@@ -73,7 +96,8 @@ void LeaseRequests::Handle(const LeaseConnectionPtr& connection, lease::Kind kin
 Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
   switch (request.kind) {
     case lease::Kind::kRead: return Read(request, body);
-    case lease::Kind::kMap: return Map(request, body);
+    case lease::Kind::kMap:
+    case lease::Kind::kMapLoaded: return Map(request, body);
     case lease::Kind::kReserve:
     case lease::Kind::kReserveInPlace: return Reserve(request, body);
     case lease::Kind::kCommit: return Commit(request, body);
@@ -90,11 +114,7 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
 
 // Sends the answer and ends the request.
 void LeaseRequests::Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices) {
-  std::vector<int> descriptors;
-  if (devices != nullptr) {
-    for (const UniqueFd& device : *devices) descriptors.push_back(device.get());
-  }
-  Send(request, error, body, descriptors);
+  Send(request, error, body, DescriptorsOf(devices));
 }
 
 void LeaseRequests::Send(const Request& request, int error, const Body& body, std::span<const int> descriptors) {
@@ -238,7 +258,7 @@ Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token
 }
 
 Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length,
-                                           AnswerMemory* memory) {
+                                           AnswerMemory* memory, bool from_memory) {
   RETURN_IF_ERROR(filesystem_.TakeMappedChanges(inode->id));
   uint64_t size;
   {
@@ -247,7 +267,7 @@ Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offse
   }
   const uint64_t before = offset % kBlockSize;  // in the first block
   RETURN_IF_ERROR(memory->Add(BlocksFor(ByteCount{before + std::min(length, size - std::min(size, offset))})));
-  return filesystem_.store().files().LeaseRead(inode, offset, length);
+  return filesystem_.store().files().LeaseRead(inode, offset, length, from_memory);
 }
 
 Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
@@ -257,14 +277,16 @@ Result<void> LeaseRequests::Read(Request& request, lease::BodyReader body) {
   ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, false));
   ASSIGN_OR_RETURN(const LeaseDevicesPtr devices, ReadersDevices(request));
   AnswerMemory memory(answers_);
-  ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(file->inode, asked.offset, asked.length, &memory));
-  std::vector<lease::Extent> extents;
-  for (const FileExtent& extent : lease.extents) extents.push_back(ToWire(extent));
+  const bool from_memory = devices->size() < lease::kMaximumDevices;  // it takes the place of one
+  ASSIGN_OR_RETURN(ReadLease lease, LeaseFile(file->inode, asked.offset, asked.length, &memory, from_memory));
+  const std::vector<lease::Extent> extents = ToWire(lease, devices->size());
+  std::vector<int> descriptors = DescriptorsOf(devices);
+  if (lease.memory) descriptors.push_back(lease.memory.get());
   const lease::ReadAnswer answer{lease.file_size, lease.first.value, lease.count.value, extents.size()};
   const uint64_t from = std::min(asked.offset, lease.file_size);
   Note(request, RequestKind::kRead, file->inode->id, std::min(asked.length, lease.file_size - from));
   request.connection->Begin(std::move(lease.pin), {}, devices);
-  Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents), lease::Bytes(lease.checksums)}, devices);
+  Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents), lease::Bytes(lease.checksums)}, descriptors);
   return {};
 }
 
@@ -273,7 +295,10 @@ Result<void> LeaseRequests::Map(Request& request, lease::BodyReader body) {
   if (!body.Take(&asked) || !body.empty()) return Malformed();
   ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, false));
   RETURN_IF_ERROR(filesystem_.TakeMappedChanges(file->inode->id));
-  ASSIGN_OR_RETURN(const MapLease map, filesystem_.store().files().LeaseMap(file->inode, asked.offset, asked.length));
+  FileIo& files = filesystem_.store().files();
+  ASSIGN_OR_RETURN(const MapLease map, request.kind == lease::Kind::kMap
+                                           ? files.LeaseMap(file->inode, asked.offset, asked.length)
+                                           : files.LeaseLoaded(file->inode, asked.offset, asked.length));
   const lease::MapAnswer answer{map.file_size, map.content, map.end};
   Note(request, RequestKind::kRead, file->inode->id, map.end - std::min(asked.offset, map.end));
   const int descriptor = map.memory.get();

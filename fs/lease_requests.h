@@ -101,7 +101,8 @@ class LeaseRequests {
   // A directory that will be changed needs a permit of its handle (EROFS).
   Result<InodePtr> DirectoryOf(Request& request, const lease::Token& token, bool change);
   Result<LeaseTickets::Opened> OpenedBy(Request& request, const lease::Token& token);
-  Result<ReadLease> LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length, AnswerMemory* memory);
+  Result<ReadLease> LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length, AnswerMemory* memory,
+                              bool from_memory = false);
   Result<ReadLease> LeaseNamed(const InodePtr& directory, const Credentials& peer, std::string_view name,
                                AnswerMemory* memory);
   Result<void> CheckTrust(Request& request);

@@ -265,7 +265,8 @@ void RequestLease(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
   const auto kind = static_cast<lease::Kind>(asked.kind);
   const bool reserves = kind == lease::Kind::kReserve || kind == lease::Kind::kReserveInPlace;
   const bool maps = kind == lease::Kind::kMap;
-  if (kind != lease::Kind::kRead && !reserves && !maps && kind != lease::Kind::kIdentify) return reply.Errno(EINVAL);
+  const bool reads = kind == lease::Kind::kRead || kind == lease::Kind::kMapLoaded;
+  if (!reads && !reserves && !maps && kind != lease::Kind::kIdentify) return reply.Errno(EINVAL);
   std::memcpy(asked.token, token->data(), sizeof(asked.token));
   const AskedLease lease{kind, {*token, asked.offset, asked.length}, process};
   const auto ask = [&filesystem, asked, lease](Reply now, bool here) {

@@ -219,7 +219,7 @@ struct weightfs_lease_ticket {
  * WEIGHTFS_IOC_LEASE; refusals of the lease itself are in the answer. */
 struct weightfs_lease_request {
   __u32 version;    /* in */
-  __u32 kind;       /* in: kRead, kReserve, kReserveInPlace, kMap or kIdentify of lease/protocol.h */
+  __u32 kind;       /* in: kRead, kReserve, kReserveInPlace, kMap, kMapLoaded or kIdentify of lease/protocol.h */
   __u64 connection; /* in: Identity::connection */
   __u64 offset;     /* in: bytes; of ReadRequest or ReserveRequest */
   __u64 length;     /* in: bytes of a ReadRequest, blocks of a ReserveRequest */

@@ -32,7 +32,8 @@ inline constexpr uint64_t kNoEntry = UINT64_MAX;
 using Token = std::array<uint8_t, 16>;
 
 enum class Kind : uint32_t {
-  kRead = 1,        // ReadRequest → ReadAnswer, Extent[], checksums; one read-only descriptor per device
+  kRead = 1,        // ReadRequest → ReadAnswer, Extent[], checksums; one read-only descriptor per device, and perhaps
+                    // another of memory that has blocks
   kReserve = 2,     // ReserveRequest → ReserveAnswer, Extent[]; one read-write descriptor per device
   kCommit = 3,      // CommitRequest, checksums → nothing
   kRelease = 4,     // nothing → nothing; ends the connection's lease, no transfer of which is under way
@@ -42,6 +43,7 @@ enum class Kind : uint32_t {
   kIdentify = 7,    // IdentifyRequest → Identity
   kReserveInPlace = 8,  // as kReserve, for the whole content of a file
   kMap = 9,             // ReadRequest → MapAnswer; begins no lease
+  kMapLoaded = 10,      // as kMap
 };
 
 struct Header {
@@ -59,7 +61,7 @@ struct Extent {
   uint64_t count = 0;         // at least 1
   uint64_t device_block = 0;  // location of the first block
   uint32_t device = 0;        // index of the device's descriptor in the message
-  uint32_t reserved = 0;
+  uint32_t verified = 0;      // 1: the mount has verified the bytes, so the program need not
 };
 static_assert(sizeof(Extent) == 32);
 
@@ -102,6 +104,8 @@ struct ReadAnswer {
 // are undefined. The program keeps it while it asks for the rest of its range. The memory keeps the content of one
 // moment, whatever happens to the file or the mount, for as long as a program has it open or mapped. ENOMEM: there is
 // no room. EIO: damage, which a read locates. EINVAL: the mount is of an older version. Otherwise as kRead.
+//
+// kMapLoaded loads nothing: ENOMEM unless the memory has the whole range. `content` is then 0.
 struct MapAnswer {
   uint64_t file_size = 0;  // bytes
   uint64_t content = 0;    // never 0. A request that is answered with another one is of a later content of the file

@@ -177,7 +177,7 @@ Result<int> ShowMount(const Arguments& arguments, int descriptor, const weightfs
           stats.log_intact != 0 ? "" : ", not intact", stats.checksum_errors);
   }
   if (hot) {
-    Print(stdout, "hot      {} of {} in use, {} mapped by programs, {} read from the devices for that\n",
+    Print(stdout, "hot      {} of {} in use, {} mapped or read by programs, {} read from the devices for that\n",
           Bytes(hot->used), Bytes(hot->limit), Bytes(hot->mapped), Bytes(hot->loaded));
   }
   if (scrubs.has_value()) Print(stdout, ScrubLines(*scrubs));

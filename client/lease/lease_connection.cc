@@ -71,6 +71,8 @@ bool IsOpen(const UniqueFd& connection) {
   return RepeatInterrupted([&] { return poll(&state, 1, 0); }) == 0;
 }
 
+bool Maps(lease::Kind kind) { return kind == lease::Kind::kMap || kind == lease::Kind::kMapLoaded; }
+
 // Reads the answer that an idle connection owes, which has usually arrived. Returns false if the connection has ended.
 bool MakeReady(IdleConnection& connection) {
   if (std::exchange(connection.owes_an_answer, false)) {
@@ -211,7 +213,7 @@ Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& conne
   ASSIGN_OR_RETURN(const LeaseTicket ticket, AskForTicket(descriptor));
   begun.token = ticket.token;
   RETURN_IF_ERROR(begun.lease->Open(ticket, descriptor));
-  if (kind == lease::Kind::kRead || kind == lease::Kind::kMap) {
+  if (kind == lease::Kind::kRead || Maps(kind)) {
     const lease::ReadRequest request{ticket.token, offset, length};
     ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));
   } else {
@@ -266,7 +268,7 @@ Result<lease::Message> Lease::Receive(lease::Kind kind, std::optional<uint64_t>*
   }
   const bool ends = kind == lease::Kind::kCommit || kind == lease::Kind::kCommitMany || kind == lease::Kind::kRelease;
   if (ends) held_.reset();
-  const bool begins = !ends && kind != lease::Kind::kIdentify && kind != lease::Kind::kMap;
+  const bool begins = !ends && kind != lease::Kind::kIdentify && !Maps(kind);
   if (answer->header.error == 0 && begins) held_ = kind;
   if (answer->header.error != 0) {
     lease::BodyReader refusal(answer->body());

@@ -47,7 +47,8 @@ class Lease {
  public:
   struct Begun;
   // Asks for a lease of the open file: kRead of `length` bytes from `offset` on, or kReserve or kReserveInPlace of
-  // `length` blocks there; or for memory with bytes of it, by a kMap of such a range, which begins no lease.
+  // `length` blocks there; or for memory with bytes of it, by a kMap or kMapLoaded of such a range, which begins no
+  // lease.
   // Takes one exchange with the mount, or five where the handle has no idle connection to it. Errors: those of
   // AskForTicket, Connect and Call.
   static Result<Begun> Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor, lease::Kind kind,

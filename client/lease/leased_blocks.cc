@@ -47,7 +47,7 @@ void LeasedBlocks::Adopt(std::vector<UniqueFd> devices) {
 }
 
 Result<void> LeasedBlocks::AddOne(uint64_t block, const lease::Extent& extent) {
-  const auto& [file_block, count, device_block, device, reserved] = extent;
+  const auto& [file_block, count, device_block, device, verified] = extent;
   constexpr uint64_t kBlocks = UINT64_MAX / kBlockSize;  // so that byte counts do not overflow
   const uint64_t last = extents_.empty() ? first_ : extents_.back().block + extents_.back().count;
   if (device >= devices_.size() || count == 0 || block < last || count > count_ || block - first_ > count_ - count ||
@@ -56,12 +56,13 @@ Result<void> LeasedBlocks::AddOne(uint64_t block, const lease::Extent& extent) {
   }
   if (!extents_.empty()) {
     Extent& before = extents_.back();
-    if (before.device == device && last == block && before.device_block + before.count == device_block) {
+    if (before.device == device && before.verified == (verified != 0) && last == block &&
+        before.device_block + before.count == device_block) {
       before.count += count;
       return {};
     }
   }
-  extents_.push_back({block, count, device_block, device});
+  extents_.push_back({block, count, device_block, device, verified != 0});
   return {};
 }
 
@@ -127,6 +128,12 @@ void LeasedBlocks::NoteWritten(uint64_t offset, std::span<const std::byte> block
 std::optional<LeasedBlocks::Damage> LeasedBlocks::FindDamage(uint64_t offset, std::span<const std::byte> blocks) const {
   std::array<uint32_t, kCheckedAtOnce> found;
   for (uint64_t block = offset / kBlockSize; !blocks.empty();) {
+    if (const Extent* run = Find(block); run != nullptr && run->verified && run->block <= block) {
+      const uint64_t verified = std::min(blocks.size() / kBlockSize, run->block + run->count - block);
+      block += verified;
+      blocks = blocks.subspan(verified * kBlockSize);
+      continue;
+    }
     const auto piece = blocks.first(std::min(blocks.size(), kCheckedAtOnce * kBlockSize));
     Crc32cBlocks(piece, found.data());
     const uint32_t* recorded = checksums_.get() + (block - first_);

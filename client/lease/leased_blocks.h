@@ -50,7 +50,8 @@ class LeasedBlocks final : public Layout {
     uint64_t block = 0;     // block number in the operation
     std::string what = {};  // "its checksum is ..., at byte ... of DEVICE"
   };
-  // The first block, at or behind the start of `blocks`, whose checksum does not match.
+  // The first block, at or behind the start of `blocks`, whose checksum does not match, of those that the mount has not
+  // verified.
   std::optional<Damage> FindDamage(uint64_t offset, std::span<const std::byte> blocks) const;
 
  private:
@@ -59,6 +60,7 @@ class LeasedBlocks final : public Layout {
     uint64_t count;
     uint64_t device_block;
     uint32_t device;
+    bool verified;
   };
   // Merges an extent that continues the previous one.
   Result<void> AddOne(uint64_t block, const lease::Extent& extent);

@@ -11,13 +11,13 @@ constexpr int kAttempts = 2;  // for a file that changes while it is being loade
 
 // Returns an empty descriptor if the file has changed.
 Result<UniqueFd> Load(const std::shared_ptr<LeaseConnections>& connections, int descriptor, uint64_t offset,
-                      uint64_t length, const std::function<bool()>& interrupted) {
+                      uint64_t length, lease::Kind kind, const std::function<bool()>& interrupted) {
   const uint64_t end = offset + length;
   uint64_t content = 0;
   UniqueFd memory;
   while (true) {
     if (interrupted && interrupted()) return Error{ErrorCode{ECANCELED}, "a signal has ended the load"};
-    ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections, descriptor, lease::Kind::kMap, offset, end - offset));
+    ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections, descriptor, kind, offset, end - offset));
     lease::MapAnswer answer;
     if (!lease::BodyReader(begun.answer.body()).Take(&answer) || begun.answer.descriptors.size() > 1) {
       return Error{ErrorCode{EPROTO}, "no lease: the mount has answered without an end"};
@@ -39,9 +39,10 @@ Result<UniqueFd> Load(const std::shared_ptr<LeaseConnections>& connections, int 
 }  // namespace
 
 Result<UniqueFd> MapOpenFile(const std::shared_ptr<LeaseConnections>& connections, int descriptor, uint64_t offset,
-                             uint64_t length, const std::function<bool()>& interrupted) {
+                             uint64_t length, bool load, const std::function<bool()>& interrupted) {
+  const lease::Kind kind = load ? lease::Kind::kMap : lease::Kind::kMapLoaded;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    ASSIGN_OR_RETURN(UniqueFd memory, Load(connections, descriptor, offset, length, interrupted));
+    ASSIGN_OR_RETURN(UniqueFd memory, Load(connections, descriptor, offset, length, kind, interrupted));
     if (memory) return memory;
   }
   return Error{ErrorCode::kAgain, "the file is being written all the time"};

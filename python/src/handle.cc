@@ -190,9 +190,9 @@ void BindHandle(py::module_& module) {
       .def("join", &PyHandle::Join)
       .def("direct_operations", [](const PyHandle& self) { return self.get()->direct_operations(); })
       .def("map",
-           [](const PyHandle& self, int descriptor, uint64_t offset, uint64_t length) {
+           [](const PyHandle& self, int descriptor, uint64_t offset, uint64_t length, bool load) {
              return Check(self.WithoutGil(
-                 [&](Handle& handle) { return handle.Map(descriptor, offset, length, &SignalRaised); }));
+                 [&](Handle& handle) { return handle.Map(descriptor, offset, length, load, &SignalRaised); }));
            })
       .def("wait",
            [](const PyHandle& self) {

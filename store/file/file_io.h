@@ -89,12 +89,14 @@ class FileIo final : public DataOwner {
   //
   // Pins a range and returns its extents and checksums. They describe the current bytes, unsynced ones included. Waits
   // for writes of the range in progress. Returns kAgain when the range is written continuously, kFileTooBig for more
-  // than kLargestLease.
-  Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length);
+  // than kLargestLease. `from_memory`: with hot memory, if all of the range is there.
+  Result<ReadLease> LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length, bool from_memory = false);
   // Loads the file's content from `offset` on into hot memory, at most kMostMapped bytes of the `length`. As long as
   // somebody has the descriptor, the content is not evicted. kNoMemory: it does not fit, or there is no hot memory.
   // Otherwise as LeaseRead.
   Result<MapLease> LeaseMap(const InodePtr& inode, uint64_t offset, uint64_t length);
+  // The same, if all of the range is loaded; kNoMemory if not.
+  Result<MapLease> LeaseLoaded(const InodePtr& inode, uint64_t offset, uint64_t length);
   // For passthrough: a descriptor of the content of a file of which all is in hot memory and which nobody can change;
   // else an empty one. Nobody can change the file until nobody uses the descriptor or a mapping any more (IsPassed).
   Result<UniqueFd> Pass(const InodePtr& inode);
@@ -177,7 +179,7 @@ class FileIo final : public DataOwner {
   Result<uint64_t> SeekUntil(const InodePtr& inode, uint64_t offset, uint64_t end, SeekTarget target);
   Result<uint64_t> CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target, uint64_t length);
   Result<void> GrowTo(const InodePtr& inode, uint64_t size);
-  Result<ReadLease> LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length);
+  Result<ReadLease> LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length, bool from_memory = false);
   Result<bool> LeaseChecksums(const InodePtr& inode, ReadLease* lease);
 
   const Services p_;

@@ -51,7 +51,7 @@ bool IsMappedTo(const ExtentMap& extents, const FileExtent& extent, FileBlock fi
 }  // namespace
 
 // Writes back the dirty blocks of the range, waits until the whole range is on the devices, and pins it.
-Result<ReadLease> FileIo::LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length) {
+Result<ReadLease> FileIo::LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length, bool from_memory) {
   for (int attempt = 0; attempt < kGrantAttempts; ++attempt) {
     RETURN_IF_ERROR(Load(inode));
     PendingWrites writes;
@@ -73,6 +73,10 @@ Result<ReadLease> FileIo::LeaseExtents(const InodePtr& inode, uint64_t offset, u
         std::vector<DeviceRun> runs;
         for (const FileExtent& extent : lease.extents) runs.push_back({extent.device, {extent.start, extent.count}});
         lease.pin = p_.space.Pin(std::move(runs));
+        if (HotFiles* const hot = p_.cache.hot(); from_memory && hot != nullptr && end > from) {
+          const uint64_t last = (end + kChunkBytes - 1) / kChunkBytes;
+          lease.memory = hot->OpenLoaded(inode->id, from / kChunkBytes, last).value_or(UniqueFd());
+        }
         return lease;
       }
       p_.write_back.Start(inode, lease.first, lease.first + lease.count, false, &writes);
@@ -113,13 +117,18 @@ Result<bool> FileIo::LeaseChecksums(const InodePtr& inode, ReadLease* lease) {
   return true;
 }
 
-Result<ReadLease> FileIo::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length) {
+Result<ReadLease> FileIo::LeaseRead(const InodePtr& inode, uint64_t offset, uint64_t length, bool from_memory) {
   if (closed_.load()) return ErrorCode::kShutdown;
   for (int attempt = 0; attempt < kGrantAttempts; ++attempt) {
-    ASSIGN_OR_RETURN(ReadLease lease, LeaseExtents(inode, offset, length));
+    ASSIGN_OR_RETURN(ReadLease lease, LeaseExtents(inode, offset, length, from_memory));
     ASSIGN_OR_RETURN(const bool whole, LeaseChecksums(inode, &lease));
     if (!whole) continue;
-    leased_.read_bytes += std::min(length, lease.file_size - std::min(offset, lease.file_size));
+    const uint64_t bytes = std::min(length, lease.file_size - std::min(offset, lease.file_size));
+    leased_.read_bytes += bytes;
+    if (lease.memory) {
+      p_.cache.hot()->counters().mapped_bytes += bytes;
+      return lease;
+    }
     for (const FileExtent& extent : lease.extents) leased_.device_read_bytes += ToBytes(extent.count).value;
     return lease;
   }
@@ -154,14 +163,22 @@ Result<MapLease> FileIo::LeaseMap(const InodePtr& inode, uint64_t offset, uint64
   return Error{ErrorCode::kAgain, "the range is being written all the time"};
 }
 
+Result<MapLease> FileIo::LeaseLoaded(const InodePtr& inode, uint64_t offset, uint64_t length) {
+  if (closed_.load()) return ErrorCode::kShutdown;
+  ASSIGN_OR_RETURN(ReadLease loaded, LeaseExtents(inode, offset, length, /*from_memory=*/true));
+  if (!loaded.memory) return Error{ErrorCode::kNoMemory, "not all of the range is in hot memory"};
+  const uint64_t size = std::min(length, loaded.file_size - offset);
+  p_.cache.hot()->counters().mapped_bytes += size;
+  return MapLease{.file_size = loaded.file_size, .end = offset + size, .memory = std::move(loaded.memory)};
+}
+
 Result<UniqueFd> FileIo::Pass(const InodePtr& inode) {
   HotFiles* const files = p_.cache.hot();
   if (files == nullptr || !files->passthrough() || closed_.load()) return UniqueFd();
   MutexLock lock(inode->mutex);
   if (!p_.read_only && !inode->StaysPublished()) return UniqueFd();
-  const HotFilePtr hot = files->Find(inode->id);
-  if (hot == nullptr || !files->IsWhole(*hot)) return UniqueFd();
-  return files->OpenForReading(*hot, /*passes=*/true);
+  const uint64_t chunks = (inode->attributes.size + kChunkBytes - 1) / kChunkBytes;
+  return files->OpenLoaded(inode->id, 0, chunks, /*passes=*/true);
 }
 
 bool FileIo::IsPassed(const Inode& inode) const {

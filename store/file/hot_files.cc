@@ -141,13 +141,6 @@ bool HotFiles::IsCurrent(const HotFile& file) const {
   return file.current_;
 }
 
-bool HotFiles::IsWhole(const HotFile& file) const {
-  MutexLock lock(mutex_);
-  const auto loaded = [](const ChunkPtr& chunk) { return chunk != nullptr && chunk->ready(); };
-  if (!file.whole_) file.whole_ = std::ranges::all_of(file.chunks_, loaded);
-  return file.whole_;
-}
-
 ChunkPtr HotFiles::FindChunk(const HotFile& file, uint64_t index) const {
   MutexLock lock(mutex_);
   return index < file.chunks_.size() ? file.chunks_[index] : nullptr;
@@ -183,11 +176,23 @@ void HotFiles::Fail(HotFile& file, uint64_t index) {
   file.failed_[index] = std::exchange(file.chunks_[index], nullptr);
 }
 
-Result<UniqueFd> HotFiles::OpenForReading(const HotFile& file, bool passes) {
+Result<UniqueFd> HotFiles::OpenForReading(const HotFile& file) {
   MutexLock lock(mutex_);
   if (!file.current_) return ErrorCode::kAgain;
-  if (passes) file.memory_->passed = true;
   return file.memory_->file->OpenForReading();
+}
+
+Result<UniqueFd> HotFiles::OpenLoaded(InodeId ino, uint64_t first, uint64_t last, bool passes) {
+  MutexLock lock(mutex_);
+  const HotFilePtr file = FindLocked(ino);
+  if (file == nullptr || last > file->chunks_.size()) return UniqueFd();
+  if (!file->whole_) {
+    const auto loaded = [](const ChunkPtr& chunk) { return chunk != nullptr && chunk->ready(); };
+    if (!std::all_of(file->chunks_.begin() + first, file->chunks_.begin() + last, loaded)) return UniqueFd();
+    file->whole_ = first == 0 && last == file->chunks_.size();
+  }
+  if (passes) file->memory_->passed = true;
+  return file->memory_->file->OpenForReading();
 }
 
 bool HotFiles::IsPassed(InodeId ino) const {

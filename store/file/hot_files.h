@@ -51,7 +51,7 @@ class HotFile {
   std::vector<ChunkPtr> chunks_;  // null: not loaded
   std::map<uint64_t, std::weak_ptr<ReadChunk>> failed_;  // whose good parts are perhaps still being read
   bool current_ = false;          // no change of the file has followed
-  mutable bool whole_ = false;    // all of it is loaded
+  bool whole_ = false;            // all of it is loaded
 };
 
 using HotFilePtr = std::shared_ptr<HotFile>;
@@ -85,8 +85,6 @@ class HotFiles {
   void Forget(InodeId ino) EXCLUDES(mutex_);
   bool IsCurrent(const HotFile& file) const EXCLUDES(mutex_);
 
-  // True if all of the content is loaded.
-  bool IsWhole(const HotFile& file) const EXCLUDES(mutex_);
   // A chunk of the content, or of the current content of a file; null if it is not loaded.
   ChunkPtr FindChunk(const HotFile& file, uint64_t index) const EXCLUDES(mutex_);
   ChunkPtr FindChunk(InodeId ino, uint64_t index) EXCLUDES(mutex_);
@@ -96,9 +94,12 @@ class HotFiles {
   // A chunk was not loaded, or only in part: others may use its good parts. Later it can be begun again.
   void Fail(HotFile& file, uint64_t index) EXCLUDES(mutex_);
 
-  // A descriptor of the content for a program that may read the file, or for the kernel (`passes`). What is not loaded
-  // has zeros, and while it is loaded unverified bytes. kAgain: it is not current.
-  Result<UniqueFd> OpenForReading(const HotFile& file, bool passes = false) EXCLUDES(mutex_);
+  // A descriptor of the content for a program that may read the file. What is not loaded has zeros, and while it is
+  // loaded unverified bytes. kAgain: it is not current.
+  Result<UniqueFd> OpenForReading(const HotFile& file) EXCLUDES(mutex_);
+  // The same of the current content of a file, for a program or for the kernel (`passes`); none unless all of
+  // [first, last) is loaded. Under the inode's mutex.
+  Result<UniqueFd> OpenLoaded(InodeId ino, uint64_t first, uint64_t last, bool passes = false) EXCLUDES(mutex_);
   // True while the kernel, or a mapping that it has made, uses the memory of a content of the file by passthrough.
   // Perhaps also true if only programs map the content that was once used so.
   bool IsPassed(InodeId ino) const EXCLUDES(mutex_);

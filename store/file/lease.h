@@ -16,7 +16,7 @@ namespace weightfs {
 // The maximum size of a read lease. Its checksums are in memory.
 inline constexpr BlockCount kLargestLease{512 * kGiB / kBlockSize};
 
-// The location of a file's bytes on the devices at one moment. The blocks keep their content while the lease lives.
+// The location of a file's bytes at one moment. The blocks keep their content while the lease lives.
 // Move-only; destroy it before the store.
 struct ReadLease {
   uint64_t file_size = 0;  // bytes
@@ -25,6 +25,7 @@ struct ReadLease {
   std::vector<FileExtent> extents;  // in order; gaps read as zeros
   std::vector<uint32_t> checksums;  // CRC-32C of each block of the range; 0 in gaps
   SpacePin pin;
+  UniqueFd memory;  // hot memory with all bytes of the range, at their offsets in the file; none if they are not loaded
 };
 
 // The maximum number of bytes that one call loads into memory for a MapLease.
@@ -32,7 +33,7 @@ inline constexpr uint64_t kMostMapped = 256 * kMiB;
 
 // Memory with the content of a file at one moment.
 struct MapLease {
-  uint64_t content = 0;    // HotFile::id: calls that return another one are of another content
+  uint64_t content = 0;    // HotFile::id: calls that return another one are of another content. 0: of LeaseLoaded
   uint64_t file_size = 0;  // bytes
   uint64_t end = 0;        // offset in bytes of the end of what is loaded, from the offset of the call on
   UniqueFd memory;         // a file of the same size, for reading; none for an empty range

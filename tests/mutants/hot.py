@@ -6,6 +6,7 @@ from mutants.mutant import Mutant, ROOT
 LEASES = "unit_store_leases:HotFilesTest."
 PASSTHROUGH = (ROOT + "test_passthrough.py -k ")
 LOADS = "tests/python/test_hot_files.py -k "
+READS = "tests/python/test_hot_reads.py -k "
 
 MUTANTS = [
     Mutant("hot-change", "A changed file is mapped with its new content.",
@@ -67,13 +68,31 @@ MUTANTS = [
            "    if (result) result = loaded;\n", "    static_cast<void>(loaded.has_value());\n", (LEASES + "Damage*",)),
     Mutant("hot-load", "A load of safetensors maps the memory that programs share.",
            "python/weightfs/safetensors/_files.py",
-           'if device.type == "cpu" and end - begin >= LEAST_MAPPED:', "if begin > end:", (LOADS + "second_load",)),
+           'if device.type != "cpu" or end - begin < LEAST_MAPPED:', "if begin <= end:", (LOADS + "second_load",)),
+    Mutant("hot-lease", "A lease of what is hot has its memory.",
+           "store/file/file_leases.cc",
+           "from_memory && hot != nullptr && end > from", "from_memory && hot != nullptr && end < from",
+           (LEASES + "LeasesHave*", READS + "use_no_device")),
+    Mutant("hot-lease-part", "A lease has no memory of bytes that are not loaded.",
+           "store/file/hot_files.cc",
+           "{ return chunk != nullptr && chunk->ready(); };\n    if",
+           "{ return chunk == nullptr || chunk->ready(); };\n    if", (LEASES + "LeasesHave*",)),
+    Mutant("hot-lease-end", "A file that ends within a block is read from memory, too.",
+           "fs/lease_requests.cc",
+           "lease.memory ? lease.file_size / kBlockSize : 0", "lease.memory ? UINT64_MAX : 0",
+           (READS + "use_no_device",)),
     Mutant("hot-huge", "Hot files have huge pages also where free memory is in small pieces.",
            "io/shared_pages.cc",
            "MADV_HUGEPAGE", "MADV_NORMAL", ("unit_store_leases:SharedPages.Ask*",)),
+    Mutant("hot-stream", "A stream makes no file hot.",
+           "python/weightfs/safetensors/_files.py",
+           "begin, end, load=False)", "begin, end, load=True)", (READS + "load_nothing",)),
+    Mutant("hot-lazy", "A map of torch reads nothing in advance.",
+           "python/weightfs/torch/__init__.py",
+           "load=not _maps(mmap)", "load=True", (READS + "load_nothing",)),
     Mutant("hot-torch", "A load of torch maps the memory that programs share.",
            "python/weightfs/torch/__init__.py",
-           "    possible = mmap is None and flags", "    possible = mmap is False and flags",
+           "    possible = mmap is not False and flags", "    possible = mmap is True and flags",
            (LOADS + "second_load",)),
     Mutant("passthrough-fill", "The second read of a published file needs no daemon.",
            "fs/session.cc",

@@ -37,8 +37,12 @@ def save(path, start=0):
     return tensors
 
 
+def info(path):
+    return json.loads(command("info", "--json", path).out)
+
+
 def hot(path):
-    return json.loads(command("info", "--json", path).out)["hot"]
+    return info(path)["hot"]
 
 
 def equal(loaded, tensors):

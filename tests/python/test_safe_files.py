@@ -46,9 +46,9 @@ def test_a_file_that_is_replaced_meanwhile_is_loaded_as_it_was_opened(folder, ha
     SAVES[library](generation(1), folder / "file")
 
     def replacing(load):
-        def replace_first(*arguments):
+        def replace_first(*arguments, **options):
             SAVES[library](generation(2), folder / "file")
-            return load(*arguments)
+            return load(*arguments, **options)
 
         return replace_first
 

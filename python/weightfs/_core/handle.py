@@ -187,13 +187,14 @@ class Handle(Opened):
             raise first
         return total
 
-    def map(self, descriptor: int, offset: int, nbytes: int) -> int | None:
+    def map(self, descriptor: int, offset: int, nbytes: int, *, load: bool = True) -> int | None:
         """Returns a descriptor of memory that programs share, in which the weightfs mount of an open file has bytes of
         it, at the same offsets; the caller closes it. It can be read and privately mapped, and keeps the bytes of one
         moment. None where that is not possible: on another filesystem, without a lease, if the mount has no room
-        (option cache_memory=), or because of damage, which a read locates."""
+        (option cache_memory=), or because of damage, which a read locates; without `load`, also if not all of the bytes
+        are in that memory already."""
         try:
-            return self._native.map(descriptor, offset, nbytes)
+            return self._native.map(descriptor, offset, nbytes, load)
         except OSError as error:
             log.debug("no shared memory: %s", error)
             return None

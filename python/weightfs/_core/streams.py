@@ -260,12 +260,12 @@ class DirectReader(_Stream):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.shown)
         self.limit(0, status.st_size)
 
-    def map(self, least, begin):
+    def map(self, least, begin, load):
         """Handle.map of the whole file; None if it has fewer bytes than `least`, or does not begin with `begin`."""
         size = os.fstat(self._descriptor).st_size
         if size < least or os.pread(self._descriptor, len(begin), 0) != begin:
             return None
-        return self._handle.map(self._descriptor, 0, size)
+        return self._handle.map(self._descriptor, 0, size, load=load)
 
     def limit(self, begin, nbytes):
         """Makes a part of the file the whole stream."""

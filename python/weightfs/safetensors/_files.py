@@ -10,6 +10,7 @@ from typing import Union
 import torch
 
 from weightfs._core.files import check_mounted
+from weightfs._core.future import Future
 from weightfs._core.handle import mode_of_process, the_handle
 from weightfs._core.memory import LEAST_MAPPED
 from weightfs._core.streams import errors_of, name_of
@@ -121,20 +122,21 @@ class Shard:
 
     def read(self, handle, device, begin, end):
         """Memory with a range of the file (weightfs.safetensors._memory)."""
-        if device.type == "cpu" and end - begin >= LEAST_MAPPED:
-            mapped = self._map(handle, begin, end)
-            if mapped is not None:
-                return mapped
+        mapped = self._map(handle, device, begin, end, load=True)
+        if mapped is not None:
+            return mapped
         memory = memory_for(device, end - begin, self.begin + begin)
         if end > begin:
             with self.reading():
                 handle.read_into(memory.target, self._name, self.begin + begin)
         return memory
 
-    def _map(self, handle, begin, end):
+    def _map(self, handle, device, begin, end, load):
         """Memory that other programs share, or None."""
+        if device.type != "cpu" or end - begin < LEAST_MAPPED:
+            return None
         with self.reading():
-            shared = handle.map(self._stream.fileno(), self.begin + begin, end - begin)
+            shared = handle.map(self._stream.fileno(), self.begin + begin, end - begin, load=load)
         if shared is None:
             return None
         try:
@@ -143,7 +145,13 @@ class Shard:
             os.close(shared)
 
     def start_read(self, handle, device, begin, end):
-        """Starts the same and returns (memory, Future). Errors of the future name the file within reading()."""
+        """Starts the same and returns (memory, Future). Errors of the future name the file within reading(). Loads
+        nothing into memory that other programs share."""
+        mapped = self._map(handle, device, begin, end, load=False)
+        if mapped is not None:
+            done = Future()
+            done.set_result(end - begin)
+            return mapped, done
         memory = memory_for(device, end - begin, self.begin + begin)
         with self.reading():
             return memory, handle.read_async(memory.target, self._name, self.begin + begin)

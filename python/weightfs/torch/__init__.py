@@ -67,9 +67,10 @@ def save(obj: object, f: Path | IO[bytes], *arguments: Any, handle: Handle | Non
 
 def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle: Handle | None = None,
          direct: Direct = "auto", **options: Any) -> Any:
-    """Loads as torch.load(f, map_location, *arguments, **options) does. It calls torch.load for a stream, and with
-    mmap=True or the equivalent setting of torch. Without mmap=False, it maps memory that programs share where the mount
-    has room; the storages are then parts of one mapping, as with mmap=True. direct: as in save.
+    """Loads as torch.load(f, map_location, *arguments, **options) does. It calls torch.load for a stream. Without
+    mmap=False, it maps memory that programs share where the mount has room; the storages are then parts of one mapping,
+    as with mmap=True. With mmap=True, or the equivalent setting of torch, it reads nothing in advance: it maps that
+    memory if the file is there, and the file itself if not. direct: as in save.
 
     If neither weights_only nor pickle_module is given, only weights are loaded, as in torch 2.6 and later: unpickling
     anything else can run arbitrary code. For older versions of torch this function passes weights_only=True, unless
@@ -79,13 +80,12 @@ def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle:
     if not _is_path(f):
         return torch.load(f, map_location, *arguments, **options)
     check_mounted(f, handle)
-    if _maps(options.get("mmap")):
-        return torch.load(os.fsdecode(f), map_location, *arguments, **options)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
         with stream.raising_its_error(), _shared_memory(stream, options.get("mmap")) as memory:
             if memory is not None:
                 return torch.load(memory, map_location, *arguments, **{**options, "mmap": True})
-            return torch.load(stream, map_location, *arguments, **options)
+            source = os.fsdecode(f) if _maps(options.get("mmap")) else stream
+            return torch.load(source, map_location, *arguments, **options)
 
 
 @contextlib.contextmanager
@@ -93,8 +93,8 @@ def _shared_memory(stream, mmap):
     """A path to memory that programs share, from which torch can map the archive; or None."""
     flags = getattr(torch.serialization, "get_default_mmap_options", lambda: MAP_PRIVATE)()
     # Older versions cannot map, and all map archives of the present format alone.
-    possible = mmap is None and flags == MAP_PRIVATE and torch.__version__ >= (2, 1)
-    memory = stream.map(LEAST_MAPPED, b"PK\x03\x04") if possible else None
+    possible = mmap is not False and flags == MAP_PRIVATE and torch.__version__ >= (2, 1)
+    memory = stream.map(LEAST_MAPPED, b"PK\x03\x04", load=not _maps(mmap)) if possible else None
     try:
         yield f"/proc/self/fd/{memory}" if memory is not None else None
     finally:

@@ -259,7 +259,7 @@ std::vector<lease::Extent> FakeLeaseMount::LayOut(const Bytes& content, uint64_t
           extents.back().device_block + extents.back().count == device_block) {
         ++extents.back().count;
       } else {
-        extents.push_back({.file_block = file_block, .count = 1, .device_block = device_block});
+        extents.push_back({.file_block = file_block, .count = 1, .device_block = device_block, .verified = verified});
       }
     }
   }

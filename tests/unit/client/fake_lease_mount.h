@@ -31,6 +31,7 @@ class FakeLeaseMount {
 
   // To be set before the first request:
   uint64_t extent_blocks = 100;            // maximum length of an extent; extents are separated by gaps
+  uint32_t verified = 0;                   // of all extents
   int ticket_error = 0;                    // errno that the ioctl returns
   int change_error = 0;                    // errno of setting WEIGHTFS_CHANGE_ATTRIBUTE
   bool impostor = false;                   // the socket belongs to a process that knows no identity of a connection

@@ -232,6 +232,21 @@ TEST_F(LeaseTest, AServerThatTheMountDoesNotConfirmIsRefused) {
   EXPECT_TRUE(handle->Write(mount_ / "file", View(bytes)).has_value());
 }
 
+TEST_F(LeaseTest, WhatTheMountHasVerifiedIsNotVerifiedAgain) {
+  Bytes bytes = RandomBytes(3'000'000, 1);
+  WriteFile(mount_ / "file", bytes);
+  mount_.verified = 1;
+  mount_.on_laid_out = [&](const std::vector<lease::Extent>& extents) {
+    const UniqueFd device(open(mount_.device().c_str(), O_RDWR));
+    const auto at = static_cast<off_t>(extents[2].device_block * kBlockSize);
+    if (pwrite(device.get(), "x", 1, at) != 1 || fdatasync(device.get()) != 0) std::abort();
+  };
+  Bytes target(bytes.size());
+  ASSERT_TRUE(Make({.block_size = 65536})->Read(mount_ / "file", View(target)).has_value());
+  bytes[200 * kBlockSize] = std::byte{'x'};
+  EXPECT_TRUE(target == bytes);
+}
+
 TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirLocation) {
   WriteFile(mount_ / "file", RandomBytes(3'000'000, 1));
   int flips = 0;

@@ -318,6 +318,36 @@ TEST(HotFiles, AnAnswerKeepsTheContentForTheNextCall) {
   EXPECT_EQ(second->content, first->content);
 }
 
+TEST_F(HotFilesTest, LeasesHaveTheMemoryOfWhatIsLoaded) {
+  const std::string data = Pattern(13, 8 * kMiB + 123);
+  const InodePtr file = Make("a", data);
+  const auto lease = [&](uint64_t offset, uint64_t length) {
+    return Must(store_->files().LeaseRead(file, offset, length, /*from_memory=*/true));
+  };
+  EXPECT_FALSE(lease(0, kEnd).memory);
+  EXPECT_EQ(store_->files().LeaseLoaded(file, 0, kEnd).error().code, ErrorCode::kNoMemory);
+  EXPECT_EQ(store_->Hot().loaded, 0U);
+  MustMap(file, 3 * kMiB, 10);
+  EXPECT_FALSE(lease(0, kEnd).memory) << "a part is loaded";
+  EXPECT_FALSE(lease(3 * kMiB, 2 * kMiB).memory) << "a part is loaded";
+  EXPECT_TRUE(lease(3 * kMiB, 100).memory);
+  MustMap(file);
+  const auto counts = [&] { return std::pair(store_->statistics().device_read_bytes, store_->Hot().loaded); };
+  const auto before = counts();
+  const ReadLease kept = lease(kMiB, kEnd);
+  std::string read(data.size(), '\0');
+  ASSERT_EQ(pread(kept.memory.get(), read.data(), read.size(), 0), static_cast<ssize_t>(data.size()));
+  EXPECT_TRUE(read == data);
+  EXPECT_TRUE(Mapping(Must(store_->files().LeaseLoaded(file, 0, kEnd))).bytes() == data);
+  EXPECT_EQ(counts(), before);
+  // As long as somebody has it, it counts, with its content.
+  ASSERT_OK(store_.WriteAt(file, 2 * kMiB, "patch"));
+  EXPECT_FALSE(lease(0, kEnd).memory) << "of an older content";
+  EXPECT_EQ(Map(Make("b", Pattern(14, 8 * kMiB))).error().code, ErrorCode::kNoMemory);
+  ASSERT_EQ(pread(kept.memory.get(), read.data(), read.size(), 0), static_cast<ssize_t>(data.size()));
+  EXPECT_TRUE(read == data);
+}
+
 TEST(SharedPages, AskForHugePages) {
   const auto pages = SharedPages::Create();
   const auto file = Must(pages->Make(ByteCount{5 * kMiB}));

@@ -29,6 +29,7 @@ class Layout {
     int descriptor = -1;  // opened with O_DIRECT; -1: use the buffered descriptor
     uint64_t offset = 0;  // offset for that descriptor; it has the same alignment as the offset in the file
     uint64_t length = 0;  // at least 1
+    bool is_memory = false;  // it needs no alignment of the program's memory
   };
 
   virtual ~Layout() = default;

@@ -61,7 +61,7 @@ struct Extent {
   uint64_t count = 0;         // at least 1
   uint64_t device_block = 0;  // location of the first block
   uint32_t device = 0;        // index of the device's descriptor in the message
-  uint32_t verified = 0;      // 1: the mount has verified the bytes, so the program need not
+  uint32_t verified = 0;      // 1: the blocks are in memory, and the mount has verified them, so the program need not
 };
 static_assert(sizeof(Extent) == 32);
 

@@ -118,7 +118,7 @@ Layout::Run LeasedBlocks::Locate(uint64_t offset, uint64_t length) const {
   const uint64_t begin = run->block * kBlockSize;
   if (offset < begin) return {-1, 0, std::min(length, begin - offset)};
   return {devices_[run->device].get(), run->device_block * kBlockSize + (offset - begin),
-          std::min(length, begin + run->count * kBlockSize - offset)};
+          std::min(length, begin + run->count * kBlockSize - offset), run->verified};
 }
 
 void LeasedBlocks::NoteWritten(uint64_t offset, std::span<const std::byte> blocks) const {

@@ -36,12 +36,13 @@ Step PlanBlocks(const Operation& operation, uint64_t at, uint64_t end, uint64_t 
   }
   step.descriptor = run.descriptor;
   step.offset = run.offset;
+  step.alignment = run.is_memory ? 1 : layout.alignment().memory;
   const uint64_t unit = std::max(RoundDown(block_size, kBlockSize), kBlockSize);
   const uint64_t length = std::min(run.length, unit - (file - step.lead) % unit);
   step.size = std::min(length - step.lead, left);
   const uint64_t head = step.lead == 0 ? 0 : std::min(kBlockSize - step.lead, step.size);
   const uint64_t whole = RoundDown(step.size - head, kBlockSize);
-  if (!NeedsCopy(operation) && UsableMemory(operation, at + head, whole, layout.alignment().memory) != nullptr) {
+  if (!NeedsCopy(operation) && UsableMemory(operation, at + head, whole, step.alignment) != nullptr) {
     step.size = head > 0 ? head : whole;
   }
   step.transfer = RoundUp(step.lead + step.size, kBlockSize);
@@ -62,6 +63,7 @@ Step PlanRange(const Operation& operation, uint64_t at, uint64_t end, uint64_t b
   } else if (run.descriptor >= 0 && step.size >= unit) {
     step.size = RoundDown(step.size, unit);
     step.descriptor = run.descriptor;
+    step.alignment = layout.alignment().memory;
   }
   const uint64_t block = std::max(RoundDown(block_size, unit), unit);
   step.size = step.transfer = std::min(step.size, block - file % block);
@@ -87,8 +89,7 @@ Step PlanStep(const Operation& operation, uint64_t at, uint64_t end, const PlanL
     if (step.descriptor >= 0 && device->direct()) return step;
     bounce_size = DeviceLane::kBounceSize;
   } else if (!NeedsCopy(operation) && step.transfer == step.size) {
-    const uint64_t alignment = step.descriptor >= 0 ? operation.layout().alignment().memory : 1;
-    step.data = UsableMemory(operation, at, step.size, alignment);
+    step.data = UsableMemory(operation, at, step.size, step.alignment);
     if (step.data != nullptr) return step;
   }
   step.kind = Step::Kind::kBounce;

@@ -26,6 +26,7 @@ struct Step {
   uint64_t transfer = 0;     // bytes, including the lead and the bytes behind the range
   int descriptor = -1;       // -1: use the buffered descriptor
   uint64_t offset = 0;       // offset for the descriptor
+  uint64_t alignment = 1;    // of the memory
   std::byte* data = nullptr;  // kDirect: the caller's memory; null for that of a GPU, which cuFile accesses
 };
 

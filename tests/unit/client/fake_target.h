@@ -29,6 +29,7 @@ struct TargetFacts {
   uint64_t shift = 0;          // difference between the run's offset on its descriptor and in the file
   uint64_t run = UINT64_MAX;   // maximum length
   int descriptor = -2;         // descriptor of runs; -2: the file's
+  bool is_memory = false;      // of runs
   unsigned damaged_reads = 0;  // number of CheckRead calls that still fail
 
   std::map<uint64_t, Bytes> noted;  // by offset
@@ -53,7 +54,7 @@ class FakeTarget final : public Access, public Layout {
   const Layout& layout() const override { return *this; }
   Run Locate(uint64_t offset, uint64_t length) const override {
     const int descriptor = facts_.descriptor == -2 ? facts_.file.get() : facts_.descriptor;
-    return {descriptor, offset + facts_.shift, std::min(length, facts_.run)};
+    return {descriptor, offset + facts_.shift, std::min(length, facts_.run), facts_.is_memory};
   }
   DirectAlignment alignment() const override { return facts_.alignment; }
   int Buffered(int* error_number) const override {

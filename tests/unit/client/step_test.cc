@@ -114,6 +114,9 @@ TEST_F(StepTest, ByALeaseATransferThroughABounceBufferIncludesTheEnds) {
   const auto read = Plan(Direction::kRead, 100, 3 * kBlock, 1 << 20);
   ASSERT_EQ(read.size(), 1U);
   EXPECT_EQ(read[0].transfer, 4 * kBlock);
+  facts_.is_memory = true;
+  EXPECT_THAT(KindsOf(Plan(Direction::kRead, 100, 3 * kBlock, 1 << 20)),
+              ElementsAre(Kind::kBounce, Kind::kDirect, Kind::kBounce));
 }
 
 TEST_F(StepTest, PartsOfBlocksAtTheEndsOfAWriteAreEdges) {

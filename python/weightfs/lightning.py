@@ -62,11 +62,13 @@ class CheckpointIO(*_INTERFACES):
 
     def load_checkpoint(self, path: Path, map_location: Any = lambda storage, location: storage,
                         weights_only: bool | None = None) -> dict[str, Any]:
-        """Loads a checkpoint, to the CPU by default. weights_only: as in torch.load. Raises OSError."""
+        """Loads a checkpoint, to the CPU by default. weights_only: as in torch.load. Raises OSError.
+
+        The memory is the program's own: optimizers change their states in place, and would copy shared memory."""
         file = _local(path)
         if file is None:
             return super().load_checkpoint(path, map_location, weights_only)
-        return weightfs.torch.load(file, map_location, weights_only=weights_only, **self._used)
+        return weightfs.torch.load(file, map_location, weights_only=weights_only, mmap=False, **self._used)
 
 
 def _local(path):

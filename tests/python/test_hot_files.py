@@ -69,6 +69,34 @@ def test_the_second_load_reads_no_device(path, load):
     assert before["loaded"] == after["loaded"] and after["mapped"] >= before["mapped"] + SIZE
 
 
+@pytest.mark.parametrize("way", ["meta", "fake", "skipped"])
+def test_a_load_of_tensors_without_data_reads_none(work, way):
+    path = work / "model.pt"
+    save(path)
+    before = hot(work)["loaded"]
+    if way == "meta":
+        assert weightfs.torch.load(path, "meta")["a"].device.type == "meta"
+    elif way == "fake":
+        fake = pytest.importorskip("torch._subclasses.fake_tensor")
+        with fake.FakeTensorMode():
+            assert weightfs.torch.load(path)["a"].shape == (COUNT,)
+    else:
+        with torch.serialization.skip_data():
+            assert weightfs.torch.load(path)["a"].shape == (COUNT,)
+    assert hot(work)["loaded"] == before
+
+
+def test_a_process_that_cannot_map_loads_into_memory_of_its_own(work, monkeypatch):
+    path = work / "model.safetensors"
+    tensors = save(path)
+
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("weightfs.safetensors._files.mapped_memory", refuse)
+    assert equal(weightfs.safetensors.load_file(path), tensors)
+
+
 def test_what_a_program_writes_is_its_own(path, load):
     tensors = save(path)
     first, second = load(path), load(path)

@@ -265,7 +265,11 @@ class DirectReader(_Stream):
         size = os.fstat(self._descriptor).st_size
         if size < least or os.pread(self._descriptor, len(begin), 0) != begin:
             return None
-        return self._handle.map(self._descriptor, 0, size, load=load)
+        shared = self._handle.map(self._descriptor, 0, size, load=load)
+        if shared is not None and os.fstat(shared).st_size != size:   # it has grown meanwhile
+            os.close(shared)
+            return None
+        return shared
 
     def limit(self, begin, nbytes):
         """Makes a part of the file the whole stream."""

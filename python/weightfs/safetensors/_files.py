@@ -141,6 +141,8 @@ class Shard:
             return None
         try:
             return mapped_memory(shared, end - begin, self.begin + begin)
+        except (OSError, MemoryError):   # this process may not have so much address space, or so many mappings
+            return None
         finally:
             os.close(shared)
 

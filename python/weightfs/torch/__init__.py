@@ -71,6 +71,8 @@ def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle:
     mmap=False, it maps memory that programs share where the mount has room; the storages are then parts of one mapping,
     as with mmap=True. With mmap=True, or the equivalent setting of torch, it reads nothing in advance: it maps that
     memory if the file is there, and the file itself if not. direct: as in save.
+    A program that changes the tensors in place, such as an optimizer, copies each page of shared memory that it
+    changes; mmap=False loads into memory of its own.
 
     If neither weights_only nor pickle_module is given, only weights are loaded, as in torch 2.6 and later: unpickling
     anything else can run arbitrary code. For older versions of torch this function passes weights_only=True, unless
@@ -81,7 +83,7 @@ def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle:
         return torch.load(f, map_location, *arguments, **options)
     check_mounted(f, handle)
     with the_handle(handle) as used, contextlib.closing(DirectReader(f, used)) as stream:
-        with stream.raising_its_error(), _shared_memory(stream, options.get("mmap")) as memory:
+        with stream.raising_its_error(), _shared_memory(stream, options.get("mmap"), map_location) as memory:
             if memory is not None:
                 return torch.load(memory, map_location, *arguments, **{**options, "mmap": True})
             source = os.fsdecode(f) if _maps(options.get("mmap")) else stream
@@ -89,17 +91,26 @@ def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle:
 
 
 @contextlib.contextmanager
-def _shared_memory(stream, mmap):
+def _shared_memory(stream, mmap, map_location):
     """A path to memory that programs share, from which torch can map the archive; or None."""
     flags = getattr(torch.serialization, "get_default_mmap_options", lambda: MAP_PRIVATE)()
     # Older versions cannot map, and all map archives of the present format alone.
     possible = mmap is not False and flags == MAP_PRIVATE and torch.__version__ >= (2, 1)
-    memory = stream.map(LEAST_MAPPED, b"PK\x03\x04", load=not _maps(mmap)) if possible else None
+    load = not _maps(mmap) and _reads_data(map_location)
+    memory = stream.map(LEAST_MAPPED, b"PK\x03\x04", load=load) if possible else None
+    path = f"/proc/self/fd/{memory}"
     try:
-        yield f"/proc/self/fd/{memory}" if memory is not None else None
+        yield path if memory is not None and os.access(path, os.R_OK) else None   # not without /proc
     finally:
         if memory is not None:
             os.close(memory)
+
+
+def _reads_data(map_location):
+    """False where torch.load makes tensors without data."""
+    skips = getattr(getattr(torch.serialization, "_serialization_tls", None), "skip_data", False)
+    fake = getattr(torch._guards, "detect_fake_mode", lambda: None)()
+    return not skips and fake is None and str(map_location) != "meta"
 
 
 def _is_path(f):

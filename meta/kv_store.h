@@ -41,6 +41,10 @@ class KvBatch {
   // crash, the log counts only up to the first such batch whose blocks differ from their checksums.
   void NoteUnflushedData() { unflushed_data_ = true; }
   bool has_unflushed_data() const { return unflushed_data_; }
+  // Marks the batch: its changes were accepted before, when space was kept for them (SpaceManager::AddUncommitted). So
+  // it is refused only if the log has none for the batch itself.
+  void NoteAccepted() { accepted_ = true; }
+  bool accepted() const { return accepted_; }
   // Appends the changes of `other`, in order.
   void Append(KvBatch other) {
     for (auto& change : other.changes_) changes_.push_back(std::move(change));
@@ -49,7 +53,7 @@ class KvBatch {
 
  private:
   std::vector<Change> changes_;
-  bool unflushed_data_ = false;
+  bool unflushed_data_ = false, accepted_ = false;
 };
 
 // What a change does to the size of the store. A store whose filesystem is almost full accepts only some of them.

@@ -403,6 +403,7 @@ Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
   inode.committed = {sealed->content->size, sealed->content->blocks, sealed->content->version};
   batch.Put(keys::Inode(inode.id), inode.CatalogRecord().Encode());
   if (!sealed->content->flush_first) batch.NoteUnflushedData();
+  batch.NoteAccepted();
   sealed->extents = sealed->content->changes.size() + sealed->content->freed.size();
   if (auto written = catalog_.Write(std::move(batch)); !written) {
     inode.committed = old;

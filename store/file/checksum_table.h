@@ -68,6 +68,8 @@ class ChecksumTable {
   void FinishCommit();
 
   void Clear();
+  // The segments that changed since the last seal.
+  size_t changed_segments() const { return fresh_.size(); }
 
  private:
   struct Segment {

@@ -16,6 +16,9 @@ namespace {
 constexpr FileBlock kNoLimit{UINT64_MAX / kBlockSize};
 constexpr size_t kLargeCommit = 32768;  // extent records; the catalog writes so many in about 25 ms
 
+// In an entry of the log: the records of an inode, of an extent and of a checksum segment, without its checksums.
+constexpr uint64_t kInodeBytes = 192, kExtentBytes = 64, kSegmentBytes = 40;
+
 }  // namespace
 
 void File::InvalidateCache(uint64_t offset, uint64_t end) { services_.cache.Invalidate(id_, offset, end); }
@@ -23,6 +26,23 @@ void File::InvalidateCache(uint64_t offset, uint64_t end) { services_.cache.Inva
 void File::CountLeaving() {
   const uint64_t before = std::exchange(counted_leaving_, leaving_ ? attributes_.blocks + reserved().value : 0);
   services_.space.AddLeaving(static_cast<int64_t>(counted_leaving_) - static_cast<int64_t>(before));
+}
+
+// At most what the entries of the changes that are not committed take. A dirty block may become an extent of its own,
+// and a dirty range may split one on each side.
+uint64_t File::EntryBytes() const {
+  const uint64_t dirty = dirty_.dirty().value, ranges = dirty_.ranges().size(), changes = extents_.changes();
+  const uint64_t segments = checksums_.changed_segments() + dirty / keys::kSegmentBlocks + ranges;
+  if (segments + changes == 0) return sealed_bytes_;
+  const uint64_t extents = changes + dirty + 2 * std::min(ranges, extents_.size());
+  const uint64_t checksums = std::min(segments * keys::kSegmentBlocks, BlocksFor(ByteCount{attributes_.size}).value);
+  return sealed_bytes_ + kInodeBytes + extents * kExtentBytes + segments * kSegmentBytes + checksums * sizeof(uint32_t);
+}
+
+void File::CountUncommitted() {
+  const uint64_t before = std::exchange(counted_uncommitted_, EntryBytes());
+  if (counted_uncommitted_ == before) return;
+  services_.space.AddUncommitted(static_cast<int64_t>(counted_uncommitted_) - static_cast<int64_t>(before));
 }
 
 File::~File() {
@@ -112,6 +132,7 @@ std::optional<SealedFile> File::Seal() {
   if (!commit_.changed()) return std::nullopt;
   WEIGHTFS_ASSERT(writes_before_seal_ == 0);
   commit_.Seal();
+  sealed_bytes_ = EntryBytes();
   SealedFile sealed;
   sealed.changes = extents_.TakeChanges();
   CountExtents();
@@ -149,6 +170,8 @@ void File::WaitForCommit(MutexLock& lock, const std::atomic<bool>& failed) {
 
 void File::FinishCommit() {
   checksums_.FinishCommit();
+  sealed_bytes_ = 0;
+  CountUncommitted();
   commit_.Committed();
   WakeCommits();
 }
@@ -161,6 +184,7 @@ void File::ForgetContent() {
   dirty_.Clear();
   reservation_.TrimTo({});
   freed_.clear();
+  sealed_bytes_ = 0;
   shrunk_to_ = UINT64_MAX;
   flush_first_ = needed_commit_ = false;
   commit_.Revert();

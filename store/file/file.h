@@ -193,6 +193,8 @@ class File {
   };
 
   void CountLeaving();
+  uint64_t EntryBytes() const;
+  void CountUncommitted();
   bool HasContent(FileBlock block) const;
   BlockCount BlocksWithoutSpace(FileBlock first, FileBlock end) const;
   void PlanSpace(FileBlock first, FileBlock end, WritePlan* plan) const;
@@ -224,6 +226,7 @@ class File {
   uint64_t shrunk_to_ = UINT64_MAX;  // the smallest size since the last seal
   bool flush_first_ = false;         // ReplaceBlocks since the last seal
   bool needed_commit_ = false;       // since the last seal
+  uint64_t sealed_bytes_ = 0, counted_uncommitted_ = 0;  // of the log: for the commit in progress, for all changes
 
   CommitState commit_;
   WriteErrorState write_error_;

@@ -35,6 +35,10 @@ Result<void> FileIo::CheckWritable(KvChange change) const {
   if (closed_.load()) return ErrorCode::kShutdown;
   if (p_.read_only) return ErrorCode::kReadOnly;
   RETURN_IF_ERROR(CheckNotFailed());
+  auto checked = p_.catalog.CheckSpace(change);
+  if (checked || checked.error().code != ErrorCode::kNoSpace || p_.space.uncommitted().value == 0) return checked;
+  // Their estimate is high.
+  CommitAllAndWait(CommitLevel::kOrdered);
   return p_.catalog.CheckSpace(change);
 }
 
@@ -382,7 +386,7 @@ Result<void> FileIo::ReportErrors(std::span<const InodePtr> files, bool kept) {
 }
 
 // Errors stay pending with their files.
-void FileIo::CommitAllAndWait(CommitLevel level) {
+void FileIo::CommitAllAndWait(CommitLevel level) const {
   const auto commit = [&](Done done) { p_.commits.CommitAll(level, std::move(done)); };
   static_cast<void>(SyncWait(commit).has_value());
 }

@@ -163,7 +163,7 @@ class FileIo final : public DataOwner {
   Result<void> Fetch(const InodePtr& inode, const WriteNeeds& needs, WriteSupplies* supplies, SpaceSearch* search);
   Result<void> FetchSpace(BlockCount count, bool privileged, SpaceReservation* reservation, SpaceSearch* search);
   bool CommitReplacements(const SpaceSearch& search, BlockCount count, bool privileged);
-  void CommitAllAndWait(CommitLevel level);
+  void CommitAllAndWait(CommitLevel level) const;
   Result<void> CommitFiles(std::span<const InodePtr> files, CommitLevel level, CommitOptions options, InodePtr* failed);
   void FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies);
   Result<void> FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies);

@@ -207,6 +207,7 @@ void File::Apply(WritePlan plan) {
   take(supplies.small, plan.small_used_);
   take(supplies.stripes, plan.stripes_used_);
   reservation_.TrimTo(dirty_.dirty());
+  CountUncommitted();
 }
 
 void File::ApplyAdoption(WritePlan::Adoption adoption) {

@@ -17,6 +17,7 @@ class File::MappingUpdate {
     file_.services_.space.AddUsed(static_cast<int64_t>(after.value) - static_cast<int64_t>(before_.value));
     file_.CountLeaving();
     file_.CountExtents();
+    file_.CountUncommitted();
   }
   MappingUpdate(const MappingUpdate&) = delete;
   MappingUpdate& operator=(const MappingUpdate&) = delete;

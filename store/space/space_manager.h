@@ -3,6 +3,7 @@
 // use.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -182,6 +183,9 @@ class SpaceManager {
   void AddUsed(int64_t blocks) { used_ += blocks; }
   // Adjusts how many of these blocks count as free already: those of files that are about to be deleted.
   void AddLeaving(int64_t blocks) { leaving_ += blocks; }
+  // Adjusts the bytes that the log will need for changes of files that are accepted, but not committed.
+  void AddUncommitted(int64_t bytes) { uncommitted_ += bytes; }
+  ByteCount uncommitted() const { return {static_cast<uint64_t>(std::max<int64_t>(0, uncommitted_.load()))}; }
   SpaceStatistics Statistics() const;
   BlockCount total() const { return total_; }
 
@@ -218,7 +222,7 @@ class SpaceManager {
 
   std::vector<std::unique_ptr<ExtentAllocator>> allocators_;
   BlockCount total_, held_back_;
-  std::atomic<int64_t> used_{0}, leaving_{0};
+  std::atomic<int64_t> used_{0}, leaving_{0}, uncommitted_{0};
   std::atomic<uint64_t> granted_{0};
   mutable Mutex mutex_;
   uint64_t free_ GUARDED_BY(mutex_) = 0;  // blocks in the allocators, excluding blocks that Free has not returned yet

@@ -33,14 +33,15 @@ Result<void> LogWriter::Restart() {
   return extended;
 }
 
-// Reserves what an entry needs, even if all free space is in single blocks, beside what the next checkpoint needs.
-Result<void> LogWriter::ReserveFor(ByteCount entry, uint64_t sequence) {
+// Reserves what an entry needs, even if all free space is in single blocks, beside what the next checkpoint needs. The
+// space of an accepted entry is there, unless other entries of its kind were larger than they were estimated.
+Result<void> LogWriter::ReserveFor(ByteCount entry, uint64_t sequence, bool accepted) {
   MutexLock io(io_);
   promised_ = {entry.value / (kBlockSize - kFrameHeaderSize) + 1};
   promised_to_ = sequence;
   const auto reserve = [&]() REQUIRES(io_) {
     Refill();
-    const BlockCount needed = Needed() + Promised(), held = reservation_.held();
+    const BlockCount needed = (accepted ? segment_size_ : Needed()) + Promised(), held = reservation_.held();
     return held < needed ? space_.Reserve(&reservation_, needed - held, /*privileged=*/true) : Result<void>();
   };
   if (reserve()) return {};
@@ -54,10 +55,10 @@ Result<void> LogWriter::ReserveFor(ByteCount entry, uint64_t sequence) {
 
 Result<void> LogWriter::CheckSpace(KvChange change) {
   const auto fits = [&]() EXCLUDES(io_) {
-    if (change == KvChange::kRemove || grows_ || (updates_ && change == KvChange::kUpdate)) return true;
+    if (Accepts(change)) return true;
     MutexLock io(io_);
     Refill();
-    return grows_ || (updates_ && change == KvChange::kUpdate);
+    return Accepts(change);
   };
   if (failed()) return ErrorCode::kReadOnly;
   if (fits()) return {};
@@ -217,16 +218,19 @@ BlockCount LogWriter::Wanted() const {
 BlockCount LogWriter::Promised() const { return begun_ < promised_to_ ? promised_ : BlockCount{}; }
 
 // Reserves the space that will be needed. In a full pool there may be less. More than that is left of a time when the
-// log was longer than it should be.
+// log was longer than it should be. Changes that are accepted, but not committed, will be in the log, and in the next
+// checkpoint; half as much more is reserved, so that writers seldom find too little.
 void LogWriter::Refill() {
   const BlockCount needed = Needed() + Promised();
-  const BlockCount wanted = std::max(Wanted(), needed);
+  const uint64_t uncommitted = space_.uncommitted().value;
+  const BlockCount wanted = std::max(Wanted(), needed + BlocksFor(ByteCount{3 * uncommitted}));
   reservation_.TrimTo(wanted);
   for (BlockCount more = wanted - std::min(wanted, reservation_.held()); more.value > 0; more.value /= 2) {
     if (space_.Reserve(&reservation_, more, /*privileged=*/true)) break;
   }
   const uint64_t held = reservation_.held().value, spare = least_log_.value / 4;
   grows_ = held >= needed.value;
+  covered_ = grows_ ? ToBytes(BlockCount{held - needed.value}).value / 2 : 0;
   updates_ = held + spare >= needed.value;
   tight_ = held + 3 * spare < needed.value;
 }

@@ -99,8 +99,10 @@ Result<void> LogWriter::Prepare() {
   return FinishCheckpoint();
 }
 
-Result<void> LogWriter::Append(std::string_view entry, uint64_t sequence) {
-  if (entry.size() > ToBytes(segment_size_).value) RETURN_IF_ERROR(ReserveFor(ByteCount{entry.size()}, sequence));
+Result<void> LogWriter::Append(std::string_view entry, uint64_t sequence, bool accepted) {
+  if (entry.size() > ToBytes(segment_size_).value) {
+    RETURN_IF_ERROR(ReserveFor(ByteCount{entry.size()}, sequence, accepted));
+  }
   bool full = false;
   {
     MutexLock lock(mutex_);

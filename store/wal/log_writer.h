@@ -89,9 +89,10 @@ class LogWriter {
                                                   WriterOptions options);
   ~LogWriter();
 
-  // Takes the entry that follows the last one. kNoSpace if a large entry does not fit; then nothing was changed. Waits
-  // only if the devices lag far behind, or for a checkpoint without which the pool has no space for the log.
-  Result<void> Append(std::string_view entry, uint64_t sequence) EXCLUDES(io_, mutex_);
+  // Takes the entry that follows the last one. kNoSpace if a large entry does not fit; then nothing was changed. An
+  // `accepted` one (KvBatch::accepted) has its space. Waits only if the devices lag far behind, or for a checkpoint
+  // without which the pool has no space for the log.
+  Result<void> Append(std::string_view entry, uint64_t sequence, bool accepted) EXCLUDES(io_, mutex_);
   // Makes everything durable that was appended, or written to a device, before the call. Calls that wait for another
   // share the next flush.
   Result<void> Commit() EXCLUDES(io_, mutex_);
@@ -145,7 +146,11 @@ class LogWriter {
   void KeepTimes();
   bool WaitForTime() EXCLUDES(io_, mutex_);
   bool WaitForCheckpoint() EXCLUDES(io_, mutex_);
-  Result<void> ReserveFor(ByteCount entry, uint64_t sequence) EXCLUDES(io_);
+  bool Accepts(KvChange change) const {
+    return change == KvChange::kRemove || (grows_ && space_.uncommitted().value <= covered_) ||
+           (updates_ && change == KvChange::kUpdate);
+  }
+  Result<void> ReserveFor(ByteCount entry, uint64_t sequence, bool accepted) EXCLUDES(io_);
 
   Result<void> WritePending() REQUIRES(io_) EXCLUDES(mutex_);
   Result<void> WriteEntries(const Chunk& chunk, uint64_t durable) REQUIRES(io_);
@@ -200,6 +205,7 @@ class LogWriter {
   bool roots_differ_ GUARDED_BY(io_) = false;      // after a failed write of a root
   std::vector<Segment> held_ GUARDED_BY(io_);      // released meanwhile; a root on some device may refer to them
   std::atomic<bool> grows_{false}, updates_{false}, tight_{false};  // what the reservation allows (Refill)
+  std::atomic<uint64_t> covered_{0};  // the bytes of uncommitted changes that it has space for
 
   // Of the thread that takes checkpoints, and before that of Prepare.
   std::optional<Checkpoint> checkpoint_;

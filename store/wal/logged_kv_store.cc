@@ -43,7 +43,7 @@ Result<void> LoggedKvStore::Write(KvBatch batch) {
   if (log == nullptr || failed()) return ErrorCode::kReadOnly;
   Version next = version_;
   const std::string entry = EncodeNext(batch, &next);  // sets `next`
-  RETURN_IF_ERROR(log->Append(entry, next.sequence));
+  RETURN_IF_ERROR(log->Append(entry, next.sequence, batch.accepted()));
   version_ = next;
   auto applied = KvStoreWrapper::Write(WithVersion(std::move(batch), next));
   if (!applied) failed_ = true;

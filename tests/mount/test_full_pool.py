@@ -155,6 +155,30 @@ def test_names_can_still_be_made_changed_and_removed(small):
     assert sorted(os.listdir(small.path / "folder")) == ["empty", "link"]
 
 
+def create_until_refused(folder):
+    """Creates empty files until the pool has no space for their names. Returns how many there are."""
+    folder.mkdir()
+    for number in range(1_000_000):
+        try:
+            (folder / f"{number:0200}").touch()
+        except OSError as error:
+            assert error.errno == errno.ENOSPC, error
+            return number
+
+
+@weightfs_only
+def test_names_of_others_take_no_space_of_data_that_was_accepted(factory):
+    mount = factory.mount(factory.store("64M"), "commit=60")
+    with open(mount.path / "data", "wb", buffering=0) as stream:
+        for number in range(56):
+            assert stream.write(data_of(number, MIB)) == MIB
+        assert create_until_refused(mount.path / "names") > 100
+        os.fsync(stream.fileno())
+    mount.remount()
+    assert (mount.path / "data").read_bytes() == b"".join(data_of(number, MIB) for number in range(56))
+    mount.fsck()
+
+
 @weightfs_only
 @pytest.mark.parametrize("state", ["synced", "appended to", "in memory"])
 def test_deleting_gives_the_space_back_at_once(small, state):

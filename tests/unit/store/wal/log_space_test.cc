@@ -166,6 +166,34 @@ TEST_F(LogWriterTest, AnEntryThatDoesNotFitIsRefused) {
   ExpectRestored();
 }
 
+// Whatever others add meanwhile: a full pool refuses them first.
+TEST_F(LogWriterTest, AcceptedChangesKeepTheirSpaceInTheLog) {
+  constexpr size_t kAccepted = 2 * kMiB;
+  Start();
+  Put(0, 100);
+  space_->AddUncommitted(kAccepted);
+  ASSERT_OK(writer_->CheckSpace(KvChange::kGrow));
+  SpaceReservation rest;
+  TakeSpace(&rest);
+  uint64_t next = 100;
+  for (; next < 50000 && writer_->CheckSpace(KvChange::kGrow); next += 10) Put(next, 10);
+  EXPECT_LT(next, 50000U);
+  KvBatch batch;
+  batch.Put("accepted", std::string(kAccepted, 'x'));
+  batch.NoteAccepted();
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  space_->AddUncommitted(-static_cast<int64_t>(kAccepted));
+  for (uint64_t i = 0; i < next; ++i) {
+    KvBatch removal;
+    removal.Delete("record" + std::to_string(i));
+    ASSERT_OK(catalog_->Write(std::move(removal)));
+  }
+  ASSERT_OK(catalog_->Sync());
+  EXPECT_FALSE(catalog_->failed());
+  Stop();
+  ExpectRestored();
+}
+
 // What the entries behind the last mark have freed may be used after the next mount, so a root with a mark comes first.
 TEST_F(LogWriterTest, AMountMakesAMarkBeforeItTakesSpace) {
   options_.claim_delay = std::chrono::hours(1);

@@ -17,6 +17,10 @@
 
 namespace weightfs {
 
+// The log has space for a batch of this size, encoded, whatever else fills the pool. So what must not fail for lack of
+// space (deletions, publications) is written in such batches.
+inline constexpr size_t kSmallBatch = 32 * kKiB;
+
 // An atomic set of changes. Not thread-safe.
 class KvBatch {
  public:

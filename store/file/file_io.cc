@@ -399,8 +399,7 @@ bool FileIo::DeleteRecords(const InodePtr& inode, const DataRecords& records, Kv
   if (!inode->file) return true;
   if (inode->committed.version != records.version) return false;
   if (records.restore && inode->file->Uncommitted()) return false;
-  // A batch of many deletions delays the batches of others.
-  constexpr size_t kSingleDeletes = 4096;
+  constexpr size_t kSingleDeletes = kSmallBatch / 40;  // with the checksums and attributes, at most kSmallBatch
   if (records.extents.size() > kSingleDeletes) {
     batch->DeleteRange(keys::ExtentPrefix(inode->id), keys::PrefixEnd(keys::ExtentPrefix(inode->id)));
   } else {

@@ -85,7 +85,13 @@ bool InodeTransaction::Delete(const InodePtr& inode, DataOwner& data, const Dele
   Member& member = Find(inode);
   if (inode->changes != records.changes) return false;
   if (S_ISREG(member.record.mode) && !data.DeleteRecords(inode, records.data, &batch_)) return false;
-  for (const std::string& key : records.attributes) batch_.Delete(key);
+  constexpr size_t kSingleDeletes = 10;  // of names of 255 bytes: see FileIo::DeleteRecords
+  if (records.attributes.size() > kSingleDeletes) {
+    const std::string prefix = keys::AttributePrefix(inode->id);
+    batch_.DeleteRange(prefix, keys::PrefixEnd(prefix));
+  } else {
+    for (const std::string& key : records.attributes) batch_.Delete(key);
+  }
   batch_.Delete(keys::Inode(inode->id));
   member.data = &records.data;
   member.deletes_from = &data;

@@ -11,7 +11,7 @@
 namespace weightfs::wal {
 namespace {
 
-constexpr uint64_t kLeastSegment = 32 * kKiB;
+constexpr uint64_t kLeastSegment = kSmallBatch;
 constexpr uint64_t kSegmentsOfSpace = 4096;  // a segment is this part of the space
 constexpr uint64_t kLogsOfSpace = 256;       // and the log has this part of it before a checkpoint is due
 constexpr uint64_t kLargestLeastLog = 8 * kMiB;

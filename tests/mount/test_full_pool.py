@@ -180,6 +180,26 @@ def test_names_of_others_take_no_space_of_data_that_was_accepted(factory):
 
 
 @weightfs_only
+def test_a_file_of_many_extents_is_deleted_after_a_kill_beside_many_names(small):
+    with open(small.path / "file", "wb", buffering=0) as stream:
+        for number in range(2800):
+            assert os.pwrite(stream.fileno(), bytes(BLOCK), 2 * number * BLOCK) == BLOCK
+        os.fsync(stream.fileno())
+    fresh = available(small)
+    fill_up(small.path / "rest")
+    assert create_until_refused(small.path / "names") > 100
+    stream = open(small.path / "file", "rb")
+    os.unlink(small.path / "file")
+    with open(small.path / "names" / f"{0:0200}", "rb") as name:
+        os.fsync(name.fileno())
+    small.kill9()
+    stream.close()
+    small.mount()
+    os.unlink(small.path / "rest")
+    assert gives_back(small, fresh)
+
+
+@weightfs_only
 @pytest.mark.parametrize("state", ["synced", "appended to", "in memory"])
 def test_deleting_gives_the_space_back_at_once(small, state):
     fresh = available(small)

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "meta/keys.h"
+#include "store/wal/wal_format.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 
@@ -109,6 +110,37 @@ TEST(FileSpace, APunchedRangeOfManyExtentsIsAFewChangesOfTheCatalog) {
     EXPECT_TRUE(Must(store.ReadAt(again, 11 * kStep, 20 * kStep)) == std::string(20 * kStep, '\0'));
     if (mode == FallocateMode::kPunchHole) {
       EXPECT_EQ(store->files().Extents(again, FileBlock{0}, kExtents).value().size(), 4U);
+    }
+  }
+}
+
+// The log has space for a small batch even in a full pool.
+TEST(FileSpace, ADeletionIsASmallBatch) {
+  constexpr uint64_t kStep = 2 * kBlockSize;
+  for (const uint64_t extents : {800, 1000, 3000}) {
+    TestStore store;
+    const InodePtr file = store.Create("a").value();
+    for (uint64_t i = 0; i < extents; ++i) ASSERT_OK(store.WriteAt(file, i * kStep, Pattern(i, kBlockSize)));
+    ASSERT_OK(store->Sync(file));
+    for (int i = 0; i < 100; ++i) {
+      const std::string name = "user." + std::to_string(i) + std::string(240, 'n');
+      ASSERT_OK(store->names().SetExtendedAttribute(file->id, name, "", AttributeWrite::kAny));
+    }
+    const size_t begin = store.journal().size();
+    ASSERT_OK(store->names().Unlink(kRootInode, "a"));
+    store->CloseFile(file);
+    ASSERT_OK(store->SyncAll());
+    const auto events = store.journal().events();
+    size_t batches = 0;
+    for (size_t i = begin; i < events.size(); ++i) {
+      if (events[i].batch == nullptr) continue;
+      ++batches;
+      EXPECT_LE(wal::EncodePart(*events[i].batch, {}).size(), kSmallBatch) << extents;
+    }
+    EXPECT_GE(batches, 2U);
+    const KvContent content = store.kv().content();
+    for (const auto& [key, value] : content) {
+      EXPECT_TRUE(key.front() != keys::kExtent && key.front() != keys::kAttribute) << key.front();
     }
   }
 }

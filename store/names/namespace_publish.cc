@@ -21,9 +21,22 @@
 namespace weightfs {
 namespace {
 
-constexpr size_t kFlagsAtOnce = 1000;  // per batch: a larger one delays the batches of others
+constexpr size_t kRecordBytes = 160;  // of an inode in a batch, without the target of a symbolic link
 
 std::string PublishingKey(InodeId top) { return keys::Store(kPublishingFact + std::to_string(top.value)); }
+
+// The inodes from `begin` whose flags one small batch changes: a full pool has space for it, and others wait briefly.
+std::vector<InodePtr> NextFlags(const std::vector<InodePtr>& inodes, size_t begin) {
+  std::vector<InodePtr> some;
+  for (size_t size = 2 * kRecordBytes; begin < inodes.size(); ++begin) {
+    const InodePtr& inode = inodes[begin];
+    MutexLock lock(inode->mutex);
+    size += kRecordBytes + inode->attributes.symlink.size();
+    if (size > kSmallBatch) break;
+    some.push_back(inode);
+  }
+  return some;
+}
 
 }  // namespace
 
@@ -313,16 +326,16 @@ Result<void> Namespace::SetPublished(const Tree& tree, bool published) {
   std::vector<InodePtr> inodes = tree.inodes();
   if (!published) std::reverse(inodes.begin(), inodes.end());
   const std::string key = PublishingKey(tree.top()->id);
-  for (size_t begin = 0; begin < inodes.size(); begin += kFlagsAtOnce) {
-    const size_t end = std::min(begin + kFlagsAtOnce, inodes.size());
-    const std::vector<InodePtr> some(inodes.data() + begin, inodes.data() + end);
+  for (size_t begin = 0; begin < inodes.size();) {
+    const std::vector<InodePtr> some = NextFlags(inodes, begin);
+    begin += some.size();
     InodeTransaction transaction(catalog_, some);
     for (const InodePtr& inode : some) {
       uint32_t& flags = transaction.record(inode).flags;
       flags = published ? flags | kInodePublished : flags & ~static_cast<uint32_t>(kInodePublished);
     }
     if (published) transaction.batch().Put(key, EncodeFact(tree.top()->id.value));
-    if (!published && end == inodes.size()) transaction.batch().Delete(key);
+    if (!published && begin == inodes.size()) transaction.batch().Delete(key);
     RETURN_IF_ERROR(transaction.CommitPublication());
   }
   return {};

@@ -64,7 +64,7 @@ Result<void> LogWriter::CheckSpace(KvChange change) {
   if (fits()) return {};
   {
     MutexLock lock(mutex_);
-    if (stopping_ || (!checkpointing_ && (!checkpoint_due_ || given_up_))) return ErrorCode::kNoSpace;
+    if (!CheckpointComes()) return ErrorCode::kNoSpace;
     const uint64_t before = statistics_.checkpoints;
     while (statistics_.checkpoints == before && !given_up_ && !stopping_ && !failure_) {
       checkpointed_.wait(lock.native());

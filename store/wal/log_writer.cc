@@ -106,7 +106,7 @@ Result<void> LogWriter::Append(std::string_view entry, uint64_t sequence, bool a
   bool full = false;
   {
     MutexLock lock(mutex_);
-    while (tight_ && checkpointing_ && !failure_ && !stopping_) checkpointed_.wait(lock.native());
+    while (tight_ && CheckpointComes() && !failure_) checkpointed_.wait(lock.native());
     const auto now = Clock::now();
     if (appended_ == durable_) {
       commit_due_ = now + options_.commit_interval;

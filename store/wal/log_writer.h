@@ -150,6 +150,10 @@ class LogWriter {
     return change == KvChange::kRemove || (grows_ && space_.uncommitted().value <= covered_) ||
            (updates_ && change == KvChange::kUpdate);
   }
+  // True if a checkpoint is in progress, or begins soon.
+  bool CheckpointComes() const REQUIRES(mutex_) {
+    return !stopping_ && (checkpointing_ || (checkpoint_due_ && !given_up_));
+  }
   Result<void> ReserveFor(ByteCount entry, uint64_t sequence, bool accepted) EXCLUDES(io_);
 
   Result<void> WritePending() REQUIRES(io_) EXCLUDES(mutex_);

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from harness import needs, process
-from harness.filesystems import wait_until
+from harness.filesystems import wait_until, weightfs
 from harness.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate, sync_filesystem
 from harness.tree import digest, digests
 
@@ -197,6 +197,24 @@ def test_a_file_of_many_extents_is_deleted_after_a_kill_beside_many_names(small)
     small.mount()
     os.unlink(small.path / "rest")
     assert gives_back(small, fresh)
+
+
+@weightfs_only
+def test_a_publication_beside_many_names_leaves_nothing_immutable(small):
+    folder = small.path / "folder"
+    folder.mkdir()
+    for number in range(2000):
+        (folder / str(number)).touch()
+    fill_up(small.path / "rest")
+    count = create_until_refused(small.path / "names")
+    for number in range(40):
+        (small.path / "names" / f"{number:0200}").unlink()
+    if weightfs("publish", folder, codes=(0, 1)).code == 0:
+        weightfs("publish", "--undo", folder)
+    for number in range(40, count):
+        (small.path / "names" / f"{number:0200}").unlink()
+    for number in range(2000):
+        (folder / str(number)).unlink()
 
 
 @weightfs_only

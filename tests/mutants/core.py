@@ -481,7 +481,7 @@ MUTANTS = [
            ("unit_store_names:Publishing.*",)),
     Mutant("publish-parts", "A publication of many files has no large batch.",
            "store/names/namespace_publish.cc",
-           "kFlagsAtOnce = 1000;", "kFlagsAtOnce = 100'000;", ("unit_store_names:Publishing.*",)),
+           "    if (size > kSmallBatch) break;\n", "", ("unit_store_names:Publishing.*",)),
     Mutant("publish-recover", "A mount reverts a publication that was interrupted.",
            "store/names/namespace.cc",
            "      RETURN_IF_ERROR(RecoverPublication(InodeId{*ino}));\n", "",

@@ -13,6 +13,7 @@
 
 #include "meta/facts.h"
 #include "meta/keys.h"
+#include "store/wal/wal_format.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 
@@ -83,7 +84,7 @@ class Publishing : public testing::Test {
   void MakeLargeTree() {
     MakeDirectory("e");
     MakeDirectory("e/below");
-    for (size_t i = 0; i < 2500; ++i) {
+    for (size_t i = 0; i < 600; ++i) {
       ASSERT_OK(names().Create(Find(i % 2 == 0 ? "e" : "e/below"), std::to_string(i), {.mode = S_IFIFO | 0644}));
     }
     ASSERT_OK(store_->SyncAll());
@@ -392,10 +393,25 @@ TEST_F(Publishing, ALargeTreeTakesManyBatches) {
   for (size_t i = begun; i < events.size(); ++i) {
     if (events[i].batch == nullptr) continue;
     ++batches;
-    largest = std::max(largest, events[i].batch->changes().size());
+    largest = std::max(largest, wal::EncodePart(*events[i].batch, {}).size());
   }
   EXPECT_EQ(batches, 8U);  // the flags in three batches, and the publication
-  EXPECT_LE(largest, 1002U);  // with the version
+  EXPECT_LE(largest, kSmallBatch);  // for which the log always has space
+}
+
+TEST_F(Publishing, TheFlagsOfLongLinksAreSmallBatches) {
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_OK(names().Create(Find("d"), std::to_string(i),
+                             {.mode = S_IFLNK | 0777, .symlink = std::string(4095, 'l')}));
+  }
+  const size_t begun = store_.journal().size();
+  ASSERT_OK(Publish("d"));
+  const auto events = store_.journal().events();
+  for (size_t i = begun; i < events.size(); ++i) {
+    if (events[i].batch == nullptr) continue;
+    EXPECT_LE(wal::EncodePart(*events[i].batch, {}).size(), kSmallBatch);
+  }
+  EXPECT_TRUE(IsImmutable("d/19"));
 }
 
 // Otherwise this waits for ever. A removal that finds no name writes nothing: the log has the batches in order, so that
@@ -432,7 +448,7 @@ TEST_F(Publishing, AnInterruptedPublicationIsReverted) {
     published += whole ? 1 : 0;
     interrupted += HasFact(image.kv) ? 1 : 0;
     const auto check = [&](const KvContent& content) {
-      ASSERT_EQ(Flags(content), whole ? 2502U : 0U) << cut;
+      ASSERT_EQ(Flags(content), whole ? 602U : 0U) << cut;
       ASSERT_FALSE(HasFact(content)) << cut;
     };
     check(after.kv().content());

@@ -69,11 +69,6 @@ Result<void> SpaceManager::MarkUsed(const DeviceRun& run) {
   return {};
 }
 
-bool SpaceManager::FitsLocked(BlockCount count, BlockCount freed, bool privileged) const {
-  const uint64_t kept = reserved_ + (privileged ? 0 : held_back_.value);
-  return count.value == 0 || free_ + freed.value >= kept + count.value;
-}
-
 bool SpaceManager::WouldFit(BlockCount count, BlockCount freed, bool privileged) const {
   MutexLock lock(mutex_);
   return FitsLocked(count, retired_.waiting() + freed, privileged);
@@ -103,9 +98,18 @@ void SpaceManager::ReserveLocked(SpaceReservation* reservation, BlockCount count
 }
 
 Result<void> SpaceManager::Reserve(SpaceReservation* reservation, BlockCount count, bool privileged) {
+  return ReserveBeside(reservation, count, privileged ? BlockCount{} : held_back_);
+}
+
+Result<void> SpaceManager::ReserveForLog(SpaceReservation* reservation, BlockCount count) {
+  return ReserveBeside(reservation, count, BlockCount{held_back_.value / 8});
+}
+
+// Leaves `others` blocks.
+Result<void> SpaceManager::ReserveBeside(SpaceReservation* reservation, BlockCount count, BlockCount others) {
   MutexLock lock(mutex_);
-  if (!FitsLocked(count, {}, privileged)) FreeRetiredLocked(lock);
-  if (!FitsLocked(count, {}, privileged)) return ErrorCode::kNoSpace;
+  if (!FitsBesideLocked(count, {}, others)) FreeRetiredLocked(lock);
+  if (!FitsBesideLocked(count, {}, others)) return ErrorCode::kNoSpace;
   ReserveLocked(reservation, count);
   return {};
 }

@@ -119,6 +119,9 @@ class SpaceManager {
   // call may use the reserve for operations that free space.
   Result<void> Reserve(SpaceReservation* reservation, BlockCount count, bool privileged = false);
 
+  // Same, for the log of the catalog, which leaves a part of that reserve to operations that free space.
+  Result<void> ReserveForLog(SpaceReservation* reservation, BlockCount count);
+
   // Same as Reserve, for a caller that is about to free `freed` blocks: they count as free already. Nobody else gets
   // the blocks, and the caller allocates none before WaitUntilBacked has returned. Returns kAgain if the blocks do not
   // suffice yet: another such reservation waits for its own, or retired blocks come free. Try again after
@@ -196,8 +199,14 @@ class SpaceManager {
 
   explicit SpaceManager(size_t devices) : pins_(devices) {}
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
+  Result<void> ReserveBeside(SpaceReservation* reservation, BlockCount count, BlockCount others) EXCLUDES(mutex_);
   void ReserveLocked(SpaceReservation* reservation, BlockCount count) REQUIRES(mutex_);
-  bool FitsLocked(BlockCount count, BlockCount freed, bool privileged) const REQUIRES(mutex_);
+  bool FitsLocked(BlockCount count, BlockCount freed, bool privileged) const REQUIRES(mutex_) {
+    return FitsBesideLocked(count, freed, privileged ? BlockCount{} : held_back_);
+  }
+  bool FitsBesideLocked(BlockCount count, BlockCount freed, BlockCount others) const REQUIRES(mutex_) {
+    return count.value == 0 || free_ + freed.value >= reserved_ + others.value + count.value;
+  }
   uint64_t ReturnToAllocators(const std::vector<DeviceRun>& runs);
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   // Frees the retired blocks whose readers have left, without the lock.

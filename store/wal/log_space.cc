@@ -42,7 +42,10 @@ Result<void> LogWriter::ReserveFor(ByteCount entry, uint64_t sequence, bool acce
   const auto reserve = [&]() REQUIRES(io_) {
     Refill();
     const BlockCount needed = (accepted ? segment_size_ : Needed()) + Promised(), held = reservation_.held();
-    return held < needed ? space_.Reserve(&reservation_, needed - held, /*privileged=*/true) : Result<void>();
+    if (needed <= held) return Result<void>();
+    const BlockCount more = needed - held;
+    return accepted ? space_.Reserve(&reservation_, more, /*privileged=*/true)
+                    : space_.ReserveForLog(&reservation_, more);
   };
   if (reserve()) return {};
   // What earlier entries have freed is perhaps enough.
@@ -226,7 +229,7 @@ void LogWriter::Refill() {
   const BlockCount wanted = std::max(Wanted(), needed + BlocksFor(ByteCount{3 * uncommitted}));
   reservation_.TrimTo(wanted);
   for (BlockCount more = wanted - std::min(wanted, reservation_.held()); more.value > 0; more.value /= 2) {
-    if (space_.Reserve(&reservation_, more, /*privileged=*/true)) break;
+    if (space_.ReserveForLog(&reservation_, more)) break;
   }
   const uint64_t held = reservation_.held().value, spare = least_log_.value / 4;
   grows_ = held >= needed.value;

@@ -194,6 +194,19 @@ TEST_F(LogWriterTest, AcceptedChangesKeepTheirSpaceInTheLog) {
   ExpectRestored();
 }
 
+TEST_F(LogWriterTest, TheLogLeavesBlocksToOperationsThatFreeSpace) {
+  Start();
+  SpaceReservation rest;
+  for (uint64_t i = 0; i < 50000 && writer_->CheckSpace(KvChange::kGrow); i += 10) {
+    TakeSpace(&rest);
+    Put(i, 10);
+  }
+  EXPECT_FALSE(writer_->has_space());
+  SpaceReservation freeing;
+  EXPECT_TRUE(space_->Reserve(&freeing, BlockCount{16}, /*privileged=*/true));
+  Stop();
+}
+
 // What the entries behind the last mark have freed may be used after the next mount, so a root with a mark comes first.
 TEST_F(LogWriterTest, AMountMakesAMarkBeforeItTakesSpace) {
   options_.claim_delay = std::chrono::hours(1);

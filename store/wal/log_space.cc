@@ -52,7 +52,10 @@ Result<void> LogWriter::ReserveFor(ByteCount entry, uint64_t sequence, bool acce
   auto reserved = CommitPending();
   if (reserved) reserved = Claim();
   if (reserved) reserved = reserve();
-  if (!reserved) promised_ = {};
+  if (!reserved) {
+    promised_ = {};
+    Refill();
+  }
   return reserved;
 }
 

@@ -160,6 +160,7 @@ TEST_F(LogWriterTest, AnEntryThatDoesNotFitIsRefused) {
   for (int i = 0; i < 40; ++i) batch.Put("large" + std::to_string(i), std::string(kMiB, 'x'));
   EXPECT_EQ(catalog_->Write(std::move(batch)).error().code, ErrorCode::kNoSpace);
   EXPECT_FALSE(catalog_->failed());
+  EXPECT_TRUE(writer_->has_space()) << "for others";
   EXPECT_FALSE(kv_->content().contains("large0"));
   Put(100, 100);
   Stop();

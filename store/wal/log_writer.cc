@@ -100,6 +100,7 @@ Result<void> LogWriter::Prepare() {
 }
 
 Result<void> LogWriter::Append(std::string_view entry, uint64_t sequence, bool accepted) {
+  if (entry.size() > options_.largest_entry) return ErrorCode::kNoSpace;
   if (entry.size() > ToBytes(segment_size_).value) {
     RETURN_IF_ERROR(ReserveFor(ByteCount{entry.size()}, sequence, accepted));
   }

@@ -63,6 +63,7 @@ struct WriterOptions {
   Tail tail;
   std::optional<Root> replaced;  // cannot be used, but is on the devices: its blocks stay used until another is durable
   size_t largest_root = kRootCapacity;  // the segments of a larger one are listed beside it
+  size_t largest_entry = UINT32_MAX;    // a larger one is refused: the field for its size has 32 bits
   std::chrono::milliseconds first_retry{5000};      // until a checkpoint that failed is tried again; doubled each time
   std::chrono::milliseconds write_delay{50};        // from a change until it is written, unless it is committed before
   std::chrono::milliseconds commit_interval{5000};  // from a change until it is durable

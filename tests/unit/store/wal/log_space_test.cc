@@ -195,6 +195,18 @@ TEST_F(LogWriterTest, AcceptedChangesKeepTheirSpaceInTheLog) {
   ExpectRestored();
 }
 
+TEST_F(LogWriterTest, AnEntryWhoseSizeCannotBeWrittenIsRefused) {
+  options_.largest_entry = kMiB;
+  Start();
+  KvBatch batch;
+  batch.Put("large", std::string(kMiB, 'x'));
+  batch.NoteAccepted();
+  EXPECT_EQ(catalog_->Write(std::move(batch)).error().code, ErrorCode::kNoSpace);
+  Put(0, 10);
+  Stop();
+  ExpectRestored();
+}
+
 TEST_F(LogWriterTest, TheLogLeavesBlocksToOperationsThatFreeSpace) {
   Start();
   SpaceReservation rest;

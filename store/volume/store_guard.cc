@@ -57,8 +57,11 @@ class DeviceForReading final : public BlockDevice {
 bool MayLoseLocks(const std::string& path) {
   struct statfs status = {};
   if (statfs(path.c_str(), &status) != 0) {
-    spdlog::warn("{}: counts as a file on another machine, because its filesystem is unknown: {}", path,
-                 std::strerror(errno));
+    // Whoever opens it says that it is missing.
+    if (errno != ENOENT) {
+      spdlog::warn("{}: counts as a file on another machine, because its filesystem is unknown: {}", path,
+                   std::strerror(errno));
+    }
     return true;
   }
   const auto type = static_cast<uint32_t>(status.f_type);

@@ -258,14 +258,15 @@ Result<void> Opening::UseLog(bool complete) {
                                              FormatUtc(log_.tail.time_ns))));
   }
   if (log_.tail.damaged) {
-    const bool has_all = index_ != nullptr && version_.sequence >= std::max(last, log_.tail.durable);
+    // The sequence alone says nothing: the index may be of another copy of the store.
+    const bool has_all = continues && version_.sequence >= std::max(last, log_.tail.durable);
     if (!has_all) {
       RETURN_IF_ERROR(AcceptDamage(fmt::format("the log of the catalog on the devices is damaged behind {}",
                                                FormatUtc(log_.tail.time_ns))));
     } else {
       spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", store_.name);
     }
-    if (index_ != nullptr && version_.sequence >= last) {
+    if (continues && version_.sequence >= last) {
       DropLog();
       return {};
     }

@@ -15,6 +15,7 @@
 #include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
 #include "store/volume/store_session.h"
+#include "store/wal/wal_reader.h"
 #include "tests/unit/store/store_directory_fixture.h"
 
 namespace weightfs {
@@ -60,6 +61,12 @@ class StoreLocationTest : public StoreDirectoryTest {
     change(superblock);
     const auto opened = FileDevice::Open(device, {});
     ASSERT_TRUE(opened.has_value() && WriteSuperblock(**opened, superblock).has_value());
+  }
+  // Of the log.
+  static ByteOffset FirstFrameOf(const std::string& path) {
+    const auto device = FileDevice::Open(path, {}).value();
+    BlockDevice* const one[] = {device.get()};
+    return ToBytes(wal::FindRoot(one, std::nullopt).value()->log.segments.front().run.run.start);
   }
   // As a repair that is killed before it writes the log.
   void Repair(const StoreLocation& location, const std::string& fact) const {
@@ -125,6 +132,23 @@ TEST_F(StoreLocationTest, ALogThatLacksWhatTheLastUnmountHadIsDamaged) {
         << opened.error().what;
   }
   EXPECT_TRUE(Has(Must(Find(Path("one"), "b")), "d", /*read_only=*/true));
+}
+
+// A copy of the device that was put back, with a damaged frame. The sequence of the index is greater, and says nothing.
+TEST_F(StoreLocationTest, AnIndexOfAnotherHistoryDoesNotReplaceADamagedLog) {
+  FormatDevices({"one"});
+  for (const char* name : {"d", "e"}) Make(Must(Find(Path("one"), "a")), name);
+  fs::copy_file(Path("one"), Path("older"));
+  for (const char* name : {"f", "g"}) Make(Must(Find(Path("one"), "a")), name);
+  fs::copy_file(Path("older"), Path("one"), fs::copy_options::overwrite_existing);
+  Poke(Path("one"), FirstFrameOf(Path("one")).value, std::string(kBlockSize, '\0'));
+  const auto opened = OpenStoreParts(Must(Find(Path("one"), "a")), {});
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_NE(opened.error().what.find("the log of the catalog on the devices is damaged"), std::string::npos)
+      << opened.error().what;
+  Repair(Must(Find(Path("one"), "a")), "fact");
+  EXPECT_TRUE(HasFact(Must(Find(Path("one"), "a")), "fact"));
+  EXPECT_FALSE(Has(Must(Find(Path("one"), "a")), "f"));
 }
 
 // An interruption, or a kill, before the repair has changed anything.

@@ -10,15 +10,18 @@
 
 namespace weightfs {
 
-// Names beside that of the catalog: of one that is being built, and the beginning of those of replaced ones.
+// Names beside that of the catalog: of one that is being built, of one that is to be removed, and the beginning of
+// those of replaced ones that are kept.
 inline constexpr const char* kNewCatalogName = "meta.recovering";
+inline constexpr const char* kReplacedCatalogName = "meta.replaced";
 inline constexpr const char* kOldCatalogs = "meta.damaged-";
 
-// Creates an empty catalog beside that of the store. Removes one that an interrupted call has left.
+// Creates an empty catalog beside that of the store. Removes what interrupted calls have left.
 Result<std::unique_ptr<KvStore>> CreateNewCatalog(const std::string& directory);
 
-// Puts the new catalog, which must be closed, in the place of the old one. Returns where the old one is now; empty if
-// there was none.
-Result<std::string> SwapCatalogs(const std::string& directory);
+// Puts the new catalog, which must be closed, in the place of the old one. Returns where that is kept; empty if it is
+// not, or if there was none. RemoveReplaced then removes it.
+Result<std::string> SwapCatalogs(const std::string& directory, bool keep);
+Result<void> RemoveReplaced(const std::string& directory);
 
 }  // namespace weightfs

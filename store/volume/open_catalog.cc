@@ -342,6 +342,8 @@ Result<void> Opening::OpenInMemory() {
 
 Result<void> Opening::OpenForWriting() {
   index_.reset();
+  // A kill may have left it.
+  if (const auto removed = RemoveReplaced(store_.directory); !removed) spdlog::warn("{}", ToString(removed.error()));
   RocksKvStore::Options index;
   index.cache = options_.catalog_cache;
   index.awaits_space = !options_.repair;  // of which no log has the changes
@@ -400,15 +402,11 @@ Result<void> Opening::Rebuild() {
   }
   RETURN_IF_ERROR(built);
   if (parts_.guard != nullptr) RETURN_IF_ERROR(parts_.guard->Verify());
-  ASSIGN_OR_RETURN(const std::string old, SwapCatalogs(store_.directory));
-  std::error_code error;
-  if (!old.empty() && (foreign_ || ahead || parts_.lost)) {
-    Note(fmt::format("the old index is in {}", old));
+  ASSIGN_OR_RETURN(const std::string kept, SwapCatalogs(store_.directory, foreign_ || ahead || parts_.lost));
+  if (!kept.empty()) {
+    Note(fmt::format("the old index is in {}", kept));
     spdlog::warn("{}", parts_.note);
-  } else if (!old.empty()) {
-    std::filesystem::remove_all(old, error);
   }
-  if (error) spdlog::warn("{}: cannot be removed: {}", old, error.message());
   return OpenForWriting();
 }
 

@@ -271,7 +271,8 @@ Result<void> CheckEntries(const std::string& directory) {
   for (const auto& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
     const bool ours = name == "lost+found" || name == kLockName || name == kLogName || name == kNewCatalogName ||
-                      name.starts_with(kOldCatalogs) || name.starts_with(kDescriptionName) ||
+                      name == kReplacedCatalogName || name.starts_with(kOldCatalogs) ||
+                      name.starts_with(kDescriptionName) ||
                       (name == kCatalogName && MayBeCatalog(entry.path()));
     if (ours) continue;
     return Error{ErrorCode::kExists,

@@ -123,6 +123,17 @@ TEST_F(StoreDirectoryTest, AnOpenErasesRootsThatAnOlderProgramDidNotKeep) {
   }
 }
 
+// As a kill leaves it that follows the rebuild of an index.
+TEST_F(StoreDirectoryTest, AReplacedIndexIsRemovedByTheNextOpenForWriting) {
+  Format("s");
+  for (const bool read_only : {true, false}) {
+    fs::create_directories(Path("s/meta.replaced"));
+    MakeFile("s/meta.replaced/000001.sst", ByteCount{100});
+    EXPECT_TRUE(OpenStoreParts(Path("s"), {.read_only = read_only}).has_value());
+    EXPECT_EQ(fs::exists(Path("s/meta.replaced")), read_only);
+  }
+}
+
 // A version from before the log on the devices left its last changes in the log of RocksDB when it was killed.
 TEST_F(StoreDirectoryTest, TheFirstMountOfAnOlderStoreTakesTheLogOfRocksDbAlong) {
   Format("s");

@@ -107,6 +107,7 @@ Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& sto
         result.damage = "the lists of its segments are damaged";
       }
     }
+    if (root && root->newer_lost) result.damage = "all copies of its newest root are damaged";
     const uint64_t sequence = root ? root->sequence : 0;
     if (result.stopped || !result.damage || damaged_root == sequence) return result;
     damaged_root = sequence;

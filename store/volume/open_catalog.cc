@@ -226,7 +226,7 @@ Result<void> Opening::UseLog(bool complete) {
     bool damaged = true;
     if (log_.root) {
       ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, version_));
-      damaged = log_.tail.damaged || log_.tail.unreadable;
+      damaged = log_.tail.damaged || log_.tail.unreadable || log_.root->newer_lost;
       if (log_.tail.continues && log_.tail.version == version_ && !damaged) return {};
     }
     if (damaged) {
@@ -257,9 +257,10 @@ Result<void> Opening::UseLog(bool complete) {
     RETURN_IF_ERROR(AcceptDamage(fmt::format("the device cannot read the log of the catalog behind {}",
                                              FormatUtc(log_.tail.time_ns))));
   }
-  if (log_.tail.damaged) {
+  if (log_.tail.damaged || log_.root->newer_lost) {
     // The sequence alone says nothing: the index may be of another copy of the store.
-    const bool has_all = continues && version_.sequence >= std::max(last, log_.tail.durable);
+    const bool has_all =
+        continues && !log_.root->newer_lost && version_.sequence >= std::max(last, log_.tail.durable);
     if (!has_all) {
       RETURN_IF_ERROR(AcceptDamage(fmt::format("the log of the catalog on the devices is damaged behind {}",
                                                FormatUtc(log_.tail.time_ns))));
@@ -417,7 +418,7 @@ Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erase
   const std::span<std::byte> block(memory.data(), kBlockSize);
   for (BlockDevice* device : devices) {
     for (const uint64_t offset : wal::kRootOffsets) {
-      const auto root = wal::ReadRoot(*device, offset, {memory.data(), memory.size()});
+      ASSIGN_OR_RETURN(const auto root, wal::ReadRoot(*device, offset, {memory.data(), memory.size()}));
       if (erased == ErasedRoots::kWithLists && (!root || root->lists.empty())) continue;
       std::ranges::fill(block, std::byte{0});
       RETURN_IF_ERROR(device->Write(ByteOffset{offset}, block));

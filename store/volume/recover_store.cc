@@ -221,8 +221,8 @@ bool Recovery::AgreesWith(const StoreDescription& listed) const {
 // The number of a device in its store, from its root or its superblock.
 Result<std::optional<size_t>> Recovery::IndexOf(BlockDevice& device) const {
   BlockDevice* const one[] = {&device};
-  ASSIGN_OR_RETURN(const auto root, wal::FindRoot(one, root_.store_id));
-  if (root) return std::optional<size_t>(root->device.value);
+  const auto root = wal::FindRoot(one, root_.store_id);
+  if (root && *root) return std::optional<size_t>((*root)->device.value);
   const auto superblock = ReadSuperblock(device);
   if (!superblock || superblock->store_id != root_.store_id) return std::optional<size_t>();
   return std::optional<size_t>(superblock->device_index.value);

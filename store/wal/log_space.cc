@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/log.h"
 #include "common/utc_time.h"
 #include "store/wal/log_writer.h"
 
@@ -101,7 +102,7 @@ Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t 
   return WriteRoot(std::move(root));
 }
 
-// Writes the next root to all devices and flushes them.
+// Makes the next root durable on all devices.
 Result<void> LogWriter::WriteRoot(Root root) {
   root.store_id = options_.store_id;
   root.logged = true;
@@ -112,8 +113,8 @@ Result<void> LogWriter::WriteRoot(Root root) {
   const size_t size = EncodeRoot(root).size();
   auto written = size == 0 || size > options_.largest_root ? WriteLists(&root) : Result<void>();
   if (written) written = WriteOnDevices(root);
-  // A program that does not know lists must find no older root.
-  if (written && !root.lists.empty() && (!root_ || root_->lists.empty())) written = WriteOnDevices(root);
+  // A program that does not know lists must find no older root. After the first root of a log, both pairs have one.
+  if (written && (!root_ || (!root.lists.empty() && root_->lists.empty()))) written = WriteOnDevices(root);
   if (!written) {
     ReleaseLists(root);
     return written;
@@ -144,23 +145,50 @@ Result<void> LogWriter::WriteLists(Root* root) {
   return devices_.FlushWritten();
 }
 
+// A root is durable in one copy on all devices before the other copy of the older root in its place is overwritten. So
+// a crash leaves an intact root in each pair, and if none is left, it was lost. The other copy is flushed with what is
+// written next: nothing that needs the root is acknowledged before that.
 Result<void> LogWriter::WriteOnDevices(Root& root) {
   if (EncodeRoot(root).empty()) return TooManySegments();
-  root.sequence = ++root_sequence_;
+  // After a failed write, only the other pair has the root before. It stays until another one is durable.
+  root.sequence = root_sequence_ += roots_differ_ ? 2 : 1;
+  root.ordered = true;
   roots_differ_ = true;  // until all devices have it
+  RETURN_IF_ERROR(WriteCopies(root, 0));
+  RETURN_IF_ERROR(devices_.FlushWritten());
+  roots_differ_ = false;
+  if (const auto written = WriteCopies(root, 1); !written) {
+    spdlog::warn("one of two copies of the root of the log cannot be written: {}", ToString(written.error()));
+  }
+  return {};
+}
+
+// Writes one copy of the root to each device, the first or the second one.
+Result<void> LogWriter::WriteCopies(Root& root, size_t turn) {
+  const size_t pair = root.sequence % 2;
   for (uint16_t index = 0; index < devices_.size(); ++index) {
     root.device = DeviceId{index};
     const std::string bytes = EncodeRoot(root);
     std::memcpy(memory_.data(), bytes.data(), bytes.size());
-    for (size_t copy = root.sequence % 2; copy < kRootOffsets.size(); copy += 2) {
-      const std::span<const std::byte> memory(memory_.data(), bytes.size());
-      RETURN_IF_ERROR(devices_[root.device].Write(ByteOffset{kRootOffsets[copy]}, memory));
-    }
+    size_t& first = first_copies_[index][pair];
+    const ByteOffset offset{kRootOffsets[pair + 2 * (first ^ turn)]};
+    const auto written = devices_[root.device].Write(offset, {memory_.data(), bytes.size()});
+    if (!written && turn == 1) first ^= 1;  // only the other one is intact now
+    RETURN_IF_ERROR(written);
     devices_.NoteWrite(root.device);
   }
-  RETURN_IF_ERROR(devices_.FlushWritten());
-  roots_differ_ = false;
   return {};
+}
+
+// The copy of each pair that is overwritten first must not be the only intact one.
+void LogWriter::ChooseFirstCopies() {
+  first_copies_.assign(devices_.size(), {});
+  for (uint16_t index = 0; index < devices_.size(); ++index) {
+    for (size_t pair = 0; pair < 2; ++pair) {
+      const auto second = ReadRoot(devices_[DeviceId{index}], kRootOffsets[pair + 2], {memory_.data(), kRootCapacity});
+      first_copies_[index][pair] = second && *second ? 0 : 1;
+    }
+  }
 }
 
 // After a failed write of a root, some devices may have it and others not. Before more space is taken, all get the root

@@ -70,6 +70,7 @@ Result<void> LogWriter::Prepare() {
   {
     MutexLock io(io_);
     ASSIGN_OR_RETURN(memory_, HugePageMemory::Map(kLargestFrame));
+    ChooseFirstCopies();
     begun_ = mark_ = options_.tail.version.sequence;
     for (const auto& root : {options_.root, options_.replaced}) {
       if (!root) continue;

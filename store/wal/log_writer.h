@@ -16,6 +16,7 @@
 // freed.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -175,6 +176,8 @@ class LogWriter {
   Result<void> WriteRoot(Root root) REQUIRES(io_);
   Result<void> WriteLists(Root* root) REQUIRES(io_);
   Result<void> WriteOnDevices(Root& root) REQUIRES(io_);
+  Result<void> WriteCopies(Root& root, size_t turn) REQUIRES(io_);
+  void ChooseFirstCopies() REQUIRES(io_);
   Result<void> SettleRoots() REQUIRES(io_);
   void Release(const std::vector<Segment>& segments) REQUIRES(io_);
   void ReleaseLists(const Root& root) REQUIRES(io_);
@@ -201,6 +204,7 @@ class LogWriter {
   uint64_t begun_ GUARDED_BY(io_) = 0;             // the sequence of the last entry in log_
   uint64_t mark_ GUARDED_BY(io_) = 0;              // of the last frame
   uint64_t root_sequence_ GUARDED_BY(io_), next_stream_ GUARDED_BY(io_);
+  std::vector<std::array<size_t, 2>> first_copies_ GUARDED_BY(io_);  // by device and pair: 0, or 1 for the second one
   uint64_t allocations_ GUARDED_BY(io_) = 0;
   BlockCount blocks_ GUARDED_BY(io_);              // of all segments
   BlockCount kept_ GUARDED_BY(io_);                // of the last segment of the log after the last checkpoint

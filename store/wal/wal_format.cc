@@ -17,7 +17,7 @@ constexpr uint64_t kOldFrameMagic = 0x454D'4152'4653'4657ULL;  // "WFSFRAME" in 
 constexpr uint64_t kFrameMagic = 0x324D'4152'4653'4657ULL;     // "WFSFRAM2"
 constexpr uint64_t kRootMagic = 0x544F'4F52'4653'4657ULL;   // "WFSFROOT"
 constexpr uint32_t kRootVersion = 1, kRootVersionWithLists = 2;
-constexpr uint16_t kLoggedRoot = 1;  // a flag
+constexpr uint16_t kLoggedRoot = 1, kOrderedRoot = 2;  // flags
 constexpr size_t kRootFixedSize = 24;  // magic, version, size, checksum
 constexpr size_t kSegmentSize = 30;
 constexpr size_t kChecksumOffset = 60;  // of a frame
@@ -240,7 +240,7 @@ std::string EncodeRoot(const Root& root) {
   std::string body;
   body.append(reinterpret_cast<const char*>(root.store_id.data()), root.store_id.size());
   AppendLittle(body, root.device.value);
-  AppendLittle(body, static_cast<uint16_t>(root.logged ? kLoggedRoot : 0));
+  AppendLittle(body, static_cast<uint16_t>((root.logged ? kLoggedRoot : 0) | (root.ordered ? kOrderedRoot : 0)));
   AppendLittle(body, root.checkpoint.chain);
   AppendLittle(body, root.sequence);
   AppendLittle(body, root.time_ns);
@@ -293,7 +293,9 @@ std::optional<Root> DecodeRoot(std::string_view bytes) {
   if (!decoder.ok()) return std::nullopt;
   std::memcpy(root.store_id.data(), id.data(), id.size());
   root.device.value = decoder.Little<uint16_t>();
-  root.logged = (decoder.Little<uint16_t>() & kLoggedRoot) != 0;
+  const auto flags = decoder.Little<uint16_t>();
+  root.logged = (flags & kLoggedRoot) != 0;
+  root.ordered = (flags & kOrderedRoot) != 0;
   root.checkpoint.chain = decoder.Little<uint32_t>();
   root.sequence = decoder.Little<uint64_t>();
   root.time_ns = decoder.Little<int64_t>();

@@ -95,6 +95,7 @@ struct Root {
   Uuid store_id{};
   DeviceId device;        // the one that holds this copy
   bool logged = false;    // the log has every change; otherwise, by an older program, those that the index had stored
+  bool ordered = false;   // its writer overwrites the copies of a root one after the other
   uint64_t sequence = 0;  // the valid root with the greatest one counts
   int64_t time_ns = 0;
   uint64_t durable = 0;            // up to this entry, everything was durable before; 0 if not logged
@@ -104,9 +105,11 @@ struct Root {
   std::vector<Stream> lists;       // the copies; empty if the root has the segments itself
   uint64_t list_size = 0;          // bytes of one
   std::string description;         // the text of store.json
+  bool newer_lost = false;         // of FindRoot, not on the devices: all copies of another root are damaged
 };
 // Offsets of the copies on each device, between the copies of the superblock. A root with an even sequence is written
-// to the first and third, one with an odd sequence to the others.
+// to the first and third, one with an odd sequence to the others: to one of the two on all devices, which are flushed,
+// and then to the other one. So a crash leaves an intact root in each pair.
 inline constexpr std::array<uint64_t, 4> kRootOffsets = {64 * kKiB, 576 * kKiB, 1088 * kKiB, 1600 * kKiB};
 inline constexpr uint64_t kRootCapacity = 384 * kKiB;
 inline constexpr size_t kListCopies = 2;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/wal/wal_reader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "common/bytes.h"
@@ -16,6 +19,12 @@ namespace {
 bool Exists(Devices devices, const Segment& segment) {
   const DeviceRun& run = segment.run;
   return run.device.value < devices.size() && ToBytes(run.run.end()).value <= devices[run.device.value]->size().value;
+}
+
+Result<void> ReadAgain(BlockDevice& device, ByteOffset offset, std::span<std::byte> memory) {
+  Result<void> done = device.Read(offset, memory);
+  for (ReadAttempts attempts; !done && attempts.ReadAgain();) done = device.Read(offset, memory);
+  return done;
 }
 
 // True, too, if the superblock cannot be read.
@@ -61,11 +70,7 @@ Result<std::optional<FrameReader::Frame>> FrameReader::ReadFrame() {
   const ByteOffset offset = ToBytes(segment.run.run.start + position_.block);
   const std::span<std::byte> memory(memory_.data(), kLargestFrame);
   const auto read = [&](size_t size) {
-    unreadable_ = true;
-    for (ReadAttempts attempts; unreadable_;) {
-      if (device.Read(offset, memory.first(size))) unreadable_ = false;
-      else if (!attempts.ReadAgain()) break;
-    }
+    unreadable_ = !ReadAgain(device, offset, memory.first(size));
     return !unreadable_;
   };
   // An unreadable block is damage like any other.
@@ -186,31 +191,45 @@ Result<bool> EntryReader::SkipDamage() {
   return frames_.SkipDamage();
 }
 
-std::optional<Root> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory) {
-  const auto block = memory.first(kBlockSize);
-  if (device.size().value < offset + kRootCapacity || !device.Read(ByteOffset{offset}, block)) return std::nullopt;
-  const size_t size = RootSize(TextOf(block));
-  if (size == 0) return std::nullopt;
-  const auto whole = memory.first(size);
-  if (!device.Read(ByteOffset{offset}, whole)) return std::nullopt;
-  return DecodeRoot(TextOf(whole));
+Result<std::optional<Root>> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory) {
+  if (device.size().value < offset + kRootCapacity) return std::optional<Root>();
+  RETURN_IF_ERROR(ReadAgain(device, ByteOffset{offset}, memory.first(kBlockSize)));
+  const size_t size = RootSize(TextOf(memory.first(kBlockSize)));
+  if (size == 0) return std::optional<Root>();
+  RETURN_IF_ERROR(ReadAgain(device, ByteOffset{offset}, memory.first(size)));
+  return DecodeRoot(TextOf(memory.first(size)));
 }
 
 Result<std::optional<Root>> FindRoot(Devices devices, const std::optional<Uuid>& store_id) {
   std::optional<Root> newest;
   ASSIGN_OR_RETURN(const auto memory, HugePageMemory::Map(kRootCapacity));
   const bool keep_lists = std::ranges::all_of(devices, KeepsLists);
+  std::array<bool, 2> found{};  // by the parity of the sequence
+  std::array<BlockDevice*, 2> unreadable{};
   for (BlockDevice* device : devices) {
-    for (const uint64_t offset : kRootOffsets) {
-      auto root = ReadRoot(*device, offset, {memory.data(), memory.size()});
-      if (!root || (store_id && root->store_id != *store_id)) continue;
-      if (newest && root->sequence <= newest->sequence) continue;
+    for (size_t copy = 0; copy < kRootOffsets.size(); ++copy) {
+      auto read = ReadRoot(*device, kRootOffsets[copy], {memory.data(), memory.size()});
+      if (!read) unreadable[copy % 2] = device;
+      if (!read || !*read || (store_id && (*read)->store_id != *store_id)) continue;
+      Root& root = **read;
       // A program that does not know lists has written to the store since.
-      if (!root->lists.empty() && !keep_lists) continue;
-      newest = std::move(root);
+      if (!root.lists.empty() && !keep_lists) continue;
+      found[copy % 2] = true;
+      if (!newest || root.sequence > newest->sequence) newest = std::move(root);
     }
   }
-  return newest;
+  if (newest) {
+    // A crash leaves one copy of the next root or of the one before it, unless an older program wrote both copies at
+    // once. The first two roots of a log are alike.
+    const size_t other = 1 - newest->sequence % 2;
+    newest->newer_lost = !found[other] && (unreadable[other] != nullptr || (newest->ordered && newest->sequence > 1));
+    return newest;
+  }
+  BlockDevice* const failed = unreadable[0] != nullptr ? unreadable[0] : unreadable[1];
+  if (failed == nullptr) return newest;
+  return Error{ErrorCode::kIo,
+               fmt::format("{}: the roots of the log of the catalog cannot be read; check the device (dmesg)",
+                           failed->path())};
 }
 
 Result<std::optional<std::string>> ReadList(Devices devices, const Root& root, const Stream& list) {

@@ -103,10 +103,11 @@ class EntryReader {
   bool is_old_ = false;  // the last frame has no mark: its entries were durable before it was written
 };
 
-// The root at one of kRootOffsets; nullopt when there is none. Uses `memory`, of kRootCapacity bytes.
-std::optional<Root> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory);
+// The root at one of kRootOffsets; nullopt when there is none. kIo if it cannot be read. Uses `memory`, of
+// kRootCapacity bytes.
+Result<std::optional<Root>> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory);
 // The newest valid root on the devices, which may be in any order; nullopt when there is none. `store_id` restricts the
-// search. Unreadable copies are skipped. Returns an error only for a lack of memory.
+// search. Unreadable copies are skipped; kIo if no root is left then.
 Result<std::optional<Root>> FindRoot(Devices devices, const std::optional<Uuid>& store_id);
 // Reads the segments of a root with lists, from the first intact list. Does nothing for other roots.
 Result<void> LoadSegments(Devices devices, Root* root);

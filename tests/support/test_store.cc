@@ -72,6 +72,7 @@ Result<wal::WriterOptions> TestStore::CatchUp(std::unique_ptr<MemoryKvStore>* kv
   log.tail.version = version.value_or(wal::Version{.sequence = UINT64_MAX});  // no log has that
   if (!log.root) return log;
   for (BlockDevice* device : devices) RETURN_IF_ERROR(device->Flush());
+  if (log.root->newer_lost) return Error{ErrorCode::kCorrupt, "all copies of the newest root are damaged"};
   log.root_sequence = log.root->sequence;
   RETURN_IF_ERROR(wal::LoadSegments(devices, &*log.root));
   wal::Version from = log.tail.version;

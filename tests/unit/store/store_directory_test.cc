@@ -117,7 +117,7 @@ TEST_F(StoreDirectoryTest, AnOpenErasesRootsThatAnOlderProgramDidNotKeep) {
     EXPECT_TRUE(superblock->keeps_replica && superblock->keeps_lists);
     const HugePageMemory memory = HugePageMemory::Map(wal::kRootCapacity).value();
     const auto is_root = [&](uint64_t offset) {
-      return wal::ReadRoot(device, offset, {memory.data(), memory.size()}).has_value();
+      return wal::ReadRoot(device, offset, {memory.data(), memory.size()}).value().has_value();
     };
     EXPECT_EQ(std::ranges::count_if(wal::kRootOffsets, is_root), kept.left);
   }

@@ -62,11 +62,10 @@ class StoreLocationTest : public StoreDirectoryTest {
     const auto opened = FileDevice::Open(device, {});
     ASSERT_TRUE(opened.has_value() && WriteSuperblock(**opened, superblock).has_value());
   }
-  // Of the log.
-  static ByteOffset FirstFrameOf(const std::string& path) {
+  static wal::Root RootOf(const std::string& path) {
     const auto device = FileDevice::Open(path, {}).value();
     BlockDevice* const one[] = {device.get()};
-    return ToBytes(wal::FindRoot(one, std::nullopt).value()->log.segments.front().run.run.start);
+    return wal::FindRoot(one, std::nullopt).value().value();
   }
   // As a repair that is killed before it writes the log.
   void Repair(const StoreLocation& location, const std::string& fact) const {
@@ -141,7 +140,8 @@ TEST_F(StoreLocationTest, AnIndexOfAnotherHistoryDoesNotReplaceADamagedLog) {
   fs::copy_file(Path("one"), Path("older"));
   for (const char* name : {"f", "g"}) Make(Must(Find(Path("one"), "a")), name);
   fs::copy_file(Path("older"), Path("one"), fs::copy_options::overwrite_existing);
-  Poke(Path("one"), FirstFrameOf(Path("one")).value, std::string(kBlockSize, '\0'));
+  const DeviceBlock frame = RootOf(Path("one")).log.segments.front().run.run.start;
+  Poke(Path("one"), ToBytes(frame).value, std::string(kBlockSize, '\0'));
   const auto opened = OpenStoreParts(Must(Find(Path("one"), "a")), {});
   ASSERT_FALSE(opened.has_value());
   EXPECT_NE(opened.error().what.find("the log of the catalog on the devices is damaged"), std::string::npos)
@@ -149,6 +149,29 @@ TEST_F(StoreLocationTest, AnIndexOfAnotherHistoryDoesNotReplaceADamagedLog) {
   Repair(Must(Find(Path("one"), "a")), "fact");
   EXPECT_TRUE(HasFact(Must(Find(Path("one"), "a")), "fact"));
   EXPECT_FALSE(Has(Must(Find(Path("one"), "a")), "f"));
+}
+
+// After a kill only the newest root says how long the log is.
+TEST_F(StoreLocationTest, ALogWithoutItsNewestRootIsDamaged) {
+  FormatDevices({"one"});
+  Make(Must(Find(Path("one"), "a")), "d");
+  Change(Path("one"), [](Superblock& superblock) {
+    superblock.clean = false;
+    superblock.catalog_sequence = superblock.catalog_chain = 0;
+  });
+  const size_t pair = RootOf(Path("one")).sequence % 2;
+  Poke(Path("one"), wal::kRootOffsets[pair], std::string(kBlockSize, '\0'));
+  for (const char* index : {"a", "b"}) EXPECT_TRUE(Has(Must(Find(Path("one"), index)), "d", /*read_only=*/true));
+  Poke(Path("one"), wal::kRootOffsets[pair + 2], std::string(kBlockSize, '\0'));
+  for (const char* index : {"a", "b"}) {
+    const auto opened = OpenStoreParts(Must(Find(Path("one"), index)), {});
+    ASSERT_FALSE(opened.has_value());
+    EXPECT_NE(opened.error().what.find("the log of the catalog on the devices is damaged"), std::string::npos)
+        << opened.error().what;
+  }
+  EXPECT_TRUE(OpenStoreParts(Must(Find(Path("one"), "b")), {.read_only = true}).has_value());
+  Repair(Must(Find(Path("one"), "b")), "fact");
+  Make(Must(Find(Path("one"), "b")), "e");
 }
 
 // An interruption, or a kill, before the repair has changed anything.

@@ -127,7 +127,7 @@ class LogWriterTest : public ::testing::Test {
     std::vector<Root> roots;
     const HugePageMemory memory = HugePageMemory::Map(kRootCapacity).value();
     for (const uint64_t offset : kRootOffsets) {
-      if (auto root = wal::ReadRoot(device_, offset, {memory.data(), memory.size()})) roots.push_back(*root);
+      if (auto root = wal::ReadRoot(device_, offset, {memory.data(), memory.size()}).value()) roots.push_back(*root);
     }
     return roots;
   }

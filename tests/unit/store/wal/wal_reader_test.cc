@@ -287,6 +287,7 @@ void CutWritesOfRoots(size_t largest_root) {
       Restarted restarted = Restart(image);
       auto root = wal::FindRoot(restarted.borrowed(), std::nullopt).value();
       ASSERT_TRUE(root.has_value()) << "cut " << cut;
+      ASSERT_FALSE(root->newer_lost) << "cut " << cut;
       ASSERT_EQ(root->lists.empty(), largest_root == wal::kRootCapacity);
       ASSERT_OK(wal::LoadSegments(restarted.borrowed(), &*root));
     }

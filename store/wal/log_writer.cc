@@ -304,10 +304,14 @@ Result<void> LogWriter::Stop() {
   }
   timer_.join();
   if (checkpointer_.joinable()) checkpointer_.join();  // it may not have started
-  options_.gate->Open(nullptr);
-  MutexLock io(io_);
-  RETURN_IF_ERROR(CommitPending());
-  return Claim();
+  Result<void> ended;
+  {
+    MutexLock io(io_);
+    ended = CommitPending();
+    if (ended) ended = Claim();
+  }
+  options_.gate->Open(nullptr);  // last: what the index stores before must be durable
+  return ended;
 }
 
 LogStatistics LogWriter::statistics() const {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -39,7 +40,9 @@ class RootDevice final : public BlockDevice {
   Result<void> Flush() override { return base_.Flush(); }
   void Submit(std::span<IoRequest* const> requests) override {
     for (IoRequest* request : requests) {
-      const bool root = request->operation == IoRequest::Operation::kWrite && request->offset.value < kDataOffset;
+      const bool write = request->operation == IoRequest::Operation::kWrite;
+      const bool root = write && request->offset.value < kDataOffset;
+      if (write && !root && during_frame_) std::exchange(during_frame_, {})();
       if ((root && CountsAndFails()) || (request->operation == IoRequest::Operation::kRead && IsUnreadable(*request))) {
         request->OnComplete(ErrorCode::kIo);
       } else {
@@ -52,6 +55,8 @@ class RootDevice final : public BlockDevice {
     MutexLock lock(mutex_);
     fails_ = fails;
   }
+  // Runs once, before the next frame is written. Call it while nothing is written.
+  void DuringFrame(std::function<void()> action) { during_frame_ = std::move(action); }
   void FailReadsOf(ByteOffset block) { unreadable_ = block.value; }
   uint64_t roots() {
     MutexLock lock(mutex_);
@@ -76,6 +81,7 @@ class RootDevice final : public BlockDevice {
 
   BlockDevice& base_;
   std::atomic<uint64_t> unreadable_{UINT64_MAX};
+  std::function<void()> during_frame_;
   Mutex mutex_;
   std::condition_variable changed_;
   uint64_t roots_ GUARDED_BY(mutex_) = 0;

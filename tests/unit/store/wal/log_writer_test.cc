@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the log has when, and where it ends.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <future>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "tests/support/thread_state.h"
 #include "tests/unit/store/wal/log_writer_rig.h"
 
 namespace weightfs::wal {
@@ -89,6 +91,33 @@ TEST_F(LogWriterTest, AnIndexThatStoresEntriesMakesThemDurableFirst) {
   EXPECT_EQ(writer_->age().count(), 0);
   Stop();
   options_.gate->Commit();  // without a log it does nothing
+}
+
+// Also what it stores during the last commit.
+TEST_F(LogWriterTest, TheEndOfTheLogMakesEntriesDurableBeforeTheIndexStoresThem) {
+  options_.commit_interval = options_.write_delay = std::chrono::hours(1);
+  Start();
+  KvBatch batch;
+  batch.Put("a", "1");
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  std::thread index;
+  size_t stored = 0;
+  device_.DuringFrame([&] {
+    std::promise<pid_t> started;
+    auto thread = started.get_future();
+    index = std::thread([this, &stored, started = std::move(started)]() mutable {
+      started.set_value(gettid());
+      options_.gate->Commit();
+      stored = journal_->size();
+    });
+    WaitUntilAsleep(thread.get());
+  });
+  ASSERT_OK(writer_->Stop());
+  index.join();
+  Restarted restarted = Restart(journal_->ImageAt(stored, {.device_survival = 0.0}));
+  const auto devices = restarted.borrowed();
+  const Root root = FindRoot(devices, std::nullopt).value().value();
+  EXPECT_EQ(FindTail(devices, root, root.checkpoint).value().version, ReadVersion(*catalog_).value());
 }
 
 // An index that has the entries before the damage may lack later ones that were durable, too.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/src/convert.h"
 
-#include <cerrno>
+#include <functional>
+#include <numeric>
 #include <span>
 
 namespace weightfs::client {
@@ -32,16 +33,7 @@ MemoryView MakeMemory(const Memory& memory) {
   const auto& [address, item_size, shape, strides, stream] = memory;
   std::byte* const base = ToPointer(address);
   if (strides) return Check(MemoryView::Strided(base, item_size, shape, *strides));
-  uint64_t size = item_size;
-  for (const int64_t count : shape) {
-    if (count < 0 || __builtin_mul_overflow(size, static_cast<uint64_t>(count), &size)) {
-      throw py::value_error("the size of a tensor does not fit into 64 bits");
-    }
-  }
-  uint64_t end = 0;
-  if (size > INT64_MAX || __builtin_add_overflow(address, size, &end)) {
-    throw py::value_error("a tensor has more bytes than memory or a file holds");
-  }
+  const auto size = std::accumulate(shape.begin(), shape.end(), item_size, std::multiplies<>());
   if (!stream) return MemoryView(std::span(base, size));
   return MemoryView::OnDevice(address, size, *stream == kNoStream ? std::nullopt : std::optional<uintptr_t>(*stream));
 }
@@ -52,14 +44,8 @@ MemoryView MakeHostMemory(const Memory& memory) {
 }
 
 FileName MakeFile(const py::object& file) {
-  if (py::isinstance<py::int_>(file)) {
-    const int descriptor = file.cast<int>();
-    if (descriptor < 0) Raise({ErrorCode{EBADF}, "a negative number is not an open descriptor"});
-    return descriptor;
-  }
-  const auto name = file.cast<std::string>();
-  if (name.find('\0') != std::string::npos) throw py::value_error("embedded null byte");
-  return name;
+  if (py::isinstance<py::int_>(file)) return file.cast<int>();
+  return file.cast<std::string>();
 }
 
 Direct MakeDirect(const std::string& name) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between Python's objects and the types of the client library. Functions that take or return Python
-// objects need the GIL. Invalid arguments raise Python's exceptions.
+// Conversions between Python's objects and the types of the client library, and the parts of the native module.
+// Functions that take or return Python objects need the GIL. Invalid arguments raise Python's exceptions. What depends
+// on several of them, such as the size of a tensor, weightfs._core has checked.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -95,5 +96,11 @@ MemoryView MakeHostMemory(const Memory& memory);  // ValueError for memory of a 
 // A path (str or bytes) or a descriptor.
 FileName MakeFile(const py::object& file);
 Direct MakeDirect(const std::string& name);
+
+// Each adds a part to the module.
+void BindHandle(py::module_& module);  // Handle
+void BindReader(py::module_& module);  // Reader
+void BindMemory(py::module_& module);  // LockedMemory, ZipCrc32Thread and functions for memory
+void BindFiles(py::module_& module);   // functions for replacing a file
 
 }  // namespace weightfs::client

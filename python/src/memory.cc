@@ -20,7 +20,6 @@
 #include "client/publication.h"
 #include "common/checksum.h"
 #include "common/result.h"
-#include "python/src/bind.h"
 #include "python/src/convert.h"
 #include "python/src/gil.h"
 
@@ -36,9 +35,6 @@ py::buffer_info BytesOf(std::byte* data, size_t size) {
 void BindMemory(py::module_& module) {
   py::class_<LockedMemory, std::shared_ptr<LockedMemory>>(module, "LockedMemory", py::buffer_protocol())
       .def(py::init([](size_t size) { return Check(WithoutGil([&] { return LockedMemory::Allocate(size); })); }))
-      .def_property_readonly("address",
-                             [](const LockedMemory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
-      .def_property_readonly("size", &LockedMemory::size)
       .def_buffer([](LockedMemory& self) { return BytesOf(self.data(), self.size()); });
   py::class_<DividedMemory::Part, std::shared_ptr<DividedMemory::Part>>(module, "MemoryPart", py::buffer_protocol())
       .def_buffer([](DividedMemory::Part& self) { return BytesOf(self.data(), self.size()); });
@@ -47,20 +43,9 @@ void BindMemory(py::module_& module) {
       .def_static("of_file", [](int file, uint64_t offset, size_t size) {
         return Check(DividedMemory::Map(file, offset, size));
       })
-      .def("take",
-           [](DividedMemory& self, size_t begin, size_t size) {
-             if (size == 0 || begin > self.size() || size > self.size() - begin) {
-               throw py::value_error("a part must be within the memory, and not empty");
-             }
-             return self.Take(begin, size);
-           })
+      .def("take", &DividedMemory::Take)
       .def_buffer([](DividedMemory& self) { return BytesOf(self.data(), self.size()); });
   module.def("is_locked", [](uintptr_t address, size_t size) { return IsLocked(ToPointer(address), size); });
-  // Gives access to the bytes, for comparison. Valid only while their owner lives.
-  module.def("view", [](uintptr_t address, size_t size) {
-    if (size > INT64_MAX) throw py::value_error("a view has more bytes than memory holds");
-    return py::memoryview::from_memory(ToPointer(address), static_cast<py::ssize_t>(size), /*readonly=*/true);
-  });
   module.def("unlock", [](uintptr_t address) {
     const auto memory = FindLocked(ToPointer(address));
     return memory != nullptr && WithoutGil([&] { return memory->Unlock(); });

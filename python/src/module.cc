@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "client/operation.h"
-#include "python/src/bind.h"
 #include "python/src/convert.h"
 #include "python/src/gil.h"
 

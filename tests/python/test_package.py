@@ -92,7 +92,6 @@ CHANGED = {
     "parameter": ("def unlock(address: int, /)", "def unlock(address: int, size: int, /)", "weightfs._native.unlock("),
     "missing method": ("    def refresh(self) -> None: ...\n", "", "weightfs._native.Reader.refresh is not in the stub"),
     "other method": ("def refresh(self)", "def renew(self)", "weightfs._native.Reader.renew is in the stub only"),
-    "no property": ("    @property\n    def address", "    def address", "weightfs._native.LockedMemory.address is a property"),
 }
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import operator
@@ -187,7 +188,7 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
             return
         offset = operator.index(offset or 0)
         if memory.strides is None and not memory.on_device:
-            wanted = _native.view(memory.address, memory.nbytes)
+            wanted = memoryview((ctypes.c_ubyte * memory.nbytes).from_address(memory.address)).cast("B")
         else:
             gathered = bytearray(memory.nbytes)
             if memory.on_device:

@@ -19,7 +19,7 @@ from weightfs.safetensors._files import Device, device_of, handle_for, open_all
 from weightfs.safetensors._format import (DTYPES, SafetensorIndexError, SafetensorKeyError, SafetensorValueError,
                                           read_header, shape_in_file)
 from weightfs.safetensors._memory import BITS, memory_for, to_numpy
-from weightfs.safetensors._reads import Reads
+from weightfs.safetensors._reads import read_all
 from weightfs.torch import _shared
 
 _NEARBY = 4096                # bytes; rows of a slice with smaller gaps share blocks of the device
@@ -135,7 +135,8 @@ class _Source:
 
     def tensors(self, shards, chosen):
         if self.device.type != "cpu":
-            return dict(Reads(shards, chosen, _MOST_UNDER_WAY, _READS, self.device, self._given))
+            with self.handle() as handle:
+                return dict(read_all(shards, chosen, _MOST_UNDER_WAY, _READS, self.device, handle))
         return {name: self.converted(tensor) for shard in shards
                 for name, tensor in self.read(shard, 0, shard.size).tensors(shard.tensors).items()}
 

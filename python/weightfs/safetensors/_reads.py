@@ -45,73 +45,44 @@ class _Read:
             self.future.set_exception(error)
 
 
-class Reads(Closing):
-    """An iterator of (name, tensor) over open files. One thread at a time may use it. It closes itself at its end and
-    after an error."""
+def read_all(shards, chosen, memory, concurrency, device, handle):
+    """Yields (name, tensor) of open files. chosen: a container of the names. The other arguments are those of
+    weightfs.safetensors.stream. At the end, also after an error, it cancels the reads under way and waits for them."""
+    planned, under_way, used = _plan(shards, chosen, min(_GROUP, memory)), collections.deque(), 0
 
-    def __init__(self, shards, chosen, memory, concurrency, device, handle):
-        """chosen: a container of the names. The other arguments are those of weightfs.safetensors.stream."""
-        self._budget, self._concurrency, self._device = memory, concurrency, device
-        self._used, self._under_way = 0, collections.deque()
-        self._planned = _plan(shards, chosen, min(_GROUP, memory))
-        with contextlib.ExitStack() as stack:
-            self._handle = stack.enter_context(handle_for(handle, device))
-            self._stack = stack.pop_all()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[str, torch.Tensor]:
-        try:
-            self._start()
-            if self._under_way:
-                return self._yielded(self._under_way[0])
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-        raise StopIteration
-
-    def close(self) -> None:
-        """Cancels the reads that are under way and waits for them. The stream is then at its end."""
-        self._planned.clear()
-        for read in self._under_way:
-            read.future.cancel()
-        while self._under_way:
-            self._under_way[0].future.wait()
-            self._under_way.popleft()
-        self._stack.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_stack"):
-            self.close()
-
-    def _start(self):
+    def start():
         """Starts the next reads, as far as the bounds permit. A read may exceed the memory if it is alone."""
-        while self._planned and len(self._under_way) < self._concurrency:
-            read = self._planned[0]
-            if self._under_way and self._used + read.nbytes > self._budget:
-                return
-            read.start(self._handle, self._device)
-            self._used += read.nbytes
-            self._under_way.append(self._planned.popleft())
+        nonlocal used
+        while planned and len(under_way) < concurrency and (not under_way or used + planned[0].nbytes <= memory):
+            planned[0].start(handle, device)
+            used += planned[0].nbytes
+            under_way.append(planned.popleft())
 
-    def _yielded(self, read):
-        with read.shard.reading():
-            read.future.result()
-        name = read.names.popleft()
-        tensor = read.memory.tensor(read.shard.tensors[name], read.begin)
-        if not read.names:
-            self._under_way.popleft()
-            self._used -= read.nbytes
-            self._start()   # while the program uses the tensor
-        return name, tensor
+    try:
+        start()
+        while under_way:
+            read = under_way[0]
+            with read.shard.reading():
+                read.future.result()
+            while read.names:
+                name = read.names.popleft()
+                made = [read.memory.tensor(read.shard.tensors[name], read.begin)]
+                if not read.names:
+                    under_way.popleft()
+                    read.memory, used = None, used - read.nbytes
+                    start()   # while the program uses the tensor
+                yield name, made.pop()   # nothing here refers to it then
+    finally:
+        for read in under_way:
+            read.future.cancel()
+        for read in under_way:
+            read.future.wait()
 
 
-class TensorStream(Reads):
+class TensorStream(Closing):
     """An iterator of (name, tensor) over the tensors of files, in the order of the files and of the offsets in them,
     with several reads under way. close(), also at the end of a with block, cancels them, waits for them and closes the
-    files."""
+    files. One thread at a time may use it."""
 
     def __init__(self, files: Files, memory: int | str = "1G", concurrency: int = 4, device: Device = "cpu",
                  names: Iterable[str] | None = None, *, handle: Handle | None = None) -> None:
@@ -129,10 +100,32 @@ class TensorStream(Reads):
                 then ends."""
         memory = bytes_from("memory", memory)
         concurrency, device = whole("concurrency", concurrency, 1, _MOST_CONCURRENCY), device_of(device)
-        shards, places = open_all(files, handle)
-        super().__init__(shards, _chosen(names, places), memory, concurrency, device, handle)
-        for shard in shards:
-            self._stack.callback(shard.close)
+        with contextlib.ExitStack() as stack:
+            shards, places = open_all(files, handle)
+            for shard in shards:
+                stack.callback(shard.close)
+            used = stack.enter_context(handle_for(handle, device))
+            self._tensors = read_all(shards, _chosen(names, places), memory, concurrency, device, used)
+            self._stack = stack.pop_all()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        try:
+            return next(self._tensors)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancels the reads that are under way and waits for them. The stream is then at its end."""
+        self._tensors.close()
+        self._stack.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stack"):
+            self.close()
 
 
 def _chosen(names, places):

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from fastsafetensors.copier import CopierInterface, register_copier_constructor
@@ -26,11 +25,7 @@ def register(*copier_types: str) -> None:
     """Registers the copier under the names, by default "weightfs". Under the name of another copier it takes the place
     of that one in all loaders that are created afterwards."""
     for name in copier_types or ("weightfs",):
-        register_copier_constructor(name, Copier)(_constructor)
-
-
-def _constructor(device, **options):
-    return functools.partial(Copier)
+        register_copier_constructor(name, Copier)(lambda device, **options: Copier)
 
 
 class _Memory:

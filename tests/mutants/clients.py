@@ -106,7 +106,7 @@ MUTANTS = [
            ("tests/python/test_reader.py -k byte_order",)),
     Mutant("handle-after-fork", "A forked child opens a handle of its own.",
            "python/weightfs/_core/handle.py",
-           "return handle._process == process.pid and ", "return ",
+           "(made._process, made._user) != (process.pid, os.geteuid())", "made._user != os.geteuid()",
            ("tests/python/test_shared_handle.py -k forked",)),
     Mutant("hdf5-order", "A flush of an HDF5 file writes data before the metadata that refers to it.",
            "hdf5/file_write.cc",

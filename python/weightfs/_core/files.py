@@ -189,29 +189,16 @@ def on_mount(path):
         return False
 
 
-def _mount_above(target):
-    """What _mount_of says of a file, or of the nearest directory above a missing one."""
-    while (found := _mount_of(target)) is None:
-        target = os.path.dirname(target)
-    return found
-
-
-def _mount_of(path):
-    """(type, source, mount point) of the filesystem of an existing file. None: there is no such file."""
-    try:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    try:
-        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as facts:
-            number = re.search("mnt_id:\\s*([0-9]+)", facts.read() + "mnt_id: 0")[1]
-    finally:
-        os.close(descriptor)
+def _mount_above(point):
+    """(type, source, mount point) of the filesystem of a file, or of the nearest directory above a missing one."""
+    while not os.path.ismount(point):
+        point = os.path.dirname(point)
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         # "36 35 8:1 / /mnt/my\040disk rw shared:1 - ext4 /dev/sda1 rw"
-        fields = next((line.split(" ") for line in mounts if line.startswith(f"{number} ")), _UNKNOWN)
-    kind, source = fields[fields.index("-") + 1:][:2]
-    return kind, *(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text) for text in (source, fields[4]))
+        found = [[re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), word) for word in line.split(" ")]
+                 for line in mounts]
+    fields = next((each for each in reversed(found) if each[4] == point), _UNKNOWN)   # the last one hides others
+    return *fields[fields.index("-") + 1:][:2], fields[4]
 
 
 @contextlib.contextmanager

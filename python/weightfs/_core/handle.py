@@ -24,6 +24,7 @@ from weightfs._core.types import Direct, File, Mode, Path, Progress
 
 log = logging.getLogger("weightfs")
 MODES = ("auto", "cufile", "bounce")
+_BOUNCES = "GPU transfers by bounce buffers: %s"
 _MOST_BLOCK_SIZE, _MOST_QUEUE_DEPTH, _MOST_PARALLELISM = 1 << 40, 1 << 16, 1 << 10
 
 
@@ -261,7 +262,7 @@ class Handle(Opened):
     def _open(self, direct):
         try:
             return _native.Handle(*self._options, direct, self._mode or "", find_cufile(),
-                                  None if self._mode is None else _log_refusal)
+                                  self._mode and functools.partial(log.warning, _BOUNCES))
         except OSError as error:
             if self._mode is None or error.errno != errno.ENODEV:
                 raise
@@ -306,10 +307,6 @@ def mode_of_process():
     return os.environ.get("WEIGHTFS_GDS_MODE") or "auto"
 
 
-def _log_refusal(why):
-    log.warning("GPU transfers by bounce buffers: %s", why)
-
-
 def _forget(handle, address):
     """Unpins the memory of a tensor that is gone. A closed handle has already unpinned it."""
     handle = handle()
@@ -350,12 +347,8 @@ def the_handle(handle, mode=None):
         return make()
     with process.lock:
         made = replaced = _of_process.get(key)
-        if made is None or not _serves(made):
+        if made is None or (made._process, made._user) != (process.pid, os.geteuid()) or made._opened.closed():
             made = _of_process[key] = make()
             made._user = os.geteuid()
     del replaced   # without the lock, because its callbacks, for which it waits, may call this function
     return contextlib.nullcontext(made)
-
-
-def _serves(handle):
-    return handle._process == process.pid and handle._user == os.geteuid() and not handle._opened.closed()

@@ -39,12 +39,11 @@ class Memory:
 
     __slots__ = ("address", "item_size", "shape", "strides", "owner", "label", "stream", "finish", "nbytes")
 
-    def __init__(self, address, item_size, shape, strides, owner, label, stream=None, finish=None, nbytes=None):
-        """ValueError for impossible numbers, because the object that provides them may not have checked them. `nbytes`
-        is the result of bytes_of_shape, if the caller has it."""
+    def __init__(self, address, item_size, shape, strides, owner, label, stream=None, finish=None):
+        """ValueError for impossible numbers, because the object that provides them may not have checked them."""
         self.address, self.item_size, self.shape, self.strides = address, item_size, shape, strides
         self.owner, self.label, self.stream, self.finish = owner, label, stream, finish
-        self.nbytes = bytes_of_shape(label, shape, item_size) if nbytes is None else nbytes
+        self.nbytes = bytes_of_shape(label, shape, item_size)
         if self.nbytes > 0:
             check_extent(label, address, self.nbytes, shape, strides, item_size)
 
@@ -65,12 +64,8 @@ def describe(buffer, writable=False):
         return _of_array(buffer, buffer.__cuda_array_interface__, writable, on_device=True)
     if hasattr(buffer, "__array_interface__") and not _is_numpy_scalar(buffer):
         return _of_array(buffer, buffer.__array_interface__, writable)
-    try:
-        view = memoryview(buffer)
-    except TypeError:
-        view = None
-    if view is not None:
-        return _of_view(view, buffer, writable)
+    with contextlib.suppress(TypeError):
+        return _of_view(memoryview(buffer), buffer, writable)
     if hasattr(buffer, "__dlpack__"):
         return _of_dlpack(buffer, writable)
     raise TypeError(f"expected a tensor, an array or a buffer, not {type(buffer).__name__}")
@@ -91,8 +86,7 @@ def _of_tensor(tensor, writable):
         if writable:
             raise ValueError(f"{label} is a lazily conjugated or negated view: it cannot be read into")
         tensor = tensor.resolve_conj().resolve_neg()
-    nbytes = bytes_of_shape(label, tensor.shape, tensor.element_size())   # torch's own numel() may overflow
-    if nbytes == 0:
+    if bytes_of_shape(label, tensor.shape, tensor.element_size()) == 0:   # torch's own numel() may overflow
         return Memory(0, tensor.element_size(), [0], None, tensor, label)
     if tensor.device.type == "cuda":
         return _of_device_tensor(tensor, writable, label)
@@ -100,7 +94,7 @@ def _of_tensor(tensor, writable):
     if address == 0:
         raise ValueError(f"{label} has no memory")
     strides = None if tensor.is_contiguous() else [step * item_size for step in tensor.stride()]
-    return Memory(address, item_size, list(tensor.shape), strides, _storage_of(tensor), label, nbytes=nbytes)
+    return Memory(address, item_size, list(tensor.shape), strides, _storage_of(tensor), label)
 
 
 def _storage_of(tensor):

@@ -194,16 +194,16 @@ def test_clipping_by_torch_gives_the_same_numbers(memory_folder, kind, batches):
 
 def test_gradients_are_read_for_the_first_clipping_alone(memory_folder, monkeypatch):
     model = weightfs.offload.offload(made(), memory_folder / "model", MEMORY)
-    optimizer, acquire, acquired = weightfs.offload.Adam(model), Cache.acquire, []
+    optimizer, acquire, acquired = weightfs.offload.Adam(model), Cache.acquired, []
 
-    def noted(cache, entries, *arguments):
+    def noted(cache, entries, **options):
         acquired.extend(entries)
-        acquire(cache, entries, *arguments)
+        return acquire(cache, entries, **options)
 
     for expected in (True, False):
         model(EVERY_TOKEN).square().mean().backward()
         with monkeypatch.context() as patch:
-            patch.setattr(Cache, "acquire", noted)
+            patch.setattr(Cache, "acquired", noted)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         assert bool(acquired) == expected
         acquired.clear()

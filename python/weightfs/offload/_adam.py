@@ -135,27 +135,23 @@ class Training:
     def discard(self, cache):
         for kept in (self.present, self._factors, self._norms):
             kept.clear()
-        self.group.clear_gradients()
+        for tensor in self.group.tensors:
+            tensor.grad = None
         cache.discard(self.gradients)
 
-    def gradient(self, placeholder):
+    def gradient(self, at, placeholder):
         """The gradient of a parameter, or None."""
-        at = self._position(placeholder)
-        if at is None:
-            return None
         new = self.group.tensors[self.indices[at]].grad if self.group.tensors else None   # also of a backward that failed
         return new if new is not None or at not in self.present else Gradient.of(self, at, placeholder)
 
-    def forget(self, placeholder):
+    def forget(self, at):
         """Discards one gradient."""
-        at = self._position(placeholder)
-        if at is not None:
-            self._store.check_use()
-            self.present.discard(at)
-            self._factors.pop(at, None)
-            self._norms.pop(at, None)
-            if self.group.tensors:
-                self.group.tensors[self.indices[at]].grad = None
+        self._store.check_use()
+        self.present.discard(at)
+        self._factors.pop(at, None)
+        self._norms.pop(at, None)
+        if self.group.tensors:
+            self.group.tensors[self.indices[at]].grad = None
 
     def norm(self, at, kind):
         if self._kind != kind:
@@ -200,10 +196,6 @@ class Training:
         """([32-bit weights,] m, v) of each trainable parameter."""
         views = iter(self.state_layout.views(cache.view(self.state)))
         return [[next(views) for _ in range(_count(self.group.members[index]))] for index in self.indices]
-
-    def _position(self, placeholder):
-        return next((at for at, index in enumerate(self.indices)
-                     if self.group.members[index].placeholder is placeholder), None)
 
     def _multiply(self, at, gradient):
         for factor in self._factors.pop(at, ()):

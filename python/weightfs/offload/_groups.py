@@ -50,18 +50,18 @@ class Placeholder(Unbound):
         vars(made).update(vars(tensor), _is_param=isinstance(tensor, torch.nn.Parameter), offloaded=name)
         return made
 
-    gradients = None   # weightfs.offload._adam.Training, once it is trained
+    trained = None   # (weightfs.offload._adam.Training, position in it), once it is trained
 
     @property
     def grad(self):
-        return None if self.gradients is None else self.gradients.gradient(self)
+        return None if self.trained is None else self.trained[0].gradient(self.trained[1], self)
 
     @grad.setter
     def grad(self, value):
         if value is not None:
             raise RuntimeError(f"{self.offloaded} is offloaded: its gradient can be deleted, but not set")
-        if self.gradients is not None:
-            self.gradients.forget(self)
+        if self.trained is not None:
+            self.trained[0].forget(self.trained[1])
 
 
 def is_metadata(function):
@@ -106,7 +106,7 @@ class Member:
     def attributes(self):
         """Those that the program has given the tensor."""
         return {name: value for name, value in vars(self.placeholder).items()
-                if name not in ("_is_param", "offloaded", "gradients")}
+                if name not in ("_is_param", "offloaded", "trained")}
 
     def bind(self, tensor):
         for module, kind, attribute in self.places:
@@ -194,14 +194,6 @@ class Group:
         def more():
             return torch._C._storage_Use_Count(self._storage._cdata) > self._uses_of_storage
         return more() and bool(gc.collect() + 1) and more()   # what is left in cycles of Python is not kept
-
-    def clear_gradients(self):
-        for tensor in self.tensors:
-            tensor.grad = None
-
-    def forget(self):
-        """Drops the tensors, which keep the memory of the cache."""
-        self.tensors = []
 
     def changed(self):
         """True if the program has changed a tensor since the last call. A buffer that was replaced is copied."""

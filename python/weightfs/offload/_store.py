@@ -111,13 +111,6 @@ class Cache:
         Raises:
             MemoryError: they do not fit into the memory together with those that are in use.
             OSError: a file cannot be read, or another entry cannot be written."""
-        self.acquire(entries, learn, room)
-        try:
-            yield
-        finally:
-            self.release(entries)
-
-    def acquire(self, entries, learn=True, room=0):
         for entry in entries:
             entry.pins += 1
             if learn:
@@ -130,13 +123,10 @@ class Cache:
             for entry in entries:
                 if entry.reading:
                     self._settle(entry)
-        except BaseException:
-            self.release(entries)
-            raise
-
-    def release(self, entries):
-        for entry in entries:
-            entry.pins -= 1
+            yield
+        finally:
+            for entry in entries:
+                entry.pins -= 1
 
     def changed(self, entry):
         """Tells that the program changes an acquired entry, or has changed it. Its write, if one is under way, ends
@@ -188,15 +178,10 @@ class Cache:
         if all(self._place(entry, upcoming, None) for entry in missing()) and self._has_room(room):
             return
         # The memory is fragmented: places these entries anew.
-        self.release(entries)
-        try:
-            movable = [entry for entry in self._held if entry.pins == 0]
-            self.flush(movable)
-            for entry in movable:
-                self._drop(entry)
-        finally:
-            for entry in entries:
-                entry.pins += 1
+        movable = [entry for entry in self._held if entry.pins == entries.count(entry)]
+        self.flush(movable)
+        for entry in movable:
+            self._drop(entry)
         for entry in missing():
             if not self._place(entry, {}, None):
                 in_use = sum(other.nbytes for other in self._held if other.pins)
@@ -342,9 +327,9 @@ class Directory:
 
     def write_state(self, state, durable):
         """Replaces state.json: it is the old one or the new one, even after a kill."""
-        text = json.dumps({"format": _FORMAT, **state}).encode()
         with writing(self.file(_STATE), None, durable, atomic=True) as stream:
-            stream.write(text)
+            stream.write(json.dumps({"format": _FORMAT, **state}).encode())
+        self.state = state
 
     def _read_state(self):
         try:
@@ -384,59 +369,39 @@ class Directory:
                                  f"{ours} here; build the same module, or choose another directory")
 
 
-class Source:
-    """Tensors of safetensors files, by name."""
-
-    def __init__(self, source):
-        self._given, self._found = source is not None, {}   # name -> (path, offset, dtype, shape)
-        if source is None:
-            return
-        for shard in open_all(source)[0]:
-            for name, facts in shard.tensors.items():
-                self._found[name] = (shard.path, shard.begin + facts["data_offsets"][0], DTYPES[facts["dtype"]],
-                                     torch.Size(facts["shape"]))
-
-    def check(self, members):
-        """ValueError if a tensor has neither memory nor a place in the files, or the files have none at all."""
-        if self._given and not any(map(self._name, members)):
-            raise ValueError(f"source= has no tensor of the module: it has {sorted(self._found)[:3]} and the module has "
-                             f"{[member.name for member in members][:3]}; rename them in the files, or offload the "
-                             "submodule that the files belong to")
-        missing = [member.name for member in members if member.tensor.is_meta and self._name(member) is None]
-        if missing:
-            raise ValueError(f"{len(missing)} tensors are on the meta device and not in source=: {missing[:5]}; give "
-                             "the safetensors files that have them, or create them on the CPU")
-        for member in members:
-            name = self._name(member)
-            if name is not None and self._found[name][3] != member.shape:
-                raise ValueError(f"{name} has the shape {tuple(self._found[name][3])} in {self._found[name][0]} and "
-                                 f"{tuple(member.shape)} in the module")
-
-    def fill(self, member, view, read):
-        name = self._name(member)
-        if name is None:
-            view.copy_(member.tensor.detach())
-        elif view.numel():
-            path, offset, dtype, shape = self._found[name]
-            loaded = view if dtype == view.dtype else torch.empty(shape, dtype=dtype, device=view.device)
-            read(loaded, path, offset)
-            if loaded is not view:
-                view.copy_(loaded)
-
-    def _name(self, member):
-        return next((name for name in member.names if name in self._found), None)
-
-
 def fill(groups, source, cache):
-    """Writes the tensors of the groups into their files. The new files are deleted if that fails."""
-    source = Source(source)
-    source.check([member for group in groups for member in group.members])
+    """Writes the tensors of the groups into their files: those of the safetensors files `source`, and others from
+    memory. The new files are deleted if that fails. ValueError if a tensor has neither memory nor a place in the files,
+    or the files have none at all."""
+    members = [member for group in groups for member in group.members]
+    shards = {} if source is None else open_all(source)[1]   # by names of tensors
+    found = {member: next((name for name in member.names if name in shards), None) for member in members}
+    if source is not None and not any(found.values()):
+        raise ValueError(f"source= has no tensor of the module: it has {sorted(shards)[:3]} and the module has "
+                         f"{[member.name for member in members][:3]}; rename them in the files, or offload the "
+                         "submodule that the files belong to")
+    missing = [member.name for member in members if member.tensor.is_meta and found[member] is None]
+    if missing:
+        raise ValueError(f"{len(missing)} tensors are on the meta device and not in source=: {missing[:5]}; give the "
+                         "safetensors files that have them, or create them on the CPU")
+    for member, name in found.items():
+        if name is not None and tuple(shape := shards[name].tensors[name]["shape"]) != member.shape:
+            raise ValueError(f"{name} has the shape {tuple(shape)} in {shards[name].path} and {tuple(member.shape)} in "
+                             "the module")
     try:
         for group in groups:
             with cache.acquired([group.entry], learn=False):
                 cache.changed(group.entry)
                 for member, view in zip(group.members, group.layout.views(cache.view(group.entry))):
-                    source.fill(member, view, cache.read)
+                    if found[member] is None:
+                        view.copy_(member.tensor.detach())
+                    elif view.numel():
+                        shard, facts = shards[found[member]], shards[found[member]].tensors[found[member]]
+                        loaded = view if DTYPES[facts["dtype"]] == view.dtype else torch.empty(
+                            view.shape, dtype=DTYPES[facts["dtype"]], device=view.device)
+                        cache.read(loaded, shard.path, shard.begin + facts["data_offsets"][0])
+                        if loaded is not view:
+                            view.copy_(loaded)
             cache.start_write(group.entry)
         cache.flush([group.entry for group in groups])
     except BaseException:

@@ -27,9 +27,11 @@ class Offloaded:
                        for submodule, groups in self._planned}   # of stages that run within another one
         needed = [group.layout.nbytes for group in self.groups]
         for submodule, groups in self._planned:
-            self._check_fits(memory, type(submodule).__name__, self._needs(groups), needed[0])
+            used = [*(group.layout.nbytes for group in groups), self._room(groups)]
+            self._check_fits(memory, type(submodule).__name__, used, needed[0])
         self._check_fits(memory, "the largest group", [max(needed)], 0 if needed[0] == max(needed) else needed[0])
         self.directory, self.cache, self._stages, self._entries = Directory(directory, resume), None, [], []
+        self._resident = contextlib.ExitStack()
         self.recomputed, self._with_gradients = None, {}   # the call whose backward runs; groups with new gradients
         self._records, self._repeated = [], None   # the buffers of stages in running ones; and in the repeated one
         for group in self.groups:
@@ -50,7 +52,8 @@ class Offloaded:
                 raise ValueError(f"{self.directory.path}: state.json does not name the file of {group.name}: it is "
                                  "damaged; restore it from a backup, or delete the directory")
         resident = self.groups[0]
-        self.cache.acquire([resident.entry], learn=False)   # before all others, so that it does not divide the buffer
+        # Before all others, so that it does not divide the buffer.
+        self._resident.enter_context(self.cache.acquired([resident.entry], learn=False))
         if state is None:
             fill(self.groups, source, self.cache)
             self.commit()
@@ -257,14 +260,10 @@ class Offloaded:
             raise
         for group, training in made.items():
             group.training = training
-            for index in training.indices:
-                group.members[index].placeholder.gradients = training
+            for at, index in enumerate(training.indices):
+                group.members[index].placeholder.trained = training, at
         self.optimizer = optimizer
         return {**saved, "counts": counts}
-
-    def _needs(self, groups):
-        """Bytes that a stage with these groups needs at once, as a list."""
-        return [group.layout.nbytes for group in groups] + [self._room(groups)]
 
     def _room(self, groups):
         """Bytes that are needed while a stage with these groups runs, beside the groups."""
@@ -300,7 +299,6 @@ class Offloaded:
         state = {"groups": self._described(), "generations": {**before["generations"], **generations},
                  "optimizer": optimizer}
         self.directory.write_state(state, self._durable)
-        self.directory.state = state
         for entry in kept:
             entry.committed = entry.generation
 
@@ -317,7 +315,7 @@ class Offloaded:
         self._released = True
         self.cache.close()
         for group in self.groups:
-            group.forget()
+            group.tensors = []   # they keep the memory of the cache
         self.directory.close()
 
     def _described(self):

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/result.h"
 #include "python/src/closable.h"
 #include "python/src/convert.h"
 #include "python/src/gil.h"
@@ -36,8 +37,8 @@ py::object GpuOf(const PyHandle& self) {
   if (!facts) return py::none();
   return py::dict("count"_a = facts->count, "name"_a = facts->name, "cuda"_a = facts->cuda, "cufile"_a = facts->cufile,
                   "mode"_a = facts->mode == GpuMode::kCufile ? "cufile" : "bounce", "why"_a = ToStr(facts->why),
-                  "refusal"_a = ToStr(facts->refusal),
-                  "cufile_bytes"_a = facts->cufile_bytes, "bounce_bytes"_a = facts->bounce_bytes);
+                  "refusal"_a = ToStr(facts->refusal), "cufile_bytes"_a = facts->cufile_bytes,
+                  "bounce_bytes"_a = facts->bounce_bytes);
 }
 
 // A file name, and the memory for its content.
@@ -50,25 +51,24 @@ std::vector<NamedMemory> MakeFiles(const std::vector<Item>& items) {
   return files;
 }
 
-WriteOptions MakeWriteOptions(std::optional<uint64_t> offset, const py::object& progress, bool durable, bool atomic,
-                              bool checksum, bool stable) {
-  return {.offset = offset,
-          .durable = durable,
-          .atomic = atomic,
-          .progress = MakeProgress(progress),
-          .checksum = checksum,
-          .stable = stable};
-}
-
-void BindReads(HandleClass& type) {
+// "read" and "write" carry out an operation and return None, or with `own_errors` start it and return it.
+void BindTransfers(HandleClass& type) {
+  using Started = std::shared_ptr<Operation>;
   type.def("read",
            [](const PyHandle& self, const py::object& file, const Memory& arguments, uint64_t offset,
-              const py::object& progress, bool verify) {
+              const py::object& progress, bool verify, std::optional<bool> own_errors) {
              const auto name = MakeFile(file);
              const auto memory = MakeMemory(arguments);
-             const ReadOptions options{
-                 .offset = offset, .progress = MakeProgress(progress), .interrupted = &SignalRaised, .verify = verify};
-             Check(self.WithoutGil([&](Handle& handle) { return handle.Read(name, memory, options); }));
+             const ReadOptions options{.offset = offset,
+                                       .progress = MakeProgress(progress),
+                                       .own_errors = own_errors.value_or(false),
+                                       .interrupted = &SignalRaised,
+                                       .verify = verify};
+             return Check(self.WithoutGil([&](Handle& handle) -> Result<Started> {
+               if (own_errors) return handle.StartRead(name, memory, options);
+               RETURN_IF_ERROR(handle.Read(name, memory, options));
+               return Started();
+             }));
            })
       .def("read_ranges",
            [](const PyHandle& self, const py::object& file, const Memory& arguments,
@@ -81,35 +81,25 @@ void BindReads(HandleClass& type) {
              Check(self.WithoutGil(
                  [&](Handle& handle) { return handle.ReadRanges(name, ranges, memory, &SignalRaised); }));
            })
-      .def("start_read", [](const PyHandle& self, const py::object& file, const Memory& arguments, uint64_t offset,
-                            const py::object& progress, bool verify, bool own_errors) {
+      .def("write", [](const PyHandle& self, const py::object& file, const Memory& arguments,
+                       std::optional<uint64_t> offset, const py::object& progress, bool durable, bool atomic,
+                       bool checksum, bool stable, std::optional<bool> own_errors) {
         const auto name = MakeFile(file);
         const auto memory = MakeMemory(arguments);
-        const ReadOptions options{
-            .offset = offset, .progress = MakeProgress(progress), .own_errors = own_errors, .verify = verify};
-        return Check(self.WithoutGil([&](Handle& handle) { return handle.StartRead(name, memory, options); }));
+        const WriteOptions options{.offset = offset,
+                                   .durable = durable,
+                                   .atomic = atomic,
+                                   .progress = MakeProgress(progress),
+                                   .own_errors = own_errors.value_or(false),
+                                   .interrupted = &SignalRaised,
+                                   .checksum = checksum,
+                                   .stable = stable};
+        return Check(self.WithoutGil([&](Handle& handle) -> Result<Started> {
+          if (own_errors) return handle.StartWrite(name, memory, options);
+          RETURN_IF_ERROR(handle.Write(name, memory, options));
+          return Started();
+        }));
       });
-}
-
-void BindWrites(HandleClass& type) {
-  type.def("write",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments, std::optional<uint64_t> offset,
-              const py::object& progress, bool durable, bool atomic, bool checksum, bool stable) {
-             const auto name = MakeFile(file);
-             const auto memory = MakeMemory(arguments);
-             WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum, stable);
-             options.interrupted = &SignalRaised;
-             Check(self.WithoutGil([&](Handle& handle) { return handle.Write(name, memory, options); }));
-           })
-      .def("start_write",
-           [](const PyHandle& self, const py::object& file, const Memory& arguments, std::optional<uint64_t> offset,
-              const py::object& progress, bool durable, bool atomic, bool checksum, bool stable, bool own_errors) {
-             const auto name = MakeFile(file);
-             const auto memory = MakeMemory(arguments);
-             WriteOptions options = MakeWriteOptions(offset, progress, durable, atomic, checksum, stable);
-             options.own_errors = own_errors;
-             return Check(self.WithoutGil([&](Handle& handle) { return handle.StartWrite(name, memory, options); }));
-           });
 }
 
 void BindMany(HandleClass& type) {
@@ -171,13 +161,13 @@ void BindHandle(py::module_& module) {
                        unsigned intra_op_parallelism, const std::string& direct, const std::string& mode,
                        const std::string& cufile_library, const py::object& on_gpu_refusal) {
         HandleOptions options{.block_size = block_size,
-                                    .queue_depth = queue_depth,
-                                    .single_submit = single_submit,
-                                    .overlap_events = overlap_events,
-                                    .intra_op_parallelism = intra_op_parallelism,
-                                    .direct = MakeDirect(direct),
-                                    .gpu = MakeMode(mode),
-                                    .cufile_library = cufile_library};
+                              .queue_depth = queue_depth,
+                              .single_submit = single_submit,
+                              .overlap_events = overlap_events,
+                              .intra_op_parallelism = intra_op_parallelism,
+                              .direct = MakeDirect(direct),
+                              .gpu = MakeMode(mode),
+                              .cufile_library = cufile_library};
         if (!on_gpu_refusal.is_none()) {
           options.on_gpu_refusal = [call = Callable(on_gpu_refusal)](const std::string& why) { call(why); };
         }
@@ -199,8 +189,7 @@ void BindHandle(py::module_& module) {
              return completed.count;
            })
       .def("pending", [](const PyHandle& self) { return self.get()->pending(); });
-  BindReads(type);
-  BindWrites(type);
+  BindTransfers(type);
   BindMany(type);
   BindGpu(type);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/random_reader.h"
+#include "common/result.h"
 #include "python/src/closable.h"
 #include "python/src/convert.h"
 #include "python/src/gil.h"
@@ -82,19 +83,15 @@ void BindReader(py::module_& module) {
       .def("join", &PyReader::Join)
       .def("read",
            [](const PyReader& self, const py::object& numbers, int64_t base, int64_t step, const MaybeRows& rows,
-              uint64_t length, const Memory& arguments) {
+              uint64_t length, const Memory& arguments, bool starts) {
              const auto offsets = MakeOffsets(numbers, base, step, rows);
              const auto memory = MakeHostMemory(arguments);
-             Check(self.WithoutGil(
-                 [&](RandomReader& reader) { return reader.ReadRows(offsets, length, memory, &SignalRaised); }));
-           })
-      .def("start_read",
-           [](const PyReader& self, const py::object& numbers, int64_t base, int64_t step, const MaybeRows& rows,
-              uint64_t length, const Memory& arguments) {
-             const auto offsets = MakeOffsets(numbers, base, step, rows);
-             const auto memory = MakeHostMemory(arguments);
-             return Check(
-                 self.WithoutGil([&](RandomReader& reader) { return reader.StartRows(offsets, length, memory); }));
+             using Started = std::shared_ptr<Operation>;
+             return Check(self.WithoutGil([&](RandomReader& reader) -> Result<Started> {
+               if (starts) return reader.StartRows(offsets, length, memory);
+               RETURN_IF_ERROR(reader.ReadRows(offsets, length, memory, &SignalRaised));
+               return Started();
+             }));
            })
       .def("refresh",
            [](const PyReader& self) { Check(self.WithoutGil([](RandomReader& reader) { return reader.Refresh(); })); })

@@ -110,8 +110,8 @@ class LosesOperations:
     def __getattr__(self, name):
         return getattr(self._native, name)
 
-    def start_write(self, *arguments):
-        self._native.start_write(*arguments)
+    def write(self, *arguments):
+        self._native.write(*arguments)
         raise MemoryError
 
 

@@ -179,8 +179,8 @@ def test_locked_memory_of_any_number_of_elements_is_an_error(handle, count):
 
 
 @pytest.mark.parametrize("text", ["9999999999999G", "9223372036854775808", "8589934592G"])
-def test_sizes_given_to_the_programs_are_limited(text):
-    from weightfs._core.arguments import parse_size
-    with pytest.raises(ValueError, match="too large"):
-        parse_size(text)
-    assert parse_size("9223372036854775807") == 2 ** 63 - 1
+def test_sizes_given_as_texts_are_limited(text):
+    from weightfs._core.arguments import bytes_from
+    with pytest.raises(ValueError, match="memory is .* it must be from"):
+        bytes_from("memory", text)
+    assert bytes_from("memory", "9223372036854775807") == 2 ** 63 - 1

@@ -274,8 +274,7 @@ class Pending:
     def __init__(self):
         self._lock = threading.RLock()
         self._futures = collections.deque()
-        self._failed = collections.deque()   # futures of wait()
-        self.report = None   # after the close, takes a list of the failed futures that take_done() did not find
+        self.report = None   # after the close, takes a list of the futures that take_done() did not find
         self._numbers = itertools.count(1)
 
     def start(self, memory, begin, waited=None):
@@ -306,9 +305,6 @@ class Pending:
                 future.done()   # an exception of a signal handler leaves it to the next call
         with self._lock:
             taken = [future for future in done if self._take(future)]
-            with contextlib.suppress(IndexError):
-                while True:
-                    taken.append(self._failed.popleft())
         return sorted((future for future in taken if future._waited is not None), key=lambda future: future._number)
 
     def under_way(self):
@@ -317,11 +313,11 @@ class Pending:
         return not all(map(_ended, left))
 
     def wait(self):
-        """Waits for the operations under way, and forgets them."""
+        """After the close: waits for the operations under way, and reports and forgets them."""
         for future in list(self._futures):
             if future._operation is not None:
                 future._operation.wait(None)
-                self._forget(future)
+        self.report(self.take_done())
 
     def forget_unknown(self):
         """Called when nothing uses any memory any more: releases that of operations whose start raised an exception."""
@@ -345,21 +341,17 @@ class Pending:
             return None
 
     def _forget(self, future):
-        """Returns False if the future must stay."""
+        """Releases the memory of one that is done and that wait() does not compare. Returns False if it must stay."""
         if not _ended(future):
             return False
-        failed = future._operation.error() is not None
-        if not failed and (future._waited or future._memory.finish is not None):
+        if future._operation.error() is None:
+            if future._waited or future._memory.finish is not None:
+                return False
+        elif future._waited is not None:   # wait() reports it, and compares no operation that failed
+            future._waited = ()
+            future.done()
             return False
-        reported = failed and future._waited is not None
-        if reported:
-            future._waited = ()   # wait() compares no operation that failed
-            future.done()   # releases the memory; before the removal, because a signal handler may raise an exception
-        if self._take(future) and reported:
-            if self.report is None:
-                self._failed.append(future)
-            else:
-                self.report([future])
+        self._take(future)
         return True
 
     def _take(self, future):

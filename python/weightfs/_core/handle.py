@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -17,12 +16,11 @@ from weightfs import _native
 from weightfs._core import process
 from weightfs._core.arguments import (bytes_of_all, file_name, find_cufile, flag, items_of, labelled, offset_in_file,
                                       whole, written_offset)
-from weightfs._core.future import Future, with_label
+from weightfs._core.future import Future, log, with_label
 from weightfs._core.memory import describe
 from weightfs._core.opened import Opened, closes_at_exit
 from weightfs._core.types import Direct, File, Mode, Path, Progress
 
-log = logging.getLogger("weightfs")
 MODES = ("auto", "cufile", "bounce")
 _BOUNCES = "GPU transfers by bounce buffers: %s"
 _MOST_BLOCK_SIZE, _MOST_QUEUE_DEPTH, _MOST_PARALLELISM = 1 << 40, 1 << 16, 1 << 10
@@ -63,7 +61,7 @@ class Handle(Opened):
     cannot use the files of that call (EDEADLK): the call goes on when the handler has returned. A forked child must not
     use its parent's handle."""
 
-    _KIND, _CREATE = "handle", "create"
+    _KIND, _CREATE, _DEFAULT_MODE = "handle", "create", staticmethod(lambda: None)
 
     def __init__(self, block_size: int = 1 << 20, queue_depth: int = 128, single_submit: bool = False,
                  overlap_events: bool = False, intra_op_parallelism: int | None = None, *,
@@ -75,6 +73,7 @@ class Handle(Opened):
                          whole("queue_depth", queue_depth, 1, _MOST_QUEUE_DEPTH), flag("single_submit", single_submit),
                          flag("overlap_events", overlap_events),
                          whole("intra_op_parallelism", threads, 1, _MOST_PARALLELISM))
+        mode = self._DEFAULT_MODE() if mode is None else mode
         if mode is not None and mode not in MODES:
             raise ValueError(f"mode is {mode!r}: it must be one of {', '.join(MODES)}")
         self._direct, self._mode = direct, mode
@@ -111,7 +110,8 @@ class Handle(Opened):
         """Reads as read_async does and returns the number of bytes. Raises OSError."""
         memory = describe(buffer, writable=True)
         with labelled(memory):
-            self._native.read(file_name(file), memory.arguments, offset_in_file(file_offset), progress, verify)
+            self._native.read(file_name(file), memory.arguments, offset_in_file(file_offset), progress, verify,
+                              None)
         if memory.finish is not None:
             memory.finish()
         return memory.nbytes
@@ -135,7 +135,7 @@ class Handle(Opened):
         memory = describe(buffer)
         with labelled(memory):
             self._native.write(file_name(file), memory.arguments, written_offset(file_offset), progress, durable,
-                               atomic, checksum, stable)
+                               atomic, checksum, stable, None)
         return memory.nbytes
 
     def save_many(self, tensors: Mapping[str, Any], directory: Path, *, durable: bool = True, mode: int | None = None,
@@ -273,7 +273,7 @@ class Handle(Opened):
         memory = describe(buffer, writable=True)
         with labelled(memory):
             native, name, offset = self._native, file_name(file), offset_in_file(offset)
-            return self._pending.start(memory, lambda: native.start_read(
+            return self._pending.start(memory, lambda: native.read(
                 name, memory.arguments, offset, progress, verify, waited is None), waited)
 
     def _start_write(self, buffer, file, offset, progress=None, durable=False, atomic=False, checksum=False,
@@ -281,7 +281,7 @@ class Handle(Opened):
         memory = describe(buffer)
         with labelled(memory):
             native, name, offset = self._native, file_name(file), written_offset(offset)
-            return self._pending.start(memory, lambda: native.start_write(
+            return self._pending.start(memory, lambda: native.write(
                 name, memory.arguments, offset, progress, durable, atomic, checksum, stable, waited is None), waited)
 
     @staticmethod

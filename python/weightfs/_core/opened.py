@@ -53,6 +53,7 @@ def _keep_memory(pending):
         if not one.under_way():
             with contextlib.suppress(ValueError):   # another thread or finalizer has removed it
                 _left.remove(one)
+                one.report(one.take_done())
 
 
 class Closing:
@@ -88,7 +89,7 @@ class Opened(Closing):
                 self._pending.forget_unknown()
             self._pending.report = self._log_failures
             try:
-                self._report_failures(self._pending.take_done())   # nothing will wait for them
+                self._log_failures(self._pending.take_done())   # nothing will wait for them
             finally:
                 _keep_memory(self._pending)
 
@@ -108,9 +109,6 @@ class Opened(Closing):
     def _check_process(self):
         check_process(self._process, self._KIND)
 
-    def _report_failures(self, futures):
-        """Called by close() with the operations of wait() that are done."""
-
     @staticmethod
     def _log_failures(futures):
-        """The same, of operations that end after a close() in a callback."""
+        """Called with the operations of wait() that are done by the close(), or end after one in a callback."""

@@ -151,14 +151,14 @@ class reader(Opened):  # noqa: N801  (like open)
     def _read(self, numbers, out, table=None):
         native, memory = self._native, describe(out, writable=True)
         with _index_errors(table), labelled(memory):
-            native.read(*self._native_arguments(numbers, memory, out, table))
+            native.read(*self._native_arguments(numbers, memory, out, table), False)
         return memory.nbytes
 
     def _start(self, numbers, out, table=None):
         native, memory = self._native, describe(out, writable=True)
         arguments = self._native_arguments(numbers, memory, out, table)
         with _index_errors(table), labelled(memory):
-            return self._pending.start(memory, lambda: native.start_read(*arguments))
+            return self._pending.start(memory, lambda: native.read(*arguments, True))
 
     def _native_arguments(self, numbers, memory, out, table):
         """ValueError if the rows do not fill the memory. `table`: (base, row_bytes, count), or None for offsets."""

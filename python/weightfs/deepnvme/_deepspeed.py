@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import logging
 import os
 import sys
 from typing import Any
 
+from weightfs._core.future import log
 from weightfs.deepnvme._handles import aio_handle, gds_handle
 
 
@@ -66,7 +66,6 @@ class GDSBuilder(AsyncIOBuilder):
         return super().load(verbose)
 
 
-log = logging.getLogger("weightfs")
 _OURS = {builder.__name__: builder for builder in (AsyncIOBuilder, GDSBuilder, PinMemoryBuilder)}
 _OLDEST = (0, 15)
 _METHODS = ("get_op_builder", "create_op_builder")

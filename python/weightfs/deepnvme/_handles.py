@@ -6,20 +6,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import logging
 import operator
 import os
 from typing import Any
 
 from weightfs import _native
 from weightfs._core.arguments import WHOLE, file_name, labelled, offset_in_file, to_keep
-from weightfs._core.future import with_label
+from weightfs._core.future import log, with_label
 from weightfs._core.handle import Handle, mode_of_process
 from weightfs._core.memory import describe, is_pinned, new_like, unlock
-from weightfs._core.types import Direct, File, Mode
+from weightfs._core.types import File
 
-log = logging.getLogger("weightfs")
 _VALIDATED_AT_ONCE = 4 << 20
+
+
+def _getter(position):
+    def get(self) -> int:
+        return self._options[position]
+    return get
 
 
 class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
@@ -116,21 +120,8 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
         self._check_process()
         return is_pinned(buffer)
 
-    def get_block_size(self) -> int:
-        return self._options[0]
-
-    def get_queue_depth(self) -> int:
-        return self._options[1]
-
-    def get_single_submit(self) -> bool:
-        return self._options[2]
-
-    def get_overlap_events(self) -> bool:
-        return self._options[3]
-
-    def get_intra_op_parallelism(self) -> int:
-        return self._options[4]
-
+    get_block_size, get_queue_depth, get_single_submit, get_overlap_events, get_intra_op_parallelism = map(
+        _getter, range(5))
     get_thread_count = get_intra_op_parallelism
 
     def get_alignment(self) -> int:
@@ -219,31 +210,22 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
         self._last_error = error
         _log(error)
 
-    def _report_failures(self, futures):
-        for error in self._log_failures(futures):
-            self._last_error = error
-
     @staticmethod
     def _log_failures(futures):
-        """Logs what wait() has not reported. Returns the errors without those of canceled operations."""
+        """Logs what wait() has not reported."""
         errors = [error for error in (future._failure() for future in futures) if error is not None]
         failed = [error for error in errors if getattr(error, "errno", None) != errno.ECANCELED]
         for error in failed:
             _log(error)
         if len(errors) > len(failed):
             log.warning("%d operations were canceled: the handle was closed before wait()", len(errors) - len(failed))
-        return failed
 
 
 class gds_handle(aio_handle):  # noqa: N801  (DeepNVMe's name)
     """An aio_handle for tensors of GPUs: a handle with a mode, by default that of the environment variable
     WEIGHTFS_GDS_MODE, or else "auto". CPU tensors are handled as by aio_handle."""
 
-    def __init__(self, block_size: int = 1 << 20, queue_depth: int = 128, single_submit: bool = False,
-                 overlap_events: bool = False, intra_op_parallelism: int | None = None, *,
-                 num_threads: int | None = None, mode: Mode | None = None, direct: Direct = "auto") -> None:
-        super().__init__(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism,
-                         num_threads=num_threads, direct=direct, mode=mode or mode_of_process())
+    _DEFAULT_MODE = staticmethod(mode_of_process)
 
     def new_pinned_device_tensor(self, num_elem: int, example_tensor: Any) -> Any:
         """Returns a pinned, uninitialized 1-D tensor of the example's type, on its GPU (for a CPU tensor: the current

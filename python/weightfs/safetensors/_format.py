@@ -63,7 +63,12 @@ def layout(tensors, metadata, align):
     if metadata is not None:
         header[_METADATA] = _checked(metadata)
     for name, (dtype, shape) in tensors.items():
-        _check_tensor(name, dtype)
+        if not isinstance(name, str):
+            raise TypeError(f"names of tensors are strings, not {name!r}")
+        if name == _METADATA:
+            raise ValueError(f"{name} is where safetensors keeps the metadata: no tensor can have this name")
+        if dtype not in _NAMES:
+            raise SafetensorValueError(f"{name}: safetensors has no {dtype}")
     for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: (-_RANKS[_NAMES[item[1][0]]],
                                                                           item[0].encode())):
         end = at + bytes_of_shape(name, shape, dtype.itemsize)
@@ -85,15 +90,6 @@ def _alignment(align):
     if align & (align - 1):
         raise ValueError(f"align is {align}: it must be a power of two")
     return align
-
-
-def _check_tensor(name, dtype):
-    if not isinstance(name, str):
-        raise TypeError(f"names of tensors are strings, not {name!r}")
-    if name == _METADATA:
-        raise ValueError(f"{name} is where safetensors keeps the metadata: no tensor can have this name")
-    if dtype not in _NAMES:
-        raise SafetensorValueError(f"{name}: safetensors has no {dtype}")
 
 
 def shape_in_file(name, dtype, shape):

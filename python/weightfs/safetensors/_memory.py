@@ -83,8 +83,6 @@ def check_array(name, array):
     """Returns an array in the machine's byte order, and the torch dtype of its elements. SafetensorValueError for
     anything that the format cannot store."""
     import numpy
-    if not isinstance(name, str):
-        raise TypeError(f"names of arrays are strings, not {name!r}")
     if not isinstance(array, (numpy.ndarray, numpy.generic)):
         raise SafetensorValueError(f"a dict of names and arrays is needed; it has {name!r}: {type(array).__name__}")
     found = next((dtype for dtype in DTYPES.values() if _name_of(dtype) == array.dtype.name), None)

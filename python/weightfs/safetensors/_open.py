@@ -117,16 +117,12 @@ class _Source:
     """How the tensors of open files are read: by which handle, to which device, and whether as arrays of numpy."""
 
     def __init__(self, handle, device, as_arrays):
-        self.device, self._handle_given, self.as_arrays = device, handle, as_arrays
-
-    @property
-    def _given(self):
-        """The caller's handle, which a forked child cannot use: it has that of its process."""
-        given = self._handle_given
-        return given if getattr(given, "_process", process.pid) == process.pid else None
+        self.device, self._given, self.as_arrays = device, handle, as_arrays
 
     def handle(self):
-        return handle_for(self._given, self.device)
+        """The caller's handle, which a forked child cannot use: it has that of its process."""
+        ours = getattr(self._given, "_process", process.pid) == process.pid
+        return handle_for(self._given if ours else None, self.device)
 
     def tensor(self, shard, name):
         facts = shard.tensors[name]
@@ -177,18 +173,15 @@ class SafeSlice:
         """Reads a part and returns it as a new tensor. The error of torch for an index that torch rejects (for an array
         of numpy, SafetensorError, too), OSError if the part cannot be read."""
         try:
-            return self._part(index)
+            if not _is_basic(index):
+                return self._source.tensor(self._shard, self._name)[index]
+            tensor = torch.empty(self._facts["shape"], dtype=BITS[self._dtype.itemsize], device="meta")
+            return self._source.converted(self._read(tensor[index]))
         except (IndexError, TypeError, ValueError, RuntimeError) as error:   # RuntimeError: a step beyond every offset
             if not self._source.as_arrays:
                 raise
             kind = SafetensorIndexError if isinstance(error, IndexError) else SafetensorValueError
             raise kind(str(error)) from error
-
-    def _part(self, index):
-        if not _is_basic(index):
-            return self._source.tensor(self._shard, self._name)[index]
-        tensor = torch.empty(self._facts["shape"], dtype=BITS[self._dtype.itemsize], device="meta")
-        return self._source.converted(self._read(tensor[index]))
 
     def _read(self, view):
         """The elements of a view of the tensor on the device "meta", which has their offsets."""

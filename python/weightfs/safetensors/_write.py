@@ -96,8 +96,6 @@ def _checked(tensors):
 
 def check_tensor(name, tensor):
     """TypeError or ValueError for anything but a dense tensor of the CPU or a CUDA GPU."""
-    if not isinstance(name, str):
-        raise TypeError(f"names of tensors are strings, not {name!r}")
     if not isinstance(tensor, torch.Tensor):
         raise SafetensorValueError(f"a dict of names and tensors is needed; it has {name!r}: {type(tensor).__name__}")
     if tensor.layout != torch.strided:

@@ -28,12 +28,6 @@ def measure(values, rounds, work, show=lambda text, part: None):
     return values
 
 
-def complete(values):
-    """The values of the rounds that every way has finished, if a stop came between."""
-    least = min(map(len, values.values()))
-    return {way: each[:least] for way, each in values.items()}
-
-
 def row(name, unit, values, base=None, **fields):
     """values: way -> its values in all rounds. With a base, every way is compared with it; without, weightfs with every
     other way."""
@@ -78,8 +72,8 @@ def main(name, args, work, result_of, errors=()):
         try:
             work(values, bar.show)
         except Stop:
-            if values and all(values.values()):
-                output(result_of(complete(values)), args.json)
+            if least := min(map(len, values.values()), default=0):   # the rounds that every way has finished
+                output(result_of({way: each[:least] for way, each in values.items()}), args.json)
             raise
         except (OSError, RuntimeError, *errors) as error:
             print(f"{name}: {error}", file=sys.stderr)

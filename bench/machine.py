@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine: its description, processor time, memory, filesystems."""
 
-import contextlib
 import os
 import platform
 import re
@@ -119,9 +118,3 @@ def facts(directory):
                             else "is kept"),
             "huge pages": pages[1] if pages else "unknown",
             "host's filesystem": "{} on {}".format(*mount_of(directory))}
-
-
-def peak_begins(pid):
-    """Resets the peak of a process's memory. Without the permission the peak is the one since its start."""
-    with contextlib.suppress(OSError):
-        write_text(f"/proc/{pid}/clear_refs", "5")

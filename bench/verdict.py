@@ -66,11 +66,6 @@ class Results:
         return spread([sample["rate"] for sample in self.samples.get((row, way), [])])
 
 
-def cpu_per_gb(samples):
-    return statistics.median((sample["client_cpu_seconds"] + sample["daemon_cpu_seconds"]) / sample["bytes"] * 1e9
-                             if sample["bytes"] else 0 for sample in samples)
-
-
 def ways_of(row, results):
     """The samples of a row by way. Those of its reference may belong to another row."""
     ways = {}
@@ -78,7 +73,8 @@ def ways_of(row, results):
         name = row.get("reference") if way == "reference" else row["id"]
         samples = results.samples.get((name, way))
         if samples:
-            cost = cpu_per_gb(samples)
+            cost = statistics.median((one["client_cpu_seconds"] + one["daemon_cpu_seconds"]) / one["bytes"] * 1e9
+                                     if one["bytes"] else 0 for one in samples)
             ways[way] = {**results.rates(name, way), **({"cpu_seconds_per_gb": cost} if cost > 0 else {}),
                          "samples": samples}
     return ways

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import logging
 import os
 import pickle
 import re
@@ -32,13 +31,13 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 
 from weightfs._core.files import lock, make_folder, new_file, sync_folder, writing
+from weightfs._core.future import log
 from weightfs._core.handle import the_handle
 from weightfs._core.streams import DirectReader, errors_of
 from weightfs.torch import without_crc32
 from weightfs.torch._archive import fill, outline
 
 __all__ = ["StorageReader", "StorageWriter"]
-log = logging.getLogger("weightfs")
 _VERSION = "1.0.0"   # of torch's format
 _DIRECT = 1 << 20    # smaller tensors are loaded as torch does
 _LOCKED = 64         # files that are examined together
@@ -172,7 +171,7 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
             with contextlib.suppress(OSError):
                 os.unlink(name)
             raise
-        self._save.locks.held += locks
+        self._save.locks.extend(locks)
 
     @staticmethod
     def _new_file(path):
@@ -229,15 +228,12 @@ class StorageWriter(checkpoint.StorageWriter, BlockingAsyncStager):
         return set()
 
 
-class _Locks:
+class _Locks(list):
     """The locks of the files that a save has written, until it is deleted."""
 
-    def __init__(self):
-        self.held = []
-
     def __del__(self):
-        while self.held:
-            os.close(self.held.pop())
+        while self:
+            os.close(self.pop())
 
 
 class _Save(threading.local):

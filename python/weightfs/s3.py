@@ -27,7 +27,6 @@ import datetime
 import errno
 import functools
 import json
-import logging
 import os
 import shutil
 import signal
@@ -37,7 +36,7 @@ import typing
 from collections.abc import Iterable
 
 from weightfs._core.arguments import flag, whole
-from weightfs._core.future import Future
+from weightfs._core.future import Future, log
 from weightfs._core.publish import Publication, made_publication
 from weightfs._core.types import Path, Progress
 
@@ -47,7 +46,6 @@ __all__ = ["Pruned", "PrunedVersion", "Pulled", "Pushed", "S3Error", "Version", 
 if typing.TYPE_CHECKING:
     from typing_extensions import Unpack
 
-log = logging.getLogger("weightfs")
 _MOST_VERSION = (1 << 63) - 1
 _MOST = {"version": _MOST_VERSION, "keep": _MOST_VERSION, "connections": 256}
 _SWITCHES = {"verify", "take_over", "all_versions", "dry_run", "publish", "no_sign_request", "path_style",
@@ -436,8 +434,9 @@ def _pulled(made):
 
 
 def _versions(made):
-    return [Version(one["version"], one["complete"], _time(one["created"]), one.get("files"), one.get("bytes"),
-                    one["source"], one["push"], one.get("damaged", False)) for one in made["versions"]]
+    # "2026-11-24T10:00:00Z"
+    return [Version(**{"files": None, "bytes": None, **one, "created": datetime.datetime.strptime(
+        one["created"] + "+0000", "%Y-%m-%dT%H:%M:%SZ%z")}) for one in made["versions"]]
 
 
 def _pruned(made):
@@ -451,10 +450,6 @@ def _numbers(text):
         return values["done"], values["total"]
     except (ValueError, KeyError):
         return None
-
-
-def _time(text):
-    return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc)
 
 
 # --- Ends ---

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import logging
 import threading
 from typing import Any
 
@@ -28,7 +27,7 @@ import weightfs.torch
 from weightfs import s3
 from weightfs._core import process
 from weightfs._core.arguments import MOST_BYTES, flag, whole
-from weightfs._core.future import Future
+from weightfs._core.future import Future, log
 from weightfs._core.handle import Handle, chosen, the_handle
 from weightfs._core.opened import Closing
 from weightfs._core.process import check_process
@@ -38,7 +37,6 @@ from weightfs.checkpoint._state import Snapshot, load_into
 from weightfs.checkpoint._steps import Steps
 
 __all__ = ["Manager"]
-log = logging.getLogger("weightfs")
 _MOST_STEP = (1 << 63) - 1
 
 

@@ -2,12 +2,10 @@
 """Pushes of the steps of a checkpoint manager, one after the other, in the background."""
 
 import collections
-import logging
 import threading
 
 from weightfs import s3
-
-log = logging.getLogger("weightfs")
+from weightfs._core.future import log
 
 
 class Pushes:

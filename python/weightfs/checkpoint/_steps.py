@@ -9,16 +9,15 @@ aside under other names, `step-00000300.stale-1`; the last number counts how oft
 
 import contextlib
 import errno
-import logging
 import os
 import re
 import secrets
 import shutil
 
 from weightfs._core.files import check_mounted, explaining_publication, lock, make_folder, sync_folder
+from weightfs._core.future import log
 from weightfs._core.streams import MODE_OF_NEW_FILES, errors_of
 
-log = logging.getLogger("weightfs")
 STATE = "state.pt"
 _STEP = re.compile(r"step-([0-9]{8,})")
 _STALE = re.compile(r"step-([0-9]{8,})\.stale-([0-9]+)")

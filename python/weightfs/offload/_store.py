@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import fcntl
 import json
-import logging
 import math
 import os
 import time
@@ -19,13 +18,13 @@ import time
 import torch
 
 from weightfs._core.files import writing
+from weightfs._core.future import log
 from weightfs._core.handle import mode_of_process, the_handle
 from weightfs._core.memory import new_like
 from weightfs.offload._groups import PAGE
 from weightfs.safetensors._files import open_all
 from weightfs.safetensors._format import DTYPES
 
-log = logging.getLogger("weightfs")
 _STATE, _LOCK, _FORMAT = "state.json", "lock", 1
 _UNKNOWN = 1 << 40   # the position of an entry whose next use is not predicted
 _THREADS = 2         # for reads, and for writes: one gets its lease while the other transfers

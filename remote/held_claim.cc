@@ -2,6 +2,7 @@
 #include "remote/held_claim.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "common/make_error.h"
 

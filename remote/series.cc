@@ -52,8 +52,8 @@ Result<Manifest> Series::Load(uint64_t version) const {
 Result<Manifest> Series::LoadManifest(uint64_t version) const {
   // A manifest that differs from its hash was damaged on its way, or in the bucket.
   for (ReadAttempts attempts;;) {
-    ASSIGN_OR_RETURN(const std::string text, bucket_.GetObject(ManifestKey(version), kMaximumManifest));
-    auto manifest = Manifest::Decode(text);
+    ASSIGN_OR_RETURN(const auto content, bucket_.GetObject(ManifestKey(version), kMaximumManifest));
+    auto manifest = Manifest::Decode(content.body);
     if (manifest && manifest->version == version) return manifest;
     if (manifest) return Error{ErrorCode::kCorrupt, url(version) + ": its manifest is that of another version"};
     if (manifest.error().code != ErrorCode::kCorrupt || !attempts.ReadAgain()) {
@@ -89,7 +89,7 @@ Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t coun
 
 Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version) const {
   for (ReadAttempts attempts;;) {
-    auto content = bucket_.GetContent(ClaimKey(version), kMaximumClaim);
+    auto content = bucket_.GetObject(ClaimKey(version), kMaximumClaim);
     if (!content && content.error().code == ErrorCode::kNotFound) return std::optional<StoredClaim>();
     // No program writes such a claim.
     if (!content && content.error().code == ErrorCode::kTooLarge) return StoredClaim{.text = content.error().what};

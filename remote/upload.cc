@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 
 #include "client/random_reader.h"
@@ -22,7 +23,7 @@ constexpr uint64_t kPartSize = 16 << 20;         // of files up to 140 GiB
 constexpr uint64_t kMostPartsWanted = 9000;      // of 10,000
 constexpr uint64_t kReaderFrom = 1 << 20;        // smaller files are read by read(2)
 constexpr uint64_t kRateSeconds = 2;             // of the parts in flight
-constexpr size_t kMostRequests = 64;             // of small files, in progress and waiting for a connection
+constexpr size_t kMostTasks = 64;                // of small files, in progress and waiting for a thread
 constexpr std::chrono::milliseconds kLook{100};  // between two looks for an interruption
 
 // Bytes that are read or sent at once. Parts share a rate, so few of them are in flight then: each is complete soon,
@@ -38,12 +39,12 @@ uint64_t PartSizeOf(uint64_t file_size) {
   return std::max(kPartSize, RoundUp(needed, kMiB));
 }
 
-// A multipart upload. The parts are filled in by callbacks; the last of them queues it for completion.
+// A multipart upload. The thread that sends the last part completes it.
 struct Multipart {
   s3::UploadInfo info;
   uint64_t size = 0;
-  std::vector<s3::PartInfo> parts;  // by number; written by one callback each
-  std::atomic<size_t> missing{1};   // parts, and 1 until all are started
+  std::vector<s3::PartInfo> parts;  // by number; written by one thread each
+  std::atomic<size_t> missing{1};   // parts, and 1 until all are posted
 };
 using MultipartPtr = std::shared_ptr<Multipart>;
 
@@ -57,20 +58,27 @@ class Uploader {
         leftovers_(leftovers),
         transfer_memory_(TransferMemoryOf(series.bucket().client().settings().upload_rate)),
         options_(options),
-        uploaded_(*uploaded) {}
+        uploaded_(*uploaded),
+        bucket_(series.bucket(), [this] { return stopped_ || series_.bucket().is_interrupted(); }) {}
 
   // Waits for the requests in progress.
   ~Uploader() {
-    MutexLock lock(mutex_);
-    while (!requests_.empty()) changed_.wait(lock.native());
-    ends_ = true;
-    changed_.notify_all();
-    lock.Unlock();
-    if (completer_.joinable()) completer_.join();
+    {
+      MutexLock lock(mutex_);
+      ends_ = true;
+      posted_.notify_all();
+    }
+    for (std::thread& sender : senders_) sender.join();
   }
 
   Result<void> Run() {
-    ASSIGN_OR_RETURN(completer_, StartThread("wfs-complete", [this] { CompleteUploads(); }));
+    const size_t connections = bucket_.client().settings().connections;
+    while (senders_.size() < std::min(connections, kMostTasks)) {
+      auto sender = StartThread("wfs-upload", [this] { Work(); });
+      if (!sender && senders_.empty()) return sender.error();
+      if (!sender) break;
+      senders_.push_back(std::move(*sender));
+    }
     if (auto sent = SendFiles(); !sent) Fail(sent.error());
     return WaitForAll();
   }
@@ -108,8 +116,8 @@ class Uploader {
       }
       begin += part_size;
     } while (begin < file.size);
-    if (upload && --upload->missing == 0) Complete(upload);
-    return {};
+    if (!upload) return {};
+    return Post([this, upload] { return EndPart(*upload); });
   }
 
   // Lets the reader read this file, through a lease where there is one: one state of the file, with verified blocks.
@@ -166,39 +174,37 @@ class Uploader {
   }
 
   Result<void> SendSlice() {
-    const auto body = std::make_shared<std::string>(std::exchange(slice_, {}));
     const std::string key = series_.SliceKey(version_, uploaded_.slices.size());
-    uploaded_.slices.push_back(Sha256Of(*body));
-    return Send<std::string>(
-        body, [this, key](const std::string& etag) { NoteEtag(key, etag); },
-        [&](auto done) {
-          return series_.bucket().StartPut(key, std::as_bytes(std::span(*body)), {.guard = options_.guard},
-                                            std::move(done));
-        });
+    uploaded_.slices.push_back(Sha256Of(slice_));
+    return Post([this, key, body = std::exchange(slice_, {})]() -> Result<void> {
+      ASSIGN_OR_RETURN(const auto etag, bucket_.PutObject(key, body, {.guard = options_.guard}));
+      NoteEtag(key, etag);
+      return {};
+    });
   }
 
+  // The tasks keep the memory of the data.
   Result<void> SendWhole(const std::string& key, std::span<const std::byte> data, std::shared_ptr<std::byte> buffer) {
-    return Send<std::string>(
-        std::move(buffer),
-        [this, key, size = data.size()](const std::string& etag) {
-          NoteSent(size);
-          NoteEtag(key, etag);
-        },
-        [&](auto done) { return series_.bucket().StartPut(key, data, FileOptions(), std::move(done)); });
+    return Post([this, key, data, buffer = std::move(buffer)]() -> Result<void> {
+      ASSIGN_OR_RETURN(const auto etag, bucket_.PutObject(key, data, FileOptions()));
+      NoteSent(data.size());
+      NoteEtag(key, etag);
+      return {};
+    });
   }
 
   Result<void> SendPart(const MultipartPtr& upload, unsigned number, std::span<const std::byte> data,
                         std::shared_ptr<std::byte> buffer) {
     ++upload->missing;
-    return Send<s3::PartInfo>(
-        std::move(buffer),
-        [this, upload](const s3::PartInfo& part) {
-          upload->parts[part.number - 1] = part;
-          NoteSent(part.size);
-          if (--upload->missing == 0) Complete(upload);
-        },
-        [&](auto done) { return series_.bucket().StartUploadPart(upload->info, number, data, std::move(done)); });
+    return Post([this, upload, number, data, buffer = std::move(buffer)]() mutable -> Result<void> {
+      ASSIGN_OR_RETURN(upload->parts[number - 1], bucket_.UploadPart(upload->info, number, data));
+      buffer.reset();
+      NoteSent(data.size());
+      return EndPart(*upload);
+    });
   }
+
+  Result<void> EndPart(Multipart& upload) { return --upload.missing == 0 ? CompleteUpload(upload) : Result<void>(); }
 
   s3::PutOptions FileOptions() const { return {.guard = options_.guard, .storage_class = options_.storage_class}; }
 
@@ -211,7 +217,7 @@ class Uploader {
     std::vector<s3::PartInfo> sent;
     const auto found = leftovers_.uploads.find(key);
     for (const std::string& id : found == leftovers_.uploads.end() ? std::vector<std::string>() : found->second) {
-      auto parts = series_.bucket().ListParts({.key = key, .upload_id = id});
+      auto parts = bucket_.ListParts({.key = key, .upload_id = id});
       if (!parts && parts.error().code == ErrorCode::kNotFound) continue;
       if (!parts) return parts.error();
       if (!upload->info.upload_id.empty() && parts->parts.size() <= sent.size()) continue;
@@ -227,47 +233,23 @@ class Uploader {
       if (complete && part.crc32c.empty() != upload->info.crc32c) upload->parts[part.number - 1] = part;
     }
     if (upload->info.upload_id.empty()) {
-      ASSIGN_OR_RETURN(upload->info, series_.bucket().CreateMultipartUpload(key, FileOptions()));
+      ASSIGN_OR_RETURN(upload->info, bucket_.CreateMultipartUpload(key, FileOptions()));
     }
     return upload;
-  }
-
-  void Complete(MultipartPtr upload) {
-    MutexLock lock(mutex_);
-    ++completing_;
-    complete_.push_back(std::move(upload));
-    changed_.notify_all();
-  }
-
-  void CompleteUploads() {
-    MutexLock lock(mutex_);
-    while (true) {
-      while (complete_.empty() && !ends_) changed_.wait(lock.native());
-      if (complete_.empty()) return;
-      const MultipartPtr upload = std::move(complete_.front());
-      complete_.pop_front();
-      const bool skip = failure_.has_value();
-      lock.Unlock();
-      const auto done = skip ? Result<void>() : CompleteUpload(*upload);
-      lock.Lock();
-      if (!done && !failure_) failure_ = done.error();
-      --completing_;
-      changed_.notify_all();
-    }
   }
 
   // The answer to an attempt may have been lost, so that the next one finds no upload. A service that answers, but does
   // not complete an upload, will complete another one: for ten minutes, Ceph keeps the lock of a gateway that was
   // killed in the middle.
   Result<void> CompleteUpload(const Multipart& upload) {
-    const auto completed = series_.bucket().CompleteMultipartUpload(upload.info, upload.parts, options_.guard);
+    const auto completed = bucket_.CompleteMultipartUpload(upload.info, upload.parts, options_.guard);
     if (completed) {
       NoteEtag(upload.info.key, *completed);
       return {};
     }
     const ErrorCode code = completed.error().code;
     if (code != ErrorCode::kNotFound && code != ErrorCode::kIo) return completed.error();
-    const auto object = series_.bucket().HeadObject(upload.info.key);
+    const auto object = bucket_.HeadObject(upload.info.key);
     if (object && object->size == upload.size) {
       NoteEtag(upload.info.key, object->etag);
       return {};
@@ -278,7 +260,7 @@ class Uploader {
       uploaded_.abandoned.insert(upload.info.upload_id);
     }
     // If this fails, too, `weightfs prune` removes it with the version.
-    static_cast<void>(series_.bucket().AbortMultipartUpload(upload.info).has_value());
+    static_cast<void>(bucket_.AbortMultipartUpload(upload.info).has_value());
     return Error{ErrorCode::kAgain, completed.error().what};
   }
 
@@ -293,32 +275,39 @@ class Uploader {
     uploaded_.sent_bytes += size;
   }
 
-  // `start` starts a request with the callback that it gets. The request keeps `memory`; `sent` follows its success.
-  template <typename T, typename Start>
-  Result<void> Send(std::shared_ptr<void> memory, std::function<void(const T&)> sent, const Start& start) {
-    MutexLock lock(mutex_);
-    const uint64_t request = ++last_request_;  // not the number of the client, which follows
-    requests_.emplace(request, std::nullopt);
-    lock.Unlock();
-    const s3::RequestId id = start([this, request, memory = std::move(memory), sent](const Result<T>& result) mutable {
-      if (result) sent(*result);
-      memory.reset();
-      MutexLock ended(mutex_);
-      if (!result && !failure_) failure_ = result.error();
-      requests_.erase(request);
-      changed_.notify_all();
-    });
-    lock.Lock();
-    if (const auto found = requests_.find(request); found != requests_.end()) found->second = id;
-    lock.Unlock();
+  // Lets another thread carry out the task, unless something has failed by then.
+  Result<void> Post(std::function<Result<void>()> task) {
+    {
+      MutexLock lock(mutex_);
+      tasks_.push_back(std::move(task));
+      ++unfinished_;
+      posted_.notify_one();
+    }
     return CheckFailure();
   }
 
-  // Waits until there is memory, and until few enough requests wait. Spare buffers count as memory.
+  void Work() {
+    MutexLock lock(mutex_);
+    for (;;) {
+      while (tasks_.empty() && !ends_) posted_.wait(lock.native());
+      if (tasks_.empty()) return;
+      auto task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.Unlock();
+      auto done = stopped_ ? Result<void>() : task();
+      task = {};  // gives its memory back
+      if (!done) Fail(std::move(done).error());
+      lock.Lock();
+      --unfinished_;
+      changed_.notify_all();
+    }
+  }
+
+  // Waits until there is memory, and until few enough tasks wait. Spare buffers count as memory.
   Result<std::shared_ptr<std::byte>> TakeBuffer(uint64_t size) {
     size = RoundUp(size, kBlockSize);
     MutexLock lock(mutex_);
-    while (!failure_ && (requests_.size() >= kMostRequests || (memory_ > 0 && memory_ + size > transfer_memory_))) {
+    while (!failure_ && (unfinished_ >= kMostTasks || (memory_ > 0 && memory_ + size > transfer_memory_))) {
       changed_.wait_for(lock.native(), kLook);
       lock.Unlock();
       RETURN_IF_ERROR(CheckFailure());
@@ -360,24 +349,18 @@ class Uploader {
     return options_.check ? options_.check() : Result<void>();
   }
 
-  // Keeps the first error, and cancels the requests in progress.
+  // Keeps the first error, and ends the requests in progress.
   void Fail(Error error) {
-    std::vector<s3::RequestId> ids;
-    {
-      MutexLock lock(mutex_);
-      if (!failure_) failure_ = std::move(error);
-      for (const auto& [request, id] : requests_) {
-        if (id) ids.push_back(*id);
-      }
-    }
-    for (const s3::RequestId id : ids) series_.bucket().client().Cancel(id);
+    MutexLock lock(mutex_);
+    if (!failure_) failure_ = std::move(error);
+    stopped_ = true;
   }
 
   // After a failure only the requests in progress are waited for.
   Result<void> WaitForAll() {
     if (auto failed = CheckFailure(); !failed) Fail(failed.error());
     MutexLock lock(mutex_);
-    while (!requests_.empty() || completing_ > 0) {
+    while (unfinished_ > 0) {
       changed_.wait_for(lock.native(), kLook);
       lock.Unlock();
       if (auto failed = CheckFailure(); !failed) Fail(failed.error());
@@ -394,22 +377,23 @@ class Uploader {
   const uint64_t transfer_memory_;
   const UploadOptions& options_;
   Uploaded& uploaded_;  // guarded by the mutex, except the slices, which are of the calling thread
+  std::atomic<bool> stopped_ = false;
+  const s3::Bucket bucket_;  // interrupted also by a failure
 
   std::unique_ptr<client::RandomReader> reader_;  // of one file after the other; null before the first
   std::string slice_;                             // checksums that are not sent yet
   std::atomic<uint64_t> done_bytes_{0};
+  std::vector<std::thread> senders_;
 
   Mutex mutex_;
-  std::condition_variable changed_;
-  uint64_t last_request_ GUARDED_BY(mutex_) = 0;
-  std::map<uint64_t, std::optional<s3::RequestId>> requests_ GUARDED_BY(mutex_);  // in progress
-  uint64_t memory_ GUARDED_BY(mutex_) = 0;                                        // bytes of buffers in use
-  std::vector<std::shared_ptr<std::byte>> spare_ GUARDED_BY(mutex_);              // of kPartSize each
+  std::condition_variable posted_;   // for the senders
+  std::condition_variable changed_;  // for the calling thread
+  std::deque<std::function<Result<void>()>> tasks_ GUARDED_BY(mutex_);
+  size_t unfinished_ GUARDED_BY(mutex_) = 0;                          // tasks
+  uint64_t memory_ GUARDED_BY(mutex_) = 0;                            // bytes of buffers in use
+  std::vector<std::shared_ptr<std::byte>> spare_ GUARDED_BY(mutex_);  // of kPartSize each
   std::optional<Error> failure_ GUARDED_BY(mutex_);
-  std::deque<MultipartPtr> complete_ GUARDED_BY(mutex_);
-  size_t completing_ GUARDED_BY(mutex_) = 0;
   bool ends_ GUARDED_BY(mutex_) = false;
-  std::thread completer_;
 };
 
 }  // namespace

@@ -40,7 +40,7 @@ struct Uploaded {
 };
 
 // Sends everything but the manifest, and returns when no request is in progress any more. The calling thread reads the
-// files; the client's thread sends, and a third one completes uploads.
+// files; others, one for each connection, send.
 Result<void> Upload(const Series& series, uint64_t version, const LocalTree& tree, const Leftovers& leftovers,
                     const UploadOptions& options, Uploaded* uploaded);
 

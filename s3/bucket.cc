@@ -145,27 +145,18 @@ Result<RangeInfo> CheckRange(const Response& response, uint64_t offset, size_t s
 
 }  // namespace
 
-Result<std::string> Bucket::GetObject(const std::string& key, size_t limit) const {
-  ASSIGN_OR_RETURN(auto content, GetContent(key, limit));
-  return std::move(content.body);
-}
-
-Result<ObjectContent> Bucket::GetContent(const std::string& key, size_t limit) const {
+Result<ObjectContent> Bucket::GetObject(const std::string& key, size_t limit) const {
   ASSIGN_OR_RETURN(auto response, Send({.method = "GET", .object = {name_, key}, .body_limit = limit}));
   std::string etag(response.header("etag"));
   return ObjectContent{.body = std::move(response.body), .etag = std::move(etag)};
 }
 
-RequestId Bucket::StartGetRange(const ObjectRange& range, std::span<std::byte> memory,
-                                std::function<void(Result<RangeInfo>)> done) const {
+Result<RangeInfo> Bucket::GetRange(const ObjectRange& range, std::span<std::byte> memory) const {
   Request request{.method = "GET", .object = {name_, range.key}, .into = memory};
   request.headers.emplace_back("range", fmt::format("bytes={}-{}", range.offset, range.offset + memory.size() - 1));
   if (!range.if_match.empty()) request.headers.emplace_back("if-match", range.if_match);
-  return client_.Start(std::move(request), [object = Location{name_, range.key}, offset = range.offset,
-                                            size = memory.size(), done = std::move(done)](Result<Response> response) {
-    if (!response) return done(std::move(response).error());
-    done(CheckRange(*response, offset, size, object));
-  });
+  ASSIGN_OR_RETURN(const auto response, Send(request));
+  return CheckRange(response, range.offset, memory.size(), request.object);
 }
 
 Result<ObjectInfo> Bucket::HeadObject(const std::string& key) const {
@@ -191,37 +182,20 @@ Fields Bucket::NewObjectHeaders(const PutOptions& options) const {
   return headers;
 }
 
-Request Bucket::MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const {
+Result<std::string> Bucket::PutObject(const std::string& key, std::span<const std::byte> body,
+                                      const PutOptions& options) const {
   Request request{.method = "PUT", .object = {name_, key}, .headers = NewObjectHeaders(options), .body = body};
   request.guard = options.guard;
   const bool crc32c = client_.settings().send_crc32c;
   if (crc32c) request.headers.emplace_back(kCrc32cHeader, Crc32cText(body));
   if (!crc32c || !crc32c_confirmed_.load()) AddMd5(&request);
-  return request;
-}
-
-void Bucket::NoteConfirmation(const Response& response) const {
+  ASSIGN_OR_RETURN(const auto response, Send(request));
   if (!response.header(kCrc32cHeader).empty()) crc32c_confirmed_ = true;
-}
-
-Result<std::string> Bucket::PutObject(const std::string& key, std::span<const std::byte> body,
-                                      const PutOptions& options) const {
-  ASSIGN_OR_RETURN(const auto response, Send(MakePut(key, body, options)));
-  NoteConfirmation(response);
   return std::string(response.header("etag"));
 }
 
 Result<std::string> Bucket::PutObject(const std::string& key, std::string_view body, const PutOptions& options) const {
   return PutObject(key, AsBytes(body), options);
-}
-
-RequestId Bucket::StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
-                           std::function<void(Result<std::string>)> done) const {
-  return client_.Start(MakePut(key, body, options), [this, done = std::move(done)](Result<Response> response) {
-    if (!response) return done(std::move(response).error());
-    NoteConfirmation(*response);
-    done(std::string(response->header("etag")));
-  });
 }
 
 Result<UploadInfo> Bucket::CreateMultipartUpload(const std::string& key, const PutOptions& options) const {
@@ -239,8 +213,7 @@ Result<UploadInfo> Bucket::CreateMultipartUpload(const std::string& key, const P
   return upload;
 }
 
-RequestId Bucket::StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
-                                  std::function<void(Result<PartInfo>)> done) const {
+Result<PartInfo> Bucket::UploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body) const {
   Request request{.method = "PUT", .object = {name_, upload.key}, .body = body};
   request.query = {{"partNumber", std::to_string(number)}, {"uploadId", upload.upload_id}};
   PartInfo part{.number = number, .size = body.size()};
@@ -250,14 +223,10 @@ RequestId Bucket::StartUploadPart(const UploadInfo& upload, unsigned number, std
   } else {
     AddMd5(&request);
   }
-  const Location object = request.object;
-  return client_.Start(std::move(request), [object, part, done = std::move(done)](Result<Response> response) {
-    if (!response) return done(std::move(response).error());
-    PartInfo sent = part;
-    sent.etag = response->header("etag");
-    if (!sent.etag.empty()) return done(std::move(sent));
-    done(MakeError(ErrorCode::kIo, "PUT {}: the response for part {} has no ETag", ToString(object), sent.number));
-  });
+  ASSIGN_OR_RETURN(const auto response, Send(request));
+  part.etag = response.header("etag");
+  if (part.etag.empty()) return ResponseError(request, fmt::format("the response for part {} has no ETag", number));
+  return part;
 }
 
 Result<UploadedParts> Bucket::ListParts(const UploadInfo& upload) const {

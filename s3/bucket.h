@@ -2,6 +2,8 @@
 // The operations on the objects of one bucket.
 #pragma once
 
+#include <atomic>
+
 #include "s3/client.h"
 
 namespace weightfs::s3 {
@@ -92,8 +94,7 @@ struct Listing {
   std::vector<std::string> prefixes = {};  // with the delimiter at their end
 };
 
-// Typed requests; see Client for retries, errors and threads. The client must outlive the Bucket, and the callbacks
-// have the contract of ResponseCallback. The Bucket must outlive its requests. Thread-safe.
+// Typed requests; see Client for retries, errors and threads. The client must outlive the Bucket. Thread-safe.
 //
 // The body of every object and part has a checksum that the service compares, so that a body which is changed on its
 // way is not stored, and buckets with Object Lock accept it. The documents of CompleteMultipartUpload and DeleteObjects
@@ -107,35 +108,34 @@ class Bucket {
   // `interrupted` ends the waits of all functions with kCancelled; it is called on the threads that wait.
   Bucket(Client& client, std::string name, Interrupted interrupted = {})
       : client_(client), name_(std::move(name)), interrupted_(std::move(interrupted)) {}
+  // The same bucket, for functions that something else interrupts.
+  Bucket(const Bucket& of, Interrupted interrupted)
+      : client_(of.client_),
+        name_(of.name_),
+        interrupted_(std::move(interrupted)),
+        crc32c_confirmed_(of.crc32c_confirmed_.load()) {}
 
   const std::string& name() const { return name_; }
   Client& client() const { return client_; }
   bool is_interrupted() const { return interrupted_ && interrupted_(); }
 
   // Returns a whole object of at most `limit` bytes; a larger one fails with kTooLarge.
-  Result<std::string> GetObject(const std::string& key, size_t limit) const;
-  // The same, with the ETag.
-  Result<ObjectContent> GetContent(const std::string& key, size_t limit) const;
+  Result<ObjectContent> GetObject(const std::string& key, size_t limit) const;
   // Reads exactly memory.size() bytes; not for empty memory. A range that reaches past the end of the object fails with
-  // kRange. The memory must stay valid until the callback.
-  RequestId StartGetRange(const ObjectRange& range, std::span<std::byte> memory,
-                          std::function<void(Result<RangeInfo>)> done) const;
+  // kRange.
+  Result<RangeInfo> GetRange(const ObjectRange& range, std::span<std::byte> memory) const;
   Result<ObjectInfo> HeadObject(const std::string& key) const;
 
   // Returns the ETag. See Client for kExists after a lost response.
   Result<std::string> PutObject(const std::string& key, std::span<const std::byte> body,
                                 const PutOptions& options = {}) const;
   Result<std::string> PutObject(const std::string& key, std::string_view body, const PutOptions& options = {}) const;
-  // The memory must stay valid until the callback.
-  RequestId StartPut(const std::string& key, std::span<const std::byte> body, const PutOptions& options,
-                     std::function<void(Result<std::string>)> done) const;
 
   // Returns the upload. If a response was lost, the service may have one more upload of this key, without
   // parts.
   Result<UploadInfo> CreateMultipartUpload(const std::string& key, const PutOptions& options = {}) const;
-  // Passes the part. A part with the same number is replaced. The memory must stay valid until the callback.
-  RequestId StartUploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body,
-                            std::function<void(Result<PartInfo>)> done) const;
+  // Returns the part. A part with the same number is replaced.
+  Result<PartInfo> UploadPart(const UploadInfo& upload, unsigned number, std::span<const std::byte> body) const;
   // kNotFound: there is no such upload.
   Result<UploadedParts> ListParts(const UploadInfo& upload) const;
   // Lists fail with kIo if the service names something whose key does not begin with the prefix: what they return may
@@ -169,9 +169,7 @@ class Bucket {
 
  private:
   Result<Response> Send(Request request) const { return client_.Send(std::move(request), interrupted_); }
-  Request MakePut(const std::string& key, std::span<const std::byte> body, const PutOptions& options) const;
   Fields NewObjectHeaders(const PutOptions& options) const;
-  void NoteConfirmation(const Response& response) const;
   // Adds to `failures` what the service refuses.
   Result<void> DeleteBatch(std::span<const ObjectVersion> objects, std::vector<Error>* failures,
                            const GuardPtr& guard) const;

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "s3/credential_sources.h"
 
-#include <curl/curl.h>
 #include <fmt/ranges.h>
 
 #include "common/json.h"
 #include "common/make_error.h"
 #include "common/printable.h"
 #include "common/result.h"
+#include "common/run_program.h"
 #include "s3/config_file.h"
-#include "s3/curl_handles.h"
-#include "s3/process_output.h"
 #include "s3/request_url.h"
 #include "s3/responses.h"
 #include "s3/text.h"
+#include "s3/transfer.h"
 
 namespace weightfs::s3 {
 namespace {
@@ -39,94 +38,46 @@ struct FetchRequest {
   std::string url;
   Fields headers = {};
   std::string body = {};
-  long connect_timeout_ms = 1000;
-  long timeout_ms = 5000;
-  bool use_proxy = false;                        // metadata services are on this machine or its link
-  std::string ca_bundle = {};                    // empty: the certificates of the system
-  const std::atomic<bool>* cancelled = nullptr;  // ends the request with kCancelled within a second; may be null
+  unsigned connect_timeout_s = 1;
+  std::chrono::milliseconds timeout{5000};
+  bool use_proxy = false;  // metadata services are on this machine or its link
+  std::string ca_bundle = {};
+  const Interrupted& interrupted;
 };
-
-struct FetchResponse {
-  int status = 0;
-  std::string body;
-};
-
-constexpr size_t kMaxBody = 1 << 20;
-
-size_t AppendBody(char* bytes, size_t, size_t count, void* target) {
-  auto& body = *static_cast<std::string*>(target);
-  if (body.size() + count > kMaxBody) return 0;
-  body.append(bytes, count);
-  return count;
-}
-
-int StopIfCancelled(void* cancelled, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
-  return static_cast<const std::atomic<bool>*>(cancelled)->load() ? 1 : 0;
-}
-
-Error FetchError(CURL* handle, CURLcode code, const FetchRequest& request, size_t received) {
-  if (code == CURLE_ABORTED_BY_CALLBACK) return {ErrorCode::kCancelled, "cancelled"};
-  const auto server = PrintableOrigin(request.url);
-  if (code == CURLE_WRITE_ERROR && received > 0) return {ErrorCode::kTooLarge, server + ": the answer is too large"};
-  curl_off_t connected = 0;
-  curl_easy_getinfo(handle, CURLINFO_CONNECT_TIME_T, &connected);
-  return {connected == 0 ? ErrorCode::kNotFound : ErrorCode::kIo,
-          fmt::format("{}: {}", server, curl_easy_strerror(code))};
-}
-
-Result<CurlList> MakeHeaders(const FetchRequest& request) {
-  CurlList headers;
-  for (const auto& [name, value] : request.headers) {
-    if (HasLineBreak(value)) {
-      return MakeError(ErrorCode::kInvalid, "{}: the header {} has a line break", PrintableOrigin(request.url), name);
-    }
-    if (!Append(headers, fmt::format("{}: {}", name, value))) return ErrorCode::kNoMemory;
-  }
-  return headers;
-}
 
 // Fails with kNotFound if no connection can be made, with kIo if there is no complete response, with kTooLarge for one
 // above 1 MiB, and with kInvalid for a header with a line break. The error has the reason and the server, but neither
 // the path nor the query, which may be secret. Blocks. Thread-safe.
-Result<FetchResponse> Fetch(const FetchRequest& request) {
-  InitializeCurl();
-  const CurlEasy easy(curl_easy_init());
-  if (easy == nullptr) return ErrorCode::kNoMemory;
-  ASSIGN_OR_RETURN(const auto headers, MakeHeaders(request));
-  FetchResponse response;
-  CURL* handle = easy.get();
-  curl_easy_setopt(handle, CURLOPT_URL, request.url.c_str());
-  curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
-  curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
-  curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
-  curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT_MS, request.connect_timeout_ms);
-  curl_easy_setopt(handle, CURLOPT_TIMEOUT_MS, request.timeout_ms);
-  curl_easy_setopt(handle, CURLOPT_HTTPHEADER, headers.get());
-  curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, &AppendBody);
-  curl_easy_setopt(handle, CURLOPT_WRITEDATA, &response.body);
-  if (!request.use_proxy) curl_easy_setopt(handle, CURLOPT_NOPROXY, "*");
-  if (!request.ca_bundle.empty()) curl_easy_setopt(handle, CURLOPT_CAINFO, request.ca_bundle.c_str());
-  if (request.method != "GET") {
-    curl_easy_setopt(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
-    curl_easy_setopt(handle, CURLOPT_POSTFIELDS, request.body.c_str());
-    curl_easy_setopt(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+Result<Attempt> Fetch(const FetchRequest& request) {
+  const auto server = PrintableOrigin(request.url);
+  for (const auto& [name, value] : request.headers) {
+    if (!HasLineBreak(value)) continue;
+    return MakeError(ErrorCode::kInvalid, "{}: the header {} has a line break", server, name);
   }
-  if (request.cancelled != nullptr) {
-    curl_easy_setopt(handle, CURLOPT_NOPROGRESS, 0L);
-    curl_easy_setopt(handle, CURLOPT_XFERINFOFUNCTION, &StopIfCancelled);
-    curl_easy_setopt(handle, CURLOPT_XFERINFODATA, request.cancelled);
-  }
-  if (const auto code = curl_easy_perform(handle); code != CURLE_OK) {
-    return FetchError(handle, code, request, response.body.size());
-  }
-  long status = 0;
-  curl_easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
-  response.status = static_cast<int>(status);
-  return response;
+  const Settings settings{
+      .ca_bundle = request.ca_bundle, .use_proxy = request.use_proxy, .connect_timeout_s = request.connect_timeout_s};
+  RateLimit unlimited(0);
+  Transfer transfer(settings, unlimited);
+  if (!transfer) return ErrorCode::kNoMemory;
+  const auto end = std::chrono::steady_clock::now() + request.timeout;
+  bool is_late = false;
+  const auto stop = [&] {
+    is_late = std::chrono::steady_clock::now() >= end;
+    return is_late || (request.interrupted && request.interrupted());
+  };
+  const Request sent{
+      .method = request.method, .body = std::as_bytes(std::span(request.body)), .body_limit = size_t{1} << 20};
+  auto answer = transfer.Run(sent, request.url, request.headers, stop);
+  if (!answer && !is_late) return answer.error();
+  if (answer && answer->too_large) return Error{ErrorCode::kTooLarge, server + ": the answer is too large"};
+  const auto result = is_late ? CURLE_OPERATION_TIMEDOUT : answer->result;
+  if (result == CURLE_OK || (answer && answer->status >= 300)) return answer;
+  return MakeError(transfer.is_connected() ? ErrorCode::kIo : ErrorCode::kNotFound, "{}: {}", server,
+                   curl_easy_strerror(result));
 }
 
 // Sends the request, and once more if it fails: a single lost packet exceeds the short timeouts.
-Result<FetchResponse> FetchTwice(const FetchRequest& request) {
+Result<Attempt> FetchTwice(const FetchRequest& request) {
   auto response = Fetch(request);
   const auto code = response ? ErrorCode::kIo : response.error().code;
   const bool failed = response ? response->status >= 500 : code == ErrorCode::kIo || code == ErrorCode::kNotFound;
@@ -182,15 +133,14 @@ Error UntrustedUrl(std::string_view variable, std::string_view url) {
 // One search for credentials.
 class CredentialSources {
  public:
-  CredentialSources(const Settings& settings, const Environment& environment, const std::atomic<bool>& cancelled)
-      : settings_(settings), environment_(environment), cancelled_(cancelled) {}
+  CredentialSources(const Settings& settings, const Environment& environment, const Interrupted& interrupted)
+      : settings_(settings), environment_(environment), interrupted_(interrupted) {}
 
   Result<Credentials> Load() {
     using Place = Found (CredentialSources::*)();
     for (const Place place :
          {&CredentialSources::FromEnvironment, &CredentialSources::FromFiles, &CredentialSources::FromWebIdentity,
           &CredentialSources::FromContainer, &CredentialSources::FromInstance}) {
-      if (cancelled_.load()) return ErrorCode::kCancelled;
       auto found = (this->*place)();
       if (!found) return std::move(found).error();
       if (*found) return std::move(**found);
@@ -254,7 +204,7 @@ class CredentialSources {
 
   Result<Credentials> FromProcess(const std::string& command) {
     const auto source = fmt::format("credential_process of profile '{}'", Printable(settings_.profile));
-    auto output = ProcessOutput(command, kProcessTimeout, cancelled_);
+    auto output = ProcessOutput(command, kProcessTimeout, interrupted_);
     if (!output && output.error().code == ErrorCode::kCancelled) return ErrorCode::kCancelled;
     if (!output) return CredentialError(fmt::format("{}: {}; run it by hand", source, output.error().what));
     return ParseCredentials(*output, "SessionToken", source);
@@ -270,7 +220,7 @@ class CredentialSources {
     if (!file) return std::nullopt;
     if (!role) return CredentialError("AWS_WEB_IDENTITY_TOKEN_FILE is set without AWS_ROLE_ARN; set it too");
     ASSIGN_OR_RETURN(const auto token, ReadToken(*file));
-    FetchRequest request{.method = "POST"};
+    FetchRequest request{.method = "POST", .interrupted = interrupted_};
     request.url = environment_("AWS_ENDPOINT_URL_STS")
                       .value_or(fmt::format("https://sts.{}.amazonaws.com{}", settings_.region,
                                             settings_.region.starts_with("cn-") ? ".cn" : ""));
@@ -281,11 +231,10 @@ class CredentialSources {
                                    {"RoleArn", *role},
                                    {"RoleSessionName", environment_("AWS_ROLE_SESSION_NAME").value_or("weightfs")},
                                    {"WebIdentityToken", token}});
-    request.connect_timeout_ms = 5'000;
-    request.timeout_ms = 20'000;
+    request.connect_timeout_s = 5;
+    request.timeout = std::chrono::seconds(20);
     request.use_proxy = true;
     request.ca_bundle = settings_.ca_bundle;
-    request.cancelled = &cancelled_;
     const auto response = FetchTwice(request);
     if (!response) return FetchFailure(response.error());
     const auto server = PrintableOrigin(request.url);
@@ -307,14 +256,13 @@ class CredentialSources {
     looked_at_.emplace_back("AWS_CONTAINER_CREDENTIALS_FULL_URI");
     if (!url) return std::nullopt;
     if (!MayReceiveTokens(*url)) return UntrustedUrl("AWS_CONTAINER_CREDENTIALS_FULL_URI", *url);
-    FetchRequest request{.url = *url};
+    FetchRequest request{.url = *url, .interrupted = interrupted_};
     auto authorization = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN").value_or("");
     if (const auto file = environment_("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")) {
       ASSIGN_OR_RETURN(authorization, ReadToken(*file));
     }
     if (!authorization.empty()) request.headers.emplace_back("authorization", authorization);
     request.ca_bundle = settings_.ca_bundle;
-    request.cancelled = &cancelled_;
     const auto response = FetchTwice(request);
     if (!response) return FetchFailure(response.error());
     const auto server = PrintableOrigin(*url);
@@ -332,10 +280,9 @@ class CredentialSources {
     const auto refused = [&](int status) {
       return CredentialError(fmt::format("{}: HTTP {}; set AWS_EC2_METADATA_DISABLED=true to skip it", server, status));
     };
-    FetchRequest request{.method = "PUT", .url = url + "/latest/api/token"};
+    FetchRequest request{.method = "PUT", .url = url + "/latest/api/token", .interrupted = interrupted_};
     request.headers = {{"x-aws-ec2-metadata-token-ttl-seconds", "21600"}};
-    request.timeout_ms = 2'000;
-    request.cancelled = &cancelled_;
+    request.timeout = std::chrono::seconds(2);
     const auto token = FetchTwice(request);
     // Most machines are no instances: nothing has this address, or a service that does not know the request.
     if (!token && token.error().code == ErrorCode::kNotFound) return std::nullopt;
@@ -352,7 +299,7 @@ class CredentialSources {
     const auto role = roles->body.substr(0, roles->body.find('\n'));
     if (role.empty()) return std::nullopt;
     request.url += PercentEncode(role, Slashes::kEncode);
-    request.timeout_ms = 5'000;
+    request.timeout = std::chrono::seconds(5);
     const auto response = FetchTwice(request);
     if (!response) return FetchFailure(response.error());
     if (response->status != 200) return refused(response->status);
@@ -362,15 +309,36 @@ class CredentialSources {
 
   const Settings& settings_;
   const Environment& environment_;
-  const std::atomic<bool>& cancelled_;
+  const Interrupted& interrupted_;
   std::vector<std::string> looked_at_;  // for the error
 };
 
 }  // namespace
 
 Result<Credentials> LoadCredentials(const Settings& settings, const Environment& environment,
-                                    const std::atomic<bool>& cancelled) {
-  return CredentialSources(settings, environment, cancelled).Load();
+                                    const Interrupted& interrupted) {
+  return CredentialSources(settings, environment, interrupted).Load();
+}
+
+Result<std::string> ProcessOutput(const std::string& command, std::chrono::seconds timeout,
+                                  const Interrupted& interrupted) {
+  constexpr size_t kMaxOutput = 1 << 20;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto check = [&](size_t printed) -> Result<void> {
+    if (interrupted && interrupted()) return ErrorCode::kCancelled;
+    if (printed > kMaxOutput) return Error{ErrorCode::kIo, "its output is too long"};
+    if (std::chrono::steady_clock::now() < deadline) return {};
+    return MakeError(ErrorCode::kIo, "it was not done after {} s", timeout.count());
+  };
+  std::string output;
+  const auto status = RunProgram({"/bin/sh", "-c", command}, {}, &output, check);
+  if (!status && status.error().what.empty() && status.error().code != ErrorCode::kCancelled) {
+    return SystemError("/bin/sh", "cannot be run", status.error().error_number());
+  }
+  if (!status) return status.error();
+  if (*status == 0) return output;
+  if (*status > 0) return MakeError(ErrorCode::kIo, "it exited with {}", *status);
+  return MakeError(ErrorCode::kIo, "signal {} ended it", -*status);
 }
 
 }  // namespace weightfs::s3

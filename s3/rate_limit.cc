@@ -6,34 +6,20 @@
 namespace weightfs::s3 {
 namespace {
 
-constexpr double kBurstSeconds = 0.1;
-// A useful piece: fewer bytes in one system call would cost more than they carry. A low rate has smaller ones, a
-// hundred a second, so that no sender waits so long for its next piece that the service ends its request.
-constexpr double kMaxPiece = 16 << 10, kPieceSeconds = 0.01;
+// After a pause.
+constexpr std::chrono::milliseconds kBurst{100};
+// Of a piece. A hundred a second, so that no sender waits so long for its turn that the service ends its request.
+constexpr double kPieceSeconds = 0.01;
 
 }  // namespace
 
-void RateLimit::Wait(Sender* sender, size_t wanted) {
-  sender->wanted = wanted;
-  waiting_.push_back(sender);
-}
-
-void RateLimit::Leave(Sender* sender) { std::erase(waiting_, sender); }
-
-void RateLimit::Distribute(Time now) {
-  const double piece = std::clamp(rate_ * kPieceSeconds, 1.0, kMaxPiece);
-  if (filled_ != Time()) available_ += rate_ * std::chrono::duration<double>(now - filled_).count();
-  available_ = std::min(available_, std::max(rate_ * kBurstSeconds, piece));
-  filled_ = now;
-  while (!waiting_.empty()) {
-    auto& sender = *waiting_.front();
-    const double share = std::max(available_ / static_cast<double>(waiting_.size()), piece);
-    const double granted = std::min(static_cast<double>(sender.wanted), share);
-    if (available_ < granted) return;
-    sender.granted = static_cast<size_t>(granted);
-    available_ -= static_cast<double>(sender.granted);
-    waiting_.pop_front();
-  }
+RateLimit::Turn RateLimit::Reserve(size_t wanted, Clock::time_point now) {
+  if (rate_ == 0) return {wanted, now};
+  const auto piece = static_cast<size_t>(std::clamp(rate_ * kPieceSeconds, 1.0, static_cast<double>(wanted)));
+  const std::chrono::duration<double> time(static_cast<double>(piece) / rate_);
+  MutexLock lock(mutex_);
+  next_ = std::max(next_, now - kBurst) + std::chrono::ceil<Clock::duration>(time);
+  return {piece, next_};
 }
 
 }  // namespace weightfs::s3

@@ -22,6 +22,7 @@ struct Settings {
   std::string region = "us-east-1";
   Addressing addressing = Addressing::kAuto;
   std::string ca_bundle = {};  // a file of certificates in PEM; empty: those of the system
+  bool use_proxy = true;       // that of the environment
   std::string profile = "default";
   bool profile_given = false;  // the profile was named in an option, so the keys of the environment are ignored
   bool sign = true;            // false: anonymous requests, for public buckets
@@ -34,7 +35,7 @@ struct Settings {
   // No attempt follows when those before have failed for so long, with the pauses between them and the next one. Of
   // each one at most the time of a stall counts, so a slow transfer that breaks is repeated.
   unsigned give_up_after_s = 120;
-  // Called, on the client's thread, with one full line when an attempt has no connection after `quiet_s`, or when the
+  // Called, on a thread that sends, with one full line when an attempt has no connection after `quiet_s`, or when the
   // next attempt will begin after the request has failed for so long, counted in the same way; at most once in that
   // time.
   std::function<void(const std::string& line)> on_retry = {};

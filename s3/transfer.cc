@@ -11,12 +11,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
+#include <tuple>
 
 #include "s3/text.h"
 
 namespace weightfs::s3 {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kLook{100};  // between two looks for an interruption
 constexpr size_t kErrorBody = size_t{64} << 10;
 // The sizes with the least processor time per byte: larger ones do not fit in the second-level cache of a core.
 constexpr long kUploadBuffer = 256 << 10, kReceiveBuffer = 256 << 10;
@@ -24,6 +29,15 @@ constexpr long kStalledBelow = 1024;  // bytes per second
 constexpr long kSlowAnswerFactor = 10;
 // A slow answer may consist of a byte now and then, which is no stall.
 constexpr long kSlowAnswerTimeout = 3600;
+
+// Returns false, and leaves the list as it is, if the machine lacks memory for it.
+bool Append(CurlList& list, const std::string& line) {
+  curl_slist* const head = curl_slist_append(list.get(), line.c_str());
+  if (head == nullptr) return false;
+  std::ignore = list.release();
+  list.reset(head);
+  return true;
+}
 
 bool IsSuccess(int status) { return status >= 200 && status < 300; }
 
@@ -45,14 +59,7 @@ std::chrono::seconds GiveUpAfter(const Settings& settings, const Request& reques
 std::string_view Response::header(std::string_view name) const { return Find(headers, name); }
 std::string_view Attempt::header(std::string_view name) const { return Find(headers, name); }
 
-void OpenSockets::Watch(CURL* easy) {
-  curl_easy_setopt(easy, CURLOPT_SOCKOPTFUNCTION, &OnCreated);
-  curl_easy_setopt(easy, CURLOPT_SOCKOPTDATA, this);
-  curl_easy_setopt(easy, CURLOPT_CLOSESOCKETFUNCTION, &OnClosed);
-  curl_easy_setopt(easy, CURLOPT_CLOSESOCKETDATA, this);
-}
-
-void OpenSockets::Acknowledge() const {
+void Transfer::Acknowledge() const {
   const int on = 1;
   for (const curl_socket_t socket : sockets_) {
     setsockopt(socket, IPPROTO_TCP, TCP_QUICKACK, &on, sizeof on);  // a hint
@@ -60,24 +67,49 @@ void OpenSockets::Acknowledge() const {
 }
 
 // The programs that this process starts must not keep its connections open.
-int OpenSockets::OnCreated(void* self, curl_socket_t socket, curlsocktype) {
+int Transfer::OnCreated(void* self, curl_socket_t socket, curlsocktype) {
   fcntl(socket, F_SETFD, FD_CLOEXEC);
-  static_cast<OpenSockets*>(self)->sockets_.insert(socket);
+  static_cast<Transfer*>(self)->sockets_.insert(socket);
   return CURL_SOCKOPT_OK;
 }
 
-int OpenSockets::OnClosed(void* self, curl_socket_t socket) {
-  static_cast<OpenSockets*>(self)->sockets_.erase(socket);
+int Transfer::OnClosed(void* self, curl_socket_t socket) {
+  static_cast<Transfer*>(self)->sockets_.erase(socket);
   return close(socket);
 }
 
-Transfer::Transfer(const Settings& settings, RateLimit& rate, OpenSockets& sockets)
-    : settings_(settings), rate_(rate), sockets_(sockets), easy_(curl_easy_init()) {}
+// libcurl must be initialized once in a process, before its first use.
+Transfer::Transfer(const Settings& settings, RateLimit& rate) : settings_(settings), rate_(rate) {
+  static const CURLcode initialized = curl_global_init(CURL_GLOBAL_DEFAULT);
+  if (initialized != CURLE_OK) return;
+  multi_.reset(curl_multi_init());
+  easy_.reset(curl_easy_init());
+}
 
-Transfer::~Transfer() { Abandon(); }
-
-bool Transfer::Prepare(const Request& request, const std::string& url, const Fields& headers) {
+Result<Attempt> Transfer::Run(const Request& request, const std::string& url, const Fields& headers,
+                              const Interrupted& interrupted) {
   request_ = &request;
+  if (!Prepare(url, headers) || curl_multi_add_handle(multi_.get(), easy_.get()) != CURLM_OK) {
+    return ErrorCode::kNoMemory;
+  }
+  std::optional<Result<Attempt>> ended;
+  auto next_look = Clock::now() + kLook;
+  for (int left = 0; !ended;) {
+    curl_multi_perform(multi_.get(), &left);
+    if (const CURLMsg* message = curl_multi_info_read(multi_.get(), &left)) {
+      ended = Finish(message->data.result);
+    } else if (Clock::now() >= next_look) {
+      next_look = Clock::now() + kLook;
+      if (interrupted()) ended = ErrorCode::kCancelled;
+    } else if (curl_multi_poll(multi_.get(), nullptr, 0, static_cast<int>(kLook.count()), nullptr) != CURLM_OK) {
+      std::this_thread::sleep_for(kLook);  // if libcurl cannot wait, this must not spin
+    }
+  }
+  curl_multi_remove_handle(multi_.get(), easy_.get());
+  return *std::move(ended);
+}
+
+bool Transfer::Prepare(const std::string& url, const Fields& headers) {
   sent_ = stored_ = 0;
   is_sent_ = false;
   attempt_ = {};
@@ -88,15 +120,15 @@ bool Transfer::Prepare(const Request& request, const std::string& url, const Fie
     if (!Append(headers_, value.empty() ? name + ";" : fmt::format("{}: {}", name, value))) return false;
   }
   if (!Append(headers_, "Expect:")) return false;
-  curl_easy_reset(easy());
+  curl_easy_reset(easy_.get());
   SetCommonOptions();
   SetMethod();
-  curl_easy_setopt(easy(), CURLOPT_HTTPHEADER, headers_.get());
-  return curl_easy_setopt(easy(), CURLOPT_URL, url.c_str()) == CURLE_OK;
+  curl_easy_setopt(easy_.get(), CURLOPT_HTTPHEADER, headers_.get());
+  return curl_easy_setopt(easy_.get(), CURLOPT_URL, url.c_str()) == CURLE_OK;
 }
 
 void Transfer::SetCommonOptions() {
-  CURL* handle = easy();
+  CURL* handle = easy_.get();
   curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
   curl_easy_setopt(handle, CURLOPT_FOLLOWLOCATION, 0L);
   curl_easy_setopt(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
@@ -104,7 +136,10 @@ void Transfer::SetCommonOptions() {
   curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
   curl_easy_setopt(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
   curl_easy_setopt(handle, CURLOPT_TCP_KEEPALIVE, 1L);
-  sockets_.Watch(handle);
+  curl_easy_setopt(handle, CURLOPT_SOCKOPTFUNCTION, &Transfer::OnCreated);
+  curl_easy_setopt(handle, CURLOPT_SOCKOPTDATA, this);
+  curl_easy_setopt(handle, CURLOPT_CLOSESOCKETFUNCTION, &Transfer::OnClosed);
+  curl_easy_setopt(handle, CURLOPT_CLOSESOCKETDATA, this);
   curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, kUploadBuffer);
   curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, kReceiveBuffer);
   if (request_->guard != nullptr) {
@@ -112,6 +147,7 @@ void Transfer::SetCommonOptions() {
     curl_easy_setopt(handle, CURLOPT_PREREQDATA, this);
   }
   curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, static_cast<long>(settings_.connect_timeout_s));
+  if (!settings_.use_proxy) curl_easy_setopt(handle, CURLOPT_NOPROXY, "*");
   if (!settings_.ca_bundle.empty()) curl_easy_setopt(handle, CURLOPT_CAINFO, settings_.ca_bundle.c_str());
 
   // A service that needs long for its answer sends spaces meanwhile, which are few bytes.
@@ -130,7 +166,7 @@ void Transfer::SetCommonOptions() {
 }
 
 void Transfer::SetMethod() {
-  CURL* handle = easy();
+  CURL* handle = easy_.get();
   const auto& method = request_->method;
   if (method == "HEAD") {
     curl_easy_setopt(handle, CURLOPT_NOBODY, 1L);
@@ -151,13 +187,7 @@ void Transfer::SetMethod() {
 
 bool Transfer::is_connected() const {
   curl_off_t microseconds = 0;
-  return curl_easy_getinfo(easy(), CURLINFO_PRETRANSFER_TIME_T, &microseconds) == CURLE_OK && microseconds > 0;
-}
-
-void Transfer::ResumeIfGranted() {
-  if (!paused_ || sender_.granted == 0) return;
-  paused_ = false;
-  curl_easy_pause(easy(), CURLPAUSE_CONT);
+  return curl_easy_getinfo(easy_.get(), CURLINFO_PRETRANSFER_TIME_T, &microseconds) == CURLE_OK && microseconds > 0;
 }
 
 Attempt Transfer::Finish(CURLcode result) {
@@ -167,16 +197,7 @@ Attempt Transfer::Finish(CURLcode result) {
   if (result == CURLE_OK && IsSuccess(attempt_.status) && request_->into && stored_ != request_->into->size()) {
     attempt_.wrong_length = true;
   }
-  auto attempt = std::exchange(attempt_, {});
-  Abandon();
-  return attempt;
-}
-
-void Transfer::Abandon() {
-  rate_.Leave(&sender_);
-  sender_ = {};
-  paused_ = false;
-  request_ = nullptr;
+  return std::exchange(attempt_, {});
 }
 
 // libcurl repeats a request by itself if a kept connection ends before the first byte of the answer.
@@ -188,16 +209,8 @@ size_t Transfer::OnRead(char* target, size_t size, size_t count, void* self) {
   auto& transfer = *static_cast<Transfer*>(self);
   const auto rest = transfer.request_->body.subspan(transfer.sent_);
   if (rest.empty()) return 0;
-  size_t piece = std::min(rest.size(), size * count);
-  if (!transfer.rate_.unlimited()) {
-    auto& granted = transfer.sender_.granted;
-    if (granted == 0) {
-      if (!std::exchange(transfer.paused_, true)) transfer.rate_.Wait(&transfer.sender_, rest.size());
-      return CURL_READFUNC_PAUSE;
-    }
-    piece = std::min(piece, granted);
-    granted -= piece;
-  }
+  const auto [piece, time] = transfer.rate_.Reserve(std::min(rest.size(), size * count), RateLimit::Clock::now());
+  std::this_thread::sleep_until(time);
   std::memcpy(target, rest.data(), piece);
   transfer.sent_ += piece;
   transfer.attempt_.bytes_sent += piece;
@@ -225,7 +238,7 @@ size_t Transfer::OnHeader(char* bytes, size_t size, size_t count, void* self) {
   } else if (const auto colon = line.find(':'); colon != std::string_view::npos) {
     attempt.headers.emplace_back(LowerCase(line.substr(0, colon)), Trim(line.substr(colon + 1)));
   } else if (Trim(line).empty()) {
-    transfer.sockets_.Acknowledge();
+    transfer.Acknowledge();
   }
   return size * count;
 }

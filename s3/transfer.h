@@ -4,13 +4,25 @@
 
 #include <curl/curl.h>
 
+#include <memory>
 #include <set>
 
 #include "s3/client.h"
-#include "s3/curl_handles.h"
 #include "s3/rate_limit.h"
 
 namespace weightfs::s3 {
+
+struct CurlDeleter {
+  void operator()(CURL* easy) const { curl_easy_cleanup(easy); }
+  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
+};
+using CurlEasy = std::unique_ptr<CURL, CurlDeleter>;
+using CurlList = std::unique_ptr<curl_slist, CurlDeleter>;
+
+struct CurlMultiDeleter {
+  void operator()(CURLM* multi) const { curl_multi_cleanup(multi); }
+};
+using CurlMulti = std::unique_ptr<CURLM, CurlMultiDeleter>;
 
 // How long an attempt may be silent before it has stalled.
 std::chrono::seconds StallLimit(const Settings& settings, const Request& request);
@@ -31,50 +43,32 @@ struct Attempt {
   std::string_view header(std::string_view name) const;
 };
 
-// The open sockets of libcurl for a client. Not thread-safe. Must outlive the multi handle that owns the connections.
-class OpenSockets {
- public:
-  // Makes libcurl report the sockets that it creates for this transfer.
-  void Watch(CURL* easy);
-
-  // Acknowledges what has arrived at all of them; libcurl does not tell which one serves a transfer. A service with
-  // Nagle's algorithm (Ceph's gateway, by default) sends a short body only after the acknowledgement of the headers,
-  // which the kernel would delay by 40 ms.
-  void Acknowledge() const;
-
- private:
-  static int OnCreated(void* self, curl_socket_t socket, curlsocktype);
-  static int OnClosed(void* self, curl_socket_t socket);
-
-  std::set<curl_socket_t> sockets_;
-};
-
-// A transfer is reused for one request after the other; its connection belongs to the multi handle. Not thread-safe.
+// A transfer is reused for one request after the other, and keeps its connection. Not thread-safe.
 class Transfer {
  public:
-  // All must outlive it.
-  Transfer(const Settings& settings, RateLimit& rate, OpenSockets& sockets);
-  ~Transfer();
+  // Both must outlive it.
+  Transfer(const Settings& settings, RateLimit& rate);
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
   // False if libcurl could not create a handle.
-  explicit operator bool() const { return easy_ != nullptr; }
+  explicit operator bool() const { return multi_ != nullptr && easy_ != nullptr; }
 
-  // Prepares an attempt. The request must stay valid until Finish or Abandon. Returns false if the machine lacks memory
-  // for it.
-  [[nodiscard]] bool Prepare(const Request& request, const std::string& url, const Fields& headers);
-  CURL* easy() const { return easy_.get(); }
+  // Makes an attempt. `interrupted` is called every 100 ms; kCancelled once it returns true. kNoMemory if the machine
+  // lacks memory for it.
+  Result<Attempt> Run(const Request& request, const std::string& url, const Fields& headers,
+                      const Interrupted& interrupted);
   // False until the attempt can send its request.
   bool is_connected() const;
-  // Continues a transfer that waited for the rate limit and may send again.
-  void ResumeIfGranted();
-  // Ends an attempt after libcurl has ended the transfer.
-  Attempt Finish(CURLcode result);
-  // Ends an attempt without a result, after the transfer was removed from the multi handle.
-  void Abandon();
 
  private:
+  bool Prepare(const std::string& url, const Fields& headers);
+  Attempt Finish(CURLcode result);
+  // Acknowledges what has arrived. A service with Nagle's algorithm (Ceph's gateway, by default) sends a short body
+  // only after the acknowledgement of the headers, which the kernel would delay by 40 ms.
+  void Acknowledge() const;
+  static int OnCreated(void* self, curl_socket_t socket, curlsocktype);
+  static int OnClosed(void* self, curl_socket_t socket);
   static int OnRequest(void* self, char*, char*, int, int);
   static size_t OnRead(char* target, size_t size, size_t count, void* self);
   static int OnSeek(void* self, curl_off_t offset, int origin);
@@ -86,15 +80,14 @@ class Transfer {
 
   const Settings& settings_;
   RateLimit& rate_;
-  OpenSockets& sockets_;
-  RateLimit::Sender sender_;
-  const CurlEasy easy_;
+  std::set<curl_socket_t> sockets_;  // open ones; libcurl closes them with multi_
+  CurlMulti multi_;
+  CurlEasy easy_;
   CurlList headers_;
   char error_[CURL_ERROR_SIZE] = {};
   const Request* request_ = nullptr;
-  size_t sent_ = 0;    // of the body
-  size_t stored_ = 0;  // in Request::into
-  bool paused_ = false;
+  size_t sent_ = 0;       // of the body
+  size_t stored_ = 0;     // in Request::into
   bool is_sent_ = false;  // with Request::guard: the attempt has begun
   Attempt attempt_;
 };

@@ -7,10 +7,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -56,34 +56,15 @@ void WriteFile(const std::string& path, std::span<const std::byte> bytes) {
   file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
 }
 
-std::span<const std::byte> AsBytes(const std::string& text) { return std::as_bytes(std::span(text)); }
-
-// Waits for several callbacks and keeps the first error.
-class Countdown {
- public:
-  explicit Countdown(size_t count) : left_(count) {}
-  void Done(std::optional<Error> error) {
-    MutexLock lock(mutex_);
-    if (error && !error_) error_ = std::move(error);
-    if (--left_ == 0) done_.notify_all();
+// Calls `run` on one thread for each index below `count`, and returns an error of any of them.
+Result<void> InParallel(size_t count, const std::function<Result<void>(size_t index)>& run) {
+  std::vector<std::future<Result<void>>> calls;
+  for (size_t index = 0; index < count; ++index) calls.push_back(std::async(std::launch::async, run, index));
+  Result<void> result;
+  for (auto& call : calls) {
+    if (auto done = call.get(); !done) result = std::move(done);
   }
-  Result<void> Wait() {
-    MutexLock lock(mutex_);
-    while (left_ > 0) done_.wait(lock.native());
-    if (error_) return *error_;
-    return {};
-  }
-
- private:
-  Mutex mutex_;
-  std::condition_variable done_;
-  size_t left_;
-  std::optional<Error> error_;
-};
-
-template <typename T>
-std::optional<Error> ErrorOf(const Result<T>& result) {
-  return result ? std::nullopt : std::optional<Error>(result.error());
+  return result;
 }
 
 double CpuSeconds() {
@@ -154,18 +135,17 @@ class Probe {
   // Puts the file under several keys at once: KEY-0, KEY-1, ...
   Result<json> PutMany() {
     const auto body = ReadFile(arguments_.file);
-    Countdown countdown(arguments_.repeat);
-    for (unsigned i = 0; i < arguments_.repeat; ++i) {
-      bucket_.StartPut(arguments_.key + "-" + std::to_string(i), body, GivenOptions(),
-                       [&](const Result<std::string>& etag) { countdown.Done(ErrorOf(etag)); });
-    }
-    RETURN_IF_ERROR(countdown.Wait());
+    const auto done = InParallel(arguments_.repeat, [&](size_t i) -> Result<void> {
+      RETURN_IF_ERROR(bucket_.PutObject(arguments_.key + "-" + std::to_string(i), body, GivenOptions()));
+      return {};
+    });
+    RETURN_IF_ERROR(done);
     return json::object();
   }
   Result<json> Get() {
-    ASSIGN_OR_RETURN(const auto body, bucket_.GetObject(arguments_.key, arguments_.limit));
-    WriteFile(arguments_.file, AsBytes(body));
-    return json{{"size", body.size()}};
+    ASSIGN_OR_RETURN(const auto content, bucket_.GetObject(arguments_.key, arguments_.limit));
+    WriteFile(arguments_.file, std::as_bytes(std::span(content.body)));
+    return json{{"size", content.body.size()}};
   }
   Result<json> Head() {
     ASSIGN_OR_RETURN(const auto info, bucket_.HeadObject(arguments_.key));
@@ -184,17 +164,13 @@ class Probe {
     }
     const auto parts = static_cast<unsigned>((body.size() + arguments_.part_size - 1) / arguments_.part_size);
     std::vector<PartInfo> done(parts);
-    Countdown countdown(parts);
-    for (unsigned i = 0; i < parts; ++i) {
+    const auto sent = InParallel(parts, [&](size_t i) -> Result<void> {
       const auto start = i * arguments_.part_size;
       const auto part = std::span(body).subspan(start, std::min(arguments_.part_size, body.size() - start));
-      bucket_.StartUploadPart(upload, i + 1, part,
-                              [&countdown, &slot = done[i]](const Result<PartInfo>& sent) {
-                                if (sent) slot = *sent;
-                                countdown.Done(ErrorOf(sent));
-                              });
-    }
-    RETURN_IF_ERROR(countdown.Wait());
+      ASSIGN_OR_RETURN(done[i], bucket_.UploadPart(upload, static_cast<unsigned>(i + 1), part));
+      return {};
+    });
+    RETURN_IF_ERROR(sent);
     if (arguments_.keep_upload) return json{{"upload_id", upload.upload_id}};
     ASSIGN_OR_RETURN(const auto etag, bucket_.CompleteMultipartUpload(upload, done));
     return json{{"upload_id", upload.upload_id}, {"etag", etag}};
@@ -214,14 +190,13 @@ class Probe {
     std::vector<std::byte> memory(size);
     cost_ = Cost();
     const size_t ranges = (size + arguments_.part_size - 1) / arguments_.part_size;
-    Countdown countdown(ranges);
-    for (size_t i = 0; i < ranges; ++i) {
+    const auto received = InParallel(ranges, [&](size_t i) -> Result<void> {
       const auto start = i * arguments_.part_size;
       const auto part = std::span(memory).subspan(start, std::min(arguments_.part_size, size - start));
-      bucket_.StartGetRange({arguments_.key, arguments_.offset + start, arguments_.if_match}, part,
-                            [&](const Result<RangeInfo>& info) { countdown.Done(ErrorOf(info)); });
-    }
-    RETURN_IF_ERROR(countdown.Wait());
+      RETURN_IF_ERROR(bucket_.GetRange({arguments_.key, arguments_.offset + start, arguments_.if_match}, part));
+      return {};
+    });
+    RETURN_IF_ERROR(received);
     cost_.Stop();
     if (!arguments_.file.empty()) WriteFile(arguments_.file, memory);
     return json{{"size", size}};
@@ -269,8 +244,8 @@ class Probe {
   Result<json> Cancel() {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(arguments_.cancel_after_ms);
     const Bucket bucket(client_, bucket_.name(), [&] { return std::chrono::steady_clock::now() >= end; });
-    ASSIGN_OR_RETURN(const auto body, bucket.GetObject(arguments_.key, arguments_.limit));
-    return json{{"size", body.size()}};
+    ASSIGN_OR_RETURN(const auto content, bucket.GetObject(arguments_.key, arguments_.limit));
+    return json{{"size", content.body.size()}};
   }
 
   const Arguments& arguments_;
@@ -298,8 +273,12 @@ Result<Settings> MakeSettings(const Arguments& arguments) {
 
 Result<json> Answer(const Arguments& arguments) {
   ASSIGN_OR_RETURN(auto settings, MakeSettings(arguments));
-  std::vector<std::string> reported;  // by the thread of the client, which has ended no request while Run waits for it
-  settings.on_retry = [&](const std::string& line) { reported.push_back(line); };
+  Mutex mutex;
+  std::vector<std::string> reported;
+  settings.on_retry = [&](const std::string& line) {
+    MutexLock lock(mutex);
+    reported.push_back(line);
+  };
   if (arguments.command == "credentials") {
     CredentialProvider provider(settings);
     ASSIGN_OR_RETURN(const auto credentials, provider.Get());

@@ -7,9 +7,10 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <memory>
-#include <thread>
+#include <vector>
 
 #include "tests/unit/s3/files.h"
 
@@ -98,13 +99,8 @@ TEST_F(CredentialsTest, AProcessIsRunOnceUntilItsCredentialsExpire) {
   WriteProcess(R"({"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "SessionToken": "c",
                   "Expiration": "2099-01-01T00:00:00Z"})");
   const auto provider = Provider();
-  EXPECT_TRUE(provider->NeedsLoad());
-  EXPECT_EQ(provider->Cached(), std::nullopt);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(provider->Get()->session_token, "c");
   EXPECT_EQ(CountCalls(), 1U);
-  EXPECT_FALSE(provider->NeedsLoad());
-  ASSERT_NE(provider->Cached(), std::nullopt);
-  EXPECT_EQ(provider->Cached()->access_key, "a");
 }
 
 TEST_F(CredentialsTest, RejectedCredentialsAreLoadedAgain) {
@@ -112,9 +108,9 @@ TEST_F(CredentialsTest, RejectedCredentialsAreLoadedAgain) {
   const auto provider = Provider();
   const auto credentials = provider->Get();
   provider->Invalidate({"other", "b"});
-  EXPECT_FALSE(provider->NeedsLoad());
+  EXPECT_TRUE(provider->Get());
+  EXPECT_EQ(CountCalls(), 1U);
   provider->Invalidate(*credentials);
-  EXPECT_TRUE(provider->NeedsLoad());
   EXPECT_TRUE(provider->Get());
   EXPECT_EQ(CountCalls(), 2U);
 }
@@ -128,10 +124,24 @@ TEST_F(CredentialsTest, CredentialsThatExpireSoonAreRenewedAndUsedMeanwhile) {
                "\"}");
   const auto provider = Provider();
   EXPECT_TRUE(provider->Get());
-  EXPECT_TRUE(provider->NeedsLoad());
-  EXPECT_NE(provider->Cached(), std::nullopt);
-  files_.Write("script", "exit 1\n");
   EXPECT_TRUE(provider->Get()) << "they are still valid";
+  EXPECT_EQ(CountCalls(), 1U) << "they were renewed a moment ago";
+}
+
+TEST_F(CredentialsTest, OneThreadLoadsAndAllGetItsResult) {
+  WriteProcess(R"({"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b"})");
+  const auto get = [](CredentialProvider& provider) {
+    std::vector<std::future<Result<Credentials>>> calls;
+    for (int i = 0; i < 8; ++i) calls.push_back(std::async(std::launch::async, [&] { return provider.Get(); }));
+    size_t found = 0;
+    for (auto& call : calls) found += call.get().has_value();
+    return found;
+  };
+  EXPECT_EQ(get(*Provider()), 8U);
+  EXPECT_EQ(CountCalls(), 1U);
+  files_.Write("script", "echo call >>" + files_.variables["HOME"] + "/calls; sleep 1; exit 1\n");
+  EXPECT_EQ(get(*Provider()), 0U);
+  EXPECT_LT(CountCalls(), 9U) << "most have waited for the first load";
 }
 
 TEST_F(CredentialsTest, CredentialsThatHaveExpiredAreAnError) {
@@ -148,18 +158,12 @@ TEST_F(CredentialsTest, AProcessThatFailsIsAnErrorWithoutItsOutput) {
   EXPECT_EQ(GetError().find("secret"), std::string::npos);
 }
 
-TEST_F(CredentialsTest, CancelEndsAProcess) {
+TEST_F(CredentialsTest, AnInterruptionEndsAProcess) {
   // It reports that it runs by creating a file in its own directory.
   const auto started = files_.variables["HOME"] + "/started";
   const auto script = files_.Write("script", "touch " + started + "\nsleep 1000\n");
   files_.Write(".aws/config", "[default]\ncredential_process = sh " + script + "\n");
-  const auto provider = Provider();
-  std::thread canceller([&] {
-    while (!std::filesystem::exists(started)) std::this_thread::yield();
-    provider->Cancel();
-  });
-  const auto credentials = provider->Get();
-  canceller.join();
+  const auto credentials = Provider()->Get([&] { return std::filesystem::exists(started); });
   ASSERT_FALSE(credentials);
   EXPECT_EQ(credentials.error().code, ErrorCode::kCancelled);
 }
@@ -210,14 +214,6 @@ TEST_F(CredentialsTest, ALineBreakInATokenIsAnError) {
 TEST_F(CredentialsTest, CredentialsOfTheFarFutureHaveNotExpired) {
   WriteProcess(R"({"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b", "Expiration": "9999-12-31T23:59:59Z"})");
   EXPECT_EQ(Get().access_key, "a");
-}
-
-TEST_F(CredentialsTest, FixedCredentialsStayUntilTheyAreRejected) {
-  CredentialProvider provider(Credentials{"a", "b"});
-  EXPECT_EQ(provider.Get()->access_key, "a");
-  EXPECT_FALSE(provider.NeedsLoad());
-  provider.Invalidate({"a", "b"});
-  EXPECT_FALSE(provider.Get());
 }
 
 }  // namespace

@@ -5,92 +5,66 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 
 namespace weightfs::s3 {
 namespace {
 
 using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Time = RateLimit::Clock::time_point;
 
 constexpr size_t kLarge = 1 << 30;
+constexpr Time kStart = Time() + std::chrono::hours(1);
 
-class RateLimitTest : public testing::Test {
- protected:
-  // The bytes that `sender`, which waits for `wanted`, is granted at the current time.
-  static size_t Take(RateLimit& limit, RateLimit::Sender& sender, size_t wanted, RateLimit::Time now) {
-    sender.granted = 0;
-    limit.Leave(&sender);
-    limit.Wait(&sender, wanted);
-    limit.Distribute(now);
-    return sender.granted;
+TEST(RateLimit, ZeroIsUnlimited) {
+  const auto turn = RateLimit(0).Reserve(kLarge, kStart);
+  EXPECT_EQ(turn.bytes, kLarge);
+  EXPECT_EQ(turn.time, kStart);
+}
+
+TEST(RateLimit, GrantsTheRateOverTime) {
+  RateLimit limit(1'000'000);
+  size_t sent = 0;
+  for (auto turn = limit.Reserve(kLarge, kStart); turn.time < kStart + seconds(10);
+       turn = limit.Reserve(kLarge, turn.time)) {
+    sent += turn.bytes;
   }
-  RateLimit::Time now_ = RateLimit::Time() + std::chrono::hours(1);
-};
-
-TEST_F(RateLimitTest, ZeroIsUnlimited) {
-  EXPECT_TRUE(RateLimit(0).unlimited());
-  EXPECT_FALSE(RateLimit(1).unlimited());
+  EXPECT_NEAR(static_cast<double>(sent), 10e6, 0.2e6);
 }
 
-TEST_F(RateLimitTest, GrantsTheRateOverTime) {
+TEST(RateLimit, ALongPauseGivesNoLargeBurst) {
   RateLimit limit(1'000'000);
-  RateLimit::Sender sender;
-  size_t granted = 0;
-  for (int i = 0; i < 10'000; ++i, now_ += milliseconds(1)) granted += Take(limit, sender, kLarge, now_);
-  EXPECT_NEAR(static_cast<double>(granted), 10e6, 0.2e6);
+  limit.Reserve(kLarge, kStart);
+  const auto now = kStart + std::chrono::hours(1);
+  size_t sent = 0;
+  for (auto turn = limit.Reserve(kLarge, now); turn.time <= now; turn = limit.Reserve(kLarge, now)) sent += turn.bytes;
+  EXPECT_LE(sent, size_t{100'000});
 }
 
-TEST_F(RateLimitTest, ALongPauseGivesNoLargeBurst) {
-  RateLimit limit(1'000'000);
-  RateLimit::Sender sender;
-  Take(limit, sender, kLarge, now_);
-  EXPECT_LE(Take(limit, sender, kLarge, now_ + std::chrono::hours(1)), size_t{100'000});
+TEST(RateLimit, SmallRatesAndSmallBodiesMakeProgress) {
+  RateLimit limit(10);
+  EXPECT_EQ(limit.Reserve(1, kStart).bytes, 1U);
+  EXPECT_EQ(limit.Reserve(kLarge, kStart).bytes, 1U);
+  EXPECT_EQ(limit.Reserve(kLarge, kStart).time, kStart + milliseconds(200)) << "after the burst";
+  EXPECT_EQ(RateLimit(1'000'000).Reserve(90, kStart).bytes, 90U) << "a body that is shorter than a piece";
 }
 
-TEST_F(RateLimitTest, SmallRatesAndSmallBodiesMakeProgress) {
-  RateLimit limit(1'000);
-  RateLimit::Sender sender;
-  Take(limit, sender, 1, now_);
-  now_ += std::chrono::seconds(20);
-  EXPECT_EQ(Take(limit, sender, 90, now_), 90U);
-  EXPECT_EQ(Take(limit, sender, kLarge, now_), 10U);
-  EXPECT_EQ(Take(limit, sender, kLarge, now_), 0U) << "less than a useful piece";
-  EXPECT_EQ(Take(limit, sender, kLarge, now_ + milliseconds(10)), 10U);
-}
-
-TEST_F(RateLimitTest, AllSendersShareTheRate) {
+TEST(RateLimit, AllSendersShareTheRate) {
   for (const uint64_t rate : {2'000, 1'000'000, 100'000'000}) {
     RateLimit limit(rate);
-    std::array<RateLimit::Sender, 16> senders;
+    while (limit.Reserve(kLarge, kStart).time <= kStart) continue;  // the burst
+    std::array<Time, 16> free;  // of each sender
+    free.fill(kStart);
     std::array<size_t, 16> sent{};
-    for (auto& sender : senders) limit.Wait(&sender, kLarge);
-    for (int i = 0; i < 1'000; ++i, now_ += milliseconds(10)) {
-      limit.Distribute(now_);
-      for (size_t at = 0; at < senders.size(); ++at) {
-        if (senders[at].granted == 0) continue;
-        sent[at] += std::exchange(senders[at].granted, 0);
-        limit.Wait(&senders[at], kLarge);
-      }
+    for (auto next = free.begin(); *next < kStart + seconds(10); next = std::ranges::min_element(free)) {
+      const auto turn = limit.Reserve(kLarge, *next);
+      *next = turn.time;
+      sent[static_cast<size_t>(next - free.begin())] += turn.bytes;
     }
     const auto [least, most] = std::ranges::minmax(sent);
     EXPECT_GT(static_cast<double>(least), 0.9 * static_cast<double>(rate) * 10 / 16) << rate;
     EXPECT_LT(static_cast<double>(most), 1.1 * static_cast<double>(rate) * 10 / 16) << rate;
   }
-}
-
-TEST_F(RateLimitTest, TheSenderThatHasWaitedLongestIsServedFirst) {
-  RateLimit limit(1'000'000);
-  limit.Distribute(now_);
-  RateLimit::Sender first, second, third;
-  limit.Wait(&first, kLarge);
-  limit.Wait(&second, kLarge);
-  limit.Wait(&third, kLarge);
-  limit.Leave(&first);
-  limit.Distribute(now_ + milliseconds(12));
-  EXPECT_EQ(first.granted, 0U) << "it has left";
-  EXPECT_GT(second.granted, 0U);
-  EXPECT_EQ(third.granted, 0U);
-  EXPECT_TRUE(limit.has_waiting());
 }
 
 }  // namespace

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads files of mounts, which verify every block that they read, and reports those whose checksums differ. Of a whole
 // mount, the daemon also checks the catalog.
+#include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <thread>
 
-#include "cli/check/data_reader.h"
 #include "cli/check/verify.h"
 #include "cli/mount_table.h"
 #include "cli/output.h"
@@ -31,6 +34,16 @@ namespace fs = std::filesystem;
 constexpr uint64_t kStateInterval = 256 * kMiB;
 // The default of --rate leaves most drives to the other work of a mount.
 constexpr const char* kDirectoryRate = "200M";
+
+constexpr uint64_t kStep = kMiB;                 // the largest request of the kernel to a mount
+constexpr std::chrono::milliseconds kTick{100};  // between checks for an interrupt
+constexpr size_t kListedBlocks = 16;
+
+struct DamagedFile {
+  std::string path;
+  std::vector<uint64_t> offsets;  // bytes; of the first unreadable blocks, at most kListedBlocks
+  uint64_t blocks = 0;            // all unreadable blocks
+};
 
 // The catalog of a whole mount.
 struct CheckedCatalog {
@@ -99,12 +112,9 @@ class SavedPosition {
 // Reads files and collects what it finds.
 class Verifier {
  public:
+  // `rate`: bytes per second, 0: unlimited.
   Verifier(uint64_t total, ByteCount rate)
-      : total_(total), cancel_(CatchInterrupts()), reader_(rate, [this](ByteCount size) {
-          report_.bytes += size.value;
-          bar_.Update({.step = "reading data", .done = report_.bytes, .total = std::max(total_, report_.bytes)});
-          return !cancel_.load();
-        }) {}
+      : total_(total), rate_(rate), cancel_(CatchInterrupts()), memory_(kStep / kBlockSize) {}
 
   // Lets the daemon read the catalog of the mount whose root is `path`. Returns false once the check is interrupted.
   Result<bool> ReadCatalog(const std::string& path) {
@@ -139,7 +149,7 @@ class Verifier {
   // Returns false once the check is interrupted.
   bool Read(const std::string& path) {
     DamagedFile damaged;
-    const auto read = reader_.ReadFile(path, &damaged);
+    const auto read = ReadFile(path, &damaged);
     if (damaged.blocks > 0) report_.damaged.push_back(std::move(damaged));
     if (read.has_value()) {
       ++report_.files;
@@ -174,6 +184,72 @@ class Verifier {
   Report& report() { return report_; }
 
  private:
+  struct alignas(kBlockSize) Block {
+    std::byte bytes[kBlockSize];
+  };
+
+  // Reads all data of a regular file, without its holes, with O_DIRECT, so that the mount reads its blocks from the
+  // devices and verifies them. `damaged` stays empty for an intact file. Returns errors of opening and reading other
+  // than EIO; kShutdown: interrupted.
+  Result<void> ReadFile(const std::string& path, DamagedFile* damaged) {
+    damaged->path = path;
+    UniqueFd file(open(path.c_str(), O_RDONLY | O_DIRECT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (!file) return SystemError(path, "cannot be opened");
+    struct stat status = {};
+    if (fstat(file.get(), &status) != 0) return SystemError(path, "cannot be accessed");
+    if (!S_ISREG(status.st_mode)) return {};
+    const auto size = static_cast<uint64_t>(status.st_size);
+    for (uint64_t at = 0; at < size;) {
+      const off_t data = lseek(file.get(), static_cast<off_t>(at), SEEK_DATA);
+      if (data < 0) return errno == ENXIO ? Result<void>() : SystemError(path, "cannot be searched for data");
+      const off_t hole = lseek(file.get(), data, SEEK_HOLE);
+      if (hole < 0) return errno == ENXIO ? Result<void>() : SystemError(path, "cannot be searched for data");
+      at = static_cast<uint64_t>(hole);
+      const uint64_t begin = RoundDown(static_cast<uint64_t>(data), kBlockSize);
+      RETURN_IF_ERROR(ReadRange(file.get(), path, begin, at, damaged));
+    }
+    return {};
+  }
+
+  Result<void> ReadRange(int file, const std::string& path, uint64_t begin, uint64_t end, DamagedFile* damaged) {
+    while (begin < end) {
+      const uint64_t size = std::min(end - begin, kStep);
+      const ssize_t done = pread(file, memory_.data(), RoundUp(size, kBlockSize), static_cast<off_t>(begin));
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0 && errno != EIO) return SystemError(path, "cannot be read");
+      if (done == 0) return {};  // the file was shortened meanwhile
+      if (done < 0) FindDamage(file, begin, begin + size, damaged);
+      const uint64_t step = done < 0 ? size : std::min<uint64_t>(size, static_cast<uint64_t>(done));
+      RETURN_IF_ERROR(Account(ByteCount{step}));
+      begin += step;
+    }
+    return {};
+  }
+
+  // Finds the unreadable blocks of a range that cannot be read as a whole.
+  void FindDamage(int file, uint64_t begin, uint64_t end, DamagedFile* damaged) {
+    for (uint64_t at = begin; at < end; at += kBlockSize) {
+      if (pread(file, memory_.data(), kBlockSize, static_cast<off_t>(at)) >= 0 || errno != EIO) continue;
+      if (damaged->offsets.size() < kListedBlocks) damaged->offsets.push_back(at);
+      ++damaged->blocks;
+    }
+  }
+
+  // Counts a transfer, and waits until the rate permits the next one.
+  Result<void> Account(ByteCount size) {
+    report_.bytes += size.value;
+    bar_.Update({.step = "reading data", .done = report_.bytes, .total = std::max(total_, report_.bytes)});
+    if (cancel_) return ErrorCode::kShutdown;
+    if (rate_.value == 0) return {};
+    const auto now = std::chrono::steady_clock::now();
+    next_ = std::max(next_, now) + std::chrono::nanoseconds(size.value * 1'000'000'000 / rate_.value);
+    while (std::chrono::steady_clock::now() < next_) {
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(next_ - std::chrono::steady_clock::now(), kTick));
+      if (cancel_) return ErrorCode::kShutdown;
+    }
+    return {};
+  }
+
   // Reads everything below a directory of the tree in the order of names, from behind `after` on.
   Result<bool> ReadTree(const fs::path& root, dev_t device, const fs::path& below, const fs::path& after,
                         const SavedPosition& position) {
@@ -219,8 +295,10 @@ class Verifier {
 
   ProgressBar bar_{"verify"};
   const uint64_t total_;
+  const ByteCount rate_;
   const std::atomic<bool>& cancel_;
-  DataReader reader_;
+  std::vector<Block> memory_;                     // aligned for O_DIRECT
+  std::chrono::steady_clock::time_point next_{};  // the earliest time of the next transfer
   Report report_;
   std::set<std::pair<dev_t, ino_t>> linked_;  // files with several names that were read
   fs::path last_;                             // the last file that was read completely

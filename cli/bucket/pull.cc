@@ -36,8 +36,8 @@ Result<std::vector<remote::SliceRequest>> ParseSlices(const std::vector<std::str
 }
 
 // The version of the URL, of --version, or the greatest one.
-Result<remote::Manifest> FindVersion(const Arguments& arguments, OpenedVersion* opened) {
-  if (!opened->version) return remote::FindVersion(*opened->opened.series, arguments.version);
+Result<remote::Manifest> FindVersion(const Arguments& arguments, OpenedSeries* opened) {
+  if (!opened->version) return remote::FindVersion(*opened->series, arguments.version);
   if (!arguments.version || *arguments.version == opened->version->version) return std::move(*opened->version);
   return MakeError(ErrorCode::kInvalid, "{} is version {}, and --version is {}: name one of them",
                    Printable(arguments.url), opened->version->version, *arguments.version);
@@ -45,8 +45,8 @@ Result<remote::Manifest> FindVersion(const Arguments& arguments, OpenedVersion* 
 
 Result<int> Run(const Arguments& arguments) {
   ASSIGN_OR_RETURN(auto slices, ParseSlices(arguments.slices));
-  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(arguments.url, arguments.s3));
-  const remote::Series& series = *opened.opened.series;
+  ASSIGN_OR_RETURN(OpenedSeries opened, OpenVersion(arguments.url, arguments.s3));
+  const remote::Series& series = *opened.series;
   const auto manifest = FindVersion(arguments, &opened);
   if (!manifest) {
     const bool was_named = arguments.version || NamesVersion(arguments.url);

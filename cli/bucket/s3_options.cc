@@ -40,6 +40,12 @@ Result<OpenedSeries> Open(const s3::Location& location, const S3Arguments& argum
   opened.bucket = std::make_unique<s3::Bucket>(*opened.client, location.bucket,
                                                [&flag = CatchInterrupts()] { return flag.load(); });
   opened.series = std::make_unique<remote::Series>(*opened.bucket, location.key);
+  if (settings.sign && s3::IsUnprotected(settings.endpoint)) {
+    Print(stderr,
+          "weightfs: warning: {} is not https: others on the network can read what is sent, also a session token, and "
+          "can change it\n",
+          s3::PrintableOrigin(settings.endpoint));
+  }
   return opened;
 }
 
@@ -55,15 +61,6 @@ NamedVersion SplitVersion(const s3::Location& location) {
   if (slash == std::string::npos || slash == 0) return {};
   return {remote::ParseVersion(std::string_view(location.key).substr(slash + 1)),
           {location.bucket, location.key.substr(0, slash)}};
-}
-
-void WarnIfUnprotected(const OpenedSeries& opened) {
-  const s3::Settings& settings = opened.client->settings();
-  if (!settings.sign || !s3::IsUnprotected(settings.endpoint)) return;
-  Print(stderr,
-        "weightfs: warning: {} is not https: others on the network can read what is sent, also a session token, and "
-        "can change it\n",
-        s3::PrintableOrigin(settings.endpoint));
 }
 
 }  // namespace
@@ -98,29 +95,23 @@ Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Argument
                      "whose name is no number",
                      s3::ToString(location), version, s3::ToString(series));
   }
-  ASSIGN_OR_RETURN(OpenedSeries opened, Open(location, arguments));
-  WarnIfUnprotected(opened);
-  return opened;
+  return Open(location, arguments);
 }
 
-Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments) {
+Result<OpenedSeries> OpenVersion(const std::string& url, const S3Arguments& arguments) {
   ASSIGN_OR_RETURN(const s3::Location location, ParseSeries(url));
   const auto [version, of] = SplitVersion(location);
-  if (version != 0) {
-    OpenedVersion named;
-    ASSIGN_OR_RETURN(named.opened, Open(of, arguments));
-    WarnIfUnprotected(named.opened);
-    auto manifest = named.opened.series->Load(version);
-    if (manifest) {
-      named.version = std::move(*manifest);
-      return named;
-    }
-    if (manifest.error().code != ErrorCode::kNotFound) return manifest.error();
+  ASSIGN_OR_RETURN(OpenedSeries opened, Open(version != 0 ? of : location, arguments));
+  if (version == 0) return opened;
+  auto manifest = opened.series->Load(version);
+  if (manifest) {
+    opened.version = std::move(*manifest);
+  } else if (manifest.error().code == ErrorCode::kNotFound) {
+    opened.series = std::make_unique<remote::Series>(*opened.bucket, location.key);
+  } else {
+    return manifest.error();
   }
-  OpenedVersion series;
-  ASSIGN_OR_RETURN(series.opened, Open(location, arguments));
-  if (version == 0) WarnIfUnprotected(series.opened);
-  return series;
+  return opened;
 }
 
 bool NamesVersion(const std::string& url) {

@@ -30,6 +30,7 @@ struct OpenedSeries {
   std::unique_ptr<s3::Client> client;
   std::unique_ptr<s3::Bucket> bucket;
   std::unique_ptr<remote::Series> series;
+  std::optional<remote::Manifest> version = {};  // that the URL names: s3://BUCKET/PREFIX/NAME/N
 };
 
 // Opens s3://BUCKET/PREFIX/NAME, for commands that write or remove versions. Makes no request. Prints a warning if
@@ -38,15 +39,9 @@ struct OpenedSeries {
 // would be below those of a version of another series, and would be removed with it.
 Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Arguments& arguments);
 
-// A series, and the version of it that the URL names: s3://BUCKET/PREFIX/NAME/N.
-struct OpenedVersion {
-  OpenedSeries opened;
-  std::optional<remote::Manifest> version = {};  // none: the URL is that of the series
-};
-
 // Opens a series or one of its versions. A URL whose last component is a version number means this version if the
 // version has a manifest, and otherwise a series with this name. Makes a request only for such a URL.
-Result<OpenedVersion> OpenVersion(const std::string& url, const S3Arguments& arguments);
+Result<OpenedSeries> OpenVersion(const std::string& url, const S3Arguments& arguments);
 
 // True if the last part of the URL reads as the number of a version.
 bool NamesVersion(const std::string& url);

@@ -99,8 +99,8 @@ void PrintTable(const std::vector<Row>& rows) {
 }
 
 Result<int> Run(const Arguments& arguments) {
-  ASSIGN_OR_RETURN(const OpenedVersion opened, OpenVersion(arguments.url, arguments.s3));
-  const remote::Series& series = *opened.opened.series;
+  ASSIGN_OR_RETURN(const OpenedSeries opened, OpenVersion(arguments.url, arguments.s3));
+  const remote::Series& series = *opened.series;
   const std::string url = opened.version ? series.url(opened.version->version) : series.url();
   std::vector<Row> rows;
   if (opened.version) {

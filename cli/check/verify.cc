@@ -45,8 +45,8 @@ Result<std::optional<std::string>> PathOnMount(const VerifyArguments& arguments,
 }
 
 Result<int> CheckVersion(const VerifyArguments& arguments, const std::string& target) {
-  ASSIGN_OR_RETURN(OpenedVersion opened, OpenVersion(target, arguments.s3));
-  const remote::Series& series = *opened.opened.series;
+  ASSIGN_OR_RETURN(OpenedSeries opened, OpenVersion(target, arguments.s3));
+  const remote::Series& series = *opened.series;
   if (!opened.version) {
     ASSIGN_OR_RETURN(opened.version, remote::FindVersion(series, std::nullopt));
   }

@@ -126,12 +126,12 @@ def guarded(work):
 
 @contextlib.contextmanager
 def uninterrupted():
-    """Blocks SIGTERM while something that needs cleanup is created or cleaned up."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """Blocks SIGTERM and SIGINT while something that needs cleanup is created or cleaned up."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # Processes
@@ -141,21 +141,25 @@ def command(*words, cgroup=None, errors=subprocess.PIPE, env=None):
     words = list(map(str, words))
 
     def enter():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+        if cgroup is None:
+            return
         with open(f"{cgroup}/cgroup.procs", "w", encoding="ascii") as stream:
             stream.write("0")
 
+    process = None
     try:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True,
-                                   errors="replace", start_new_session=True, preexec_fn=enter if cgroup else None,
-                                   env=env)
+        with uninterrupted():
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
+                                       text=True, errors="replace", start_new_session=True, preexec_fn=enter, env=env)
+        out, err = process.communicate()
     except OSError as error:
         raise Failure(f"{words[0]}: {error.strerror}") from error
-    try:
-        out, err = process.communicate()
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)   # and wait, because weightfs mount cleans up
-        process.communicate()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)   # and wait, because weightfs mount cleans up
+            process.communicate()
         raise
     if process.returncode:
         if errors != subprocess.PIPE:

@@ -229,3 +229,25 @@ def test_wrong_arguments_are_reported(tmp_path, words, reason):
     done = subprocess.run([sys.executable, "-m", "weightfs.bench.report", *words, "--program", program(), "--out",
                            tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and reason in done.stderr and "Traceback" not in done.stderr
+
+
+STARTING = """
+import os, signal, subprocess, sys
+from weightfs.bench import program
+
+class Popen(subprocess.Popen):
+    def __init__(self, *words, **options):
+        super().__init__(*words, **options)
+        print(self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Popen
+sys.exit(program.run("test", lambda: program.command("sleep", "1000")))
+"""
+
+
+def test_a_signal_that_arrives_while_a_process_starts_ends_it():
+    run = subprocess.run([sys.executable, "-c", STARTING], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                         check=False)
+    assert (run.returncode, run.stderr) == (128 + signal.SIGTERM, "test: terminated\n")
+    assert not Path("/proc", run.stdout.strip()).exists()

@@ -59,16 +59,18 @@ MemoryPressure::~MemoryPressure() {
 }
 
 void MemoryPressure::Run() {
+  std::array<pollfd, 2> waiting{pollfd{pressure_.get(), POLLPRI, 0}, pollfd{wake_.get(), POLLIN, 0}};
   while (true) {
-    std::array<pollfd, 2> waiting{pollfd{pressure_.get(), POLLPRI, 0}, pollfd{wake_.get(), POLLIN, 0}};
     const int ready = RepeatInterrupted([&] { return poll(waiting.data(), waiting.size(), kTendMilliseconds); });
-    if (ready == 0) tend_();
-    if (ready < 0) {
-      spdlog::error("{}: is watched no more: {}", kPath, std::strerror(errno));
-      return;
+    if (ready < 0) spdlog::error("{}: is watched no more: {}", kPath, std::strerror(errno));
+    if (ready < 0 || waiting[1].revents != 0) return;
+    if ((waiting[0].revents & POLLERR) != 0) {
+      spdlog::warn("{} reports nothing more; cache_memory= alone bounds the memory of hot files", kPath);
+      waiting[0] = {.fd = -1, .events = 0, .revents = 0};  // poll ignores it
+    } else if ((waiting[0].revents & POLLPRI) != 0) {
+      relieve_();
     }
-    if (waiting[1].revents != 0 || (waiting[0].revents & POLLERR) != 0) return;
-    if ((waiting[0].revents & POLLPRI) != 0) relieve_();
+    tend_();  // also under steady pressure
   }
 }
 

@@ -161,7 +161,7 @@ ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
     file.failed_.erase(failed);
   }
   if (!memory.reserved[index]) {
-    while (reserved_ == most()) {
+    while (reserved_ >= most()) {
       if (!FreeLocked(freed) && !EvictLocked()) return nullptr;
     }
     ReserveLocked(memory, index);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -231,6 +232,27 @@ TEST_F(HotFilesTest, MemoryThatAProgramReadsBehindItsRangeCounts) {
   store_->CountHot();
   EXPECT_EQ(store_->Hot().used, 12 * kMiB);
   EXPECT_EQ(Map(Make("b", Pattern(2, 6 * kMiB))).error().code, ErrorCode::kNoMemory);
+}
+
+TEST_F(HotFilesTest, ReadsTakeNoMoreMemoryWhileProgramsHaveTouchedMoreThanTheLimit) {
+  ASSERT_OK(store_->names().Create(kRootInode, "published", {.mode = S_IFDIR | 0755}));
+  const InodePtr file = Make("published/a", Pattern(3, 4 * kMiB));
+  store_->CloseFile(file);
+  const Credentials root{.uid = 0, .capabilities = uint64_t{1} << CAP_FOWNER};
+  Namespace::PublishCall publish(Must(store_.Resolve("published")), root, std::nullopt);
+  auto published = store_->PublishTree(&publish);
+  while (!published && published.error().code == ErrorCode::kAgain) published = store_->PublishTree(&publish);
+  ASSERT_OK(published);
+  store_->UsePassthrough(true);
+  const Mapping one = MustMap(Make("one", Pattern(1, 12 * kMiB)), 0, 10);
+  const Mapping other = MustMap(Make("other", Pattern(2, 12 * kMiB)), 0, 10);
+  for (const Mapping* each : {&one, &other}) {
+    EXPECT_EQ(each->bytes().substr(2 * kMiB).find_first_not_of('\0'), std::string_view::npos);
+  }
+  store_->CountHot();
+  EXPECT_EQ(store_->Hot().used, 24 * kMiB);
+  EXPECT_TRUE(Must(store_.ReadPath("published/a")) == Pattern(3, 4 * kMiB));
+  EXPECT_EQ(store_->Hot().used, 24 * kMiB);
 }
 
 TEST_F(HotFilesTest, StayWhenTheirInodeLeavesMemory) {

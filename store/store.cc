@@ -60,6 +60,15 @@ bool HasWriter(const std::vector<std::unique_ptr<BlockDevice>>& devices, uint64_
   });
 }
 
+// Marks the blocks of the run that no file has, and adds them to `marked`.
+void MarkFreePart(SpaceManager& space, const DeviceRun& run, std::vector<wal::Segment>* marked) {
+  if (space.MarkUsed(run)) return marked->push_back({.run = run});
+  if (run.run.count.value <= 1) return;
+  const BlockCount half{run.run.count.value / 2};
+  MarkFreePart(space, {run.device, {run.run.start, half}}, marked);
+  MarkFreePart(space, {run.device, {run.run.start + half, run.run.count - half}}, marked);
+}
+
 }  // namespace
 
 // Everything under a Store in the order of construction; destroyed in reverse.
@@ -175,19 +184,16 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
 Result<void> Store::StartLog(Parts& parts) {
   if (!parts.options.log) return {};
   wal::WriterOptions options = *parts.options.log;
-  std::vector<DeviceRun> runs;
-  for (const auto& root : {options.root, options.replaced}) {
-    if (!root) continue;
-    for (const auto* stream : wal::StreamsOf(*root)) {
-      for (const wal::Segment& segment : stream->segments) runs.push_back(segment.run);
-    }
-  }
-  for (const DeviceRun& run : runs) {
-    if (parts.space->MarkUsed(run)) continue;
+  for (const wal::Segment& segment : options.root ? wal::SegmentsOf(*options.root) : std::vector<wal::Segment>()) {
+    if (parts.space->MarkUsed(segment.run)) continue;
     spdlog::error("the log of the catalog overlaps files: serving the store read-only; run weightfs verify --repair");
     parts.read_only = true;
     break;
   }
+  // An index that is older than the replaced log may still have files in blocks that this log took later.
+  std::vector<wal::Segment> free;
+  for (const wal::Segment& segment : options.replaced) MarkFreePart(*parts.space, segment.run, &free);
+  options.replaced = std::move(free);
   if (parts.read_only) return {};
   options.commit_interval = parts.options.commit_interval;
   ASSIGN_OR_RETURN(parts.log, wal::LogWriter::Start(parts.logged->index(), *parts.device_set, *parts.space,

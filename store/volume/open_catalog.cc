@@ -48,12 +48,15 @@ constexpr wal::Version kNoVersion;
 // The version of the index that a superblock names, or kNoVersion.
 wal::Version NamedBy(const Superblock& superblock) { return {superblock.catalog_sequence, superblock.catalog_chain}; }
 
-// Gives the index a version that no log and no other index has, with other changes. Returns it.
-Result<wal::Version> MakeUnique(KvStore& index, KvBatch changes, uint64_t added = 0) {
-  ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(index));
+// Gives the index a version that no log and no other index has, with other changes. Returns it. `whole`: the index has
+// everything of the version before.
+Result<wal::Version> MakeUnique(KvStore& index, KvBatch changes, bool whole, uint64_t added = 0) {
+  ASSIGN_OR_RETURN(const wal::Version before, wal::ReadVersion(index));
+  wal::Version version = before;
   const Uuid unique = NewUuid();
   version.sequence += added;
   std::memcpy(&version.chain, unique.data(), sizeof(version.chain));
+  changes.Put(keys::Store(wal::kUniqueFact), wal::EncodeVersion(version) + (whole ? wal::EncodeVersion(before) : ""));
   RETURN_IF_ERROR(index.Write(wal::WithVersion(std::move(changes), version)));
   return version;
 }
@@ -94,7 +97,9 @@ class Opening {
   Result<void> UseLog(bool complete);
   Result<void> UseReplica();
   Result<void> AcceptDamage(const std::string& damage);
-  void DropLog() { log_.replaced = std::exchange(log_.root, std::nullopt); }
+  void DropLog() {
+    if (log_.root) log_.replaced = wal::SegmentsOf(*std::exchange(log_.root, std::nullopt));
+  }
   void Note(const std::string& what) { parts_.note += (parts_.note.empty() ? "" : "; ") + what; }
   Result<void> OpenDamaged();
   Result<void> OpenInMemory();
@@ -114,6 +119,8 @@ class Opening {
   std::unique_ptr<KvStore> index_;  // null if it cannot be used, because of
   Error damage_{ErrorCode::kCorrupt};
   wal::Version version_;  // of index_
+  std::optional<wal::Version> before_;  // if MakeUnique gave version_ to an index that has everything of this one
+  bool rebuilt_ = false;                // if MakeUnique gave version_ to an index that lacks what is lost
   bool foreign_ = false;  // the index belongs to another store, or is something else
 };
 
@@ -144,6 +151,7 @@ Result<void> Opening::Run() {
     RETURN_IF_ERROR(Rebuild());
   } else {
     RETURN_IF_ERROR(OpenForWriting());
+    if (version_ == before_) RETURN_IF_ERROR(index_->Write(wal::WithVersion({}, version_)));
     RETURN_IF_ERROR(CatchUp(version_, [&](KvBatch batch) { return index_->Write(std::move(batch)); }));
   }
   if (!logged && !options_.repair) {
@@ -168,6 +176,11 @@ Result<void> Opening::LookAtIndex() {
     RETURN_IF_ERROR(CheckId());
     RETURN_IF_ERROR(index_->Verify([](ByteCount) { return true; }));
     ASSIGN_OR_RETURN(version_, wal::ReadVersion(*index_));
+    ASSIGN_OR_RETURN(const auto unique, index_->Get(keys::Store(wal::kUniqueFact)));
+    const std::string own = wal::EncodeVersion(version_);
+    if (!unique || !unique->starts_with(own)) return {};  // of a version before
+    rebuilt_ = unique->size() == own.size();
+    before_ = wal::DecodeVersion(std::string_view(*unique).substr(own.size()));
     return {};
   };
   auto looked = look();
@@ -192,7 +205,14 @@ Result<void> Opening::CheckId() {
 Result<void> Opening::FindLog() {
   const auto kept = [](const Superblock& superblock) { return superblock.logged || superblock.keeps_replica; };
   if (!std::ranges::all_of(parts_.superblocks, kept)) return {};
-  ASSIGN_OR_RETURN(auto root, wal::FindRoot(devices_, parts_.description.id));
+  auto found = wal::FindRoot(devices_, parts_.description.id);
+  if (!found && found.error().code == ErrorCode::kIo) {
+    // A new root must be newer than those that may be read again some day. No store has counted so far.
+    log_.root_sequence = UtcNowNs();
+    spdlog::error("{}", found.error().what);
+    return {};
+  }
+  ASSIGN_OR_RETURN(auto root, std::move(found));
   if (!root) return {};
   log_.root_sequence = root->sequence;
   auto loaded = wal::LoadSegments(devices_, &*root);
@@ -200,10 +220,12 @@ Result<void> Opening::FindLog() {
   return loaded || loaded.error().code == ErrorCode::kCorrupt ? Result<void>() : loaded;
 }
 
-// True if the superblocks say that this is the index of the last clean unmount, and that no change has followed.
+// True if the superblocks say that this is the index of the last clean unmount, and that no change has followed. A
+// repair that was killed before it began may have named its index on some of them only.
 bool Opening::IsComplete() const {
   return index_ != nullptr && std::ranges::all_of(parts_.superblocks, [&](const Superblock& superblock) {
-           return NamedBy(superblock) != kNoVersion && NamedBy(superblock) == version_;
+           const wal::Version named = NamedBy(superblock);
+           return named != kNoVersion && (named == version_ || named == before_);
          });
 }
 
@@ -242,13 +264,18 @@ Result<void> Opening::UseLog(bool complete) {
   if (index_ != nullptr) {
     ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, version_));
     continues = log_.tail.continues;
+    if (!continues && before_) {  // the repair was killed before it began
+      ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, *before_));
+      continues = log_.tail.continues;
+      if (continues) version_ = *before_;
+    }
   }
   if (!continues) {
     ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, log_.root->checkpoint));
   }
   const uint64_t last = log_.tail.version.sequence;
   // The last unmount has noted what the log has, and 0 if there was none.
-  const uint64_t noted = std::ranges::min(parts_.superblocks, {}, &Superblock::catalog_sequence).catalog_sequence;
+  const uint64_t noted = std::ranges::max(parts_.superblocks, {}, &Superblock::catalog_sequence).catalog_sequence;
   if (last < noted) {
     log_.tail.damaged = true;
     log_.tail.durable = std::max(log_.tail.durable, noted);
@@ -379,7 +406,7 @@ Result<void> Opening::Rebuild() {
     ASSIGN_OR_RETURN(const auto made, CreateNewCatalog(store_.directory));
     RETURN_IF_ERROR(ReplayAll([&](KvBatch batch) { return made->Write(std::move(batch)); }));
     // What is lost is missed again at each opening, until a repair begins.
-    if (parts_.lost) RETURN_IF_ERROR(MakeUnique(*made, {}));
+    if (parts_.lost) RETURN_IF_ERROR(MakeUnique(*made, {}, /*whole=*/false));
     return made->Sync();
   };
   const auto build = [&] {
@@ -393,17 +420,19 @@ Result<void> Opening::Rebuild() {
   const bool ahead = version_.sequence > log_.tail.version.sequence;
   // After a failed flush, an index refuses writes.
   const bool full = !built && (built.error().code == ErrorCode::kNoSpace || built.error().code == ErrorCode::kReadOnly);
-  if (full && !foreign_ && !ahead && !parts_.lost) {
+  if (full && !foreign_ && !ahead && (rebuilt_ || !parts_.lost)) {
     // Both do not fit. The log is read to its end, and then the old one goes first.
     RETURN_IF_ERROR(ReplayAll([](const KvBatch&) { return Result<void>(); }));
-    if (parts_.lost) return built;
+    if (parts_.lost && !rebuilt_) return built;
     std::error_code error;
     std::filesystem::remove_all(path_, error);
     built = build();
   }
   RETURN_IF_ERROR(built);
   if (parts_.guard != nullptr) RETURN_IF_ERROR(parts_.guard->Verify());
-  ASSIGN_OR_RETURN(const std::string kept, SwapCatalogs(store_.directory, foreign_ || ahead || parts_.lost));
+  // An index that another try can perhaps read may have more, but not one that an earlier repair has rebuilt like this.
+  const bool keep = foreign_ || ahead || (parts_.lost && !rebuilt_) || damage_.code == ErrorCode::kIo;
+  ASSIGN_OR_RETURN(const std::string kept, SwapCatalogs(store_.directory, keep));
   if (!kept.empty()) {
     Note(fmt::format("the old index is in {}", kept));
     spdlog::warn("{}", parts_.note);
@@ -418,8 +447,10 @@ Result<void> EraseRoots(std::span<BlockDevice* const> devices, ErasedRoots erase
   const std::span<std::byte> block(memory.data(), kBlockSize);
   for (BlockDevice* device : devices) {
     for (const uint64_t offset : wal::kRootOffsets) {
-      ASSIGN_OR_RETURN(const auto root, wal::ReadRoot(*device, offset, {memory.data(), memory.size()}));
-      if (erased == ErasedRoots::kWithLists && (!root || root->lists.empty())) continue;
+      if (erased == ErasedRoots::kWithLists) {  // and what cannot be read
+        const auto root = wal::ReadRoot(*device, offset, {memory.data(), memory.size()});
+        if (root && (!*root || (*root)->lists.empty())) continue;
+      }
       std::ranges::fill(block, std::byte{0});
       RETURN_IF_ERROR(device->Write(ByteOffset{offset}, block));
     }
@@ -441,7 +472,8 @@ Result<void> BeginRepair(StoreParts* parts) {
   changes.Delete(keys::Store(kInodeCountFact));  // a repair that is killed may have changed it
   const bool logged = std::ranges::any_of(parts->superblocks, &Superblock::logged);
   // An older program takes a replica of the same sequence for newer than the repairs.
-  ASSIGN_OR_RETURN(const wal::Version version, MakeUnique(*parts->catalog, std::move(changes), logged ? 0 : 1));
+  ASSIGN_OR_RETURN(const wal::Version version, MakeUnique(*parts->catalog, std::move(changes), /*whole=*/true,
+                                                       logged ? 0 : 1));
   RETURN_IF_ERROR(parts->catalog->Sync());
   for (size_t index = 0; index < parts->superblocks.size(); ++index) {
     parts->superblocks[index].catalog_sequence = version.sequence;

@@ -100,7 +100,9 @@ Result<void> LogWriter::WritePart() {
   MutexLock io(io_);
   for (size_t first_entry = 0; !rest.empty(); first_entry = kNoEntry) {
     if (checkpoint.stream.full()) {
-      RETURN_IF_ERROR(Extend(checkpoint.stream, std::max(segment_size_, BlocksFor(ByteCount{rest.size()})), 0));
+      const BlockCount count = std::max(segment_size_, BlocksFor(ByteCount{rest.size()}));
+      RETURN_IF_ERROR(ReserveBesideLog(count));
+      RETURN_IF_ERROR(Extend(checkpoint.stream, count, 0));
     }
     RETURN_IF_ERROR(checkpoint.stream.WriteFrame(&rest, first_entry));
   }
@@ -116,6 +118,7 @@ Result<void> LogWriter::FinishCheckpoint() {
   RETURN_IF_ERROR(Commit());
   if (auto stored = index_.Sync(); !stored && stored.error().code != ErrorCode::kNoSpace) return stored;
   const Version version = checkpoint_->version;
+  const auto records = std::move(checkpoint_->records);  // destroyed without the mutex, because that deletes files
   MutexLock io(io_);
   std::vector<Segment> old;
   if (root_) old = root_->checkpoint_stream.segments;
@@ -152,6 +155,7 @@ void LogWriter::GiveUpCheckpoint(const Error& error) {
     spdlog::warn("a checkpoint of the catalog cannot be written: {}; it will be tried again", ToString(error));
   }
   const auto retry = std::exchange(retry_, std::min<Clock::duration>(2 * retry_, kLongestRetry));
+  const auto records = checkpoint_ ? std::move(checkpoint_->records) : nullptr;  // as above
   MutexLock io(io_);
   if (checkpoint_) Release(checkpoint_->stream.stream().segments);
   checkpoint_.reset();

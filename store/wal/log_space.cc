@@ -19,19 +19,12 @@ Error TooManySegments() {
 
 }  // namespace
 
-// Ends the old log at its last entry, and goes on behind it.
+// Ends the old log at its last entry, and goes on behind it. After an error nothing is written.
 Result<void> LogWriter::Restart() {
-  StreamWriter old = *log_;
   const std::vector<Segment> rest = log_->Cut();
-  auto extended = Extend(*log_, segment_size_, begun_);
-  if (extended) {
-    Release(rest);
-    return {};
-  }
-  // After a failed write of a root, some device may have one that ends the log here.
-  if (roots_differ_) return Fail(extended.error());
-  log_.emplace(std::move(old));
-  return extended;
+  RETURN_IF_ERROR(Extend(*log_, segment_size_, begun_));
+  Release(rest);
+  return {};
 }
 
 // Reserves what an entry needs, even if all free space is in single blocks, beside what the next checkpoint needs. The
@@ -69,6 +62,8 @@ Result<void> LogWriter::CheckSpace(KvChange change) {
   };
   if (failed()) return ErrorCode::kReadOnly;
   if (fits()) return {};
+  ReleaseRetired();  // what earlier entries have freed is perhaps enough
+  if (fits()) return {};
   {
     MutexLock lock(mutex_);
     if (!CheckpointComes()) return ErrorCode::kNoSpace;
@@ -78,6 +73,15 @@ Result<void> LogWriter::CheckSpace(KvChange change) {
     }
   }
   return fits() ? Result<void>() : ErrorCode::kNoSpace;
+}
+
+// Reserves blocks for a checkpoint, and leaves the log its next segment.
+Result<void> LogWriter::ReserveBesideLog(BlockCount count) {
+  Refill();
+  const BlockCount all = count + segment_size_ + Promised(), held = reservation_.held();
+  if (all <= held) return {};
+  // Without a root there is no log that could go on.
+  return root_ ? space_.ReserveForLog(&reservation_, all - held) : space_.Reserve(&reservation_, all - held, true);
 }
 
 // Gives the stream more segments. Those of the log also enter the root.
@@ -147,7 +151,8 @@ Result<void> LogWriter::WriteLists(Root* root) {
 
 // A root is durable in one copy on all devices before the other copy of the older root in its place is overwritten. So
 // a crash leaves an intact root in each pair, and if none is left, it was lost. The other copy is flushed with what is
-// written next: nothing that needs the root is acknowledged before that.
+// written next: nothing that needs the root is acknowledged before that. A place that cannot be written any more ends
+// all writing, before the only intact copy is there.
 Result<void> LogWriter::WriteOnDevices(Root& root) {
   if (EncodeRoot(root).empty()) return TooManySegments();
   // After a failed write, only the other pair has the root before. It stays until another one is durable.
@@ -156,10 +161,8 @@ Result<void> LogWriter::WriteOnDevices(Root& root) {
   roots_differ_ = true;  // until all devices have it
   RETURN_IF_ERROR(WriteCopies(root, 0));
   RETURN_IF_ERROR(devices_.FlushWritten());
+  RETURN_IF_ERROR(WriteCopies(root, 1));
   roots_differ_ = false;
-  if (const auto written = WriteCopies(root, 1); !written) {
-    spdlog::warn("one of two copies of the root of the log cannot be written: {}", ToString(written.error()));
-  }
   return {};
 }
 

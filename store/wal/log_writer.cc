@@ -72,16 +72,10 @@ Result<void> LogWriter::Prepare() {
     ASSIGN_OR_RETURN(memory_, HugePageMemory::Map(kLargestFrame));
     ChooseFirstCopies();
     begun_ = mark_ = options_.tail.version.sequence;
-    for (const auto& root : {options_.root, options_.replaced}) {
-      if (!root) continue;
-      for (const Stream* stream : StreamsOf(*root)) blocks_ += BlocksOf(stream->segments);
-    }
-    if (options_.replaced) {
-      for (const Stream* stream : StreamsOf(*options_.replaced)) {
-        held_.insert(held_.end(), stream->segments.begin(), stream->segments.end());
-      }
-    }
+    held_ = options_.replaced;
+    blocks_ = BlocksOf(held_);
     if (root_) {
+      blocks_ += BlocksOf(SegmentsOf(*root_));
       log_.emplace(devices_, options_.store_id, root_->log, options_.tail.position, &memory_);
       // The mark comes first: what the entries behind the old one have freed may be used from now on.
       root_->logged = true;
@@ -260,8 +254,14 @@ Error LogWriter::Fail(const Error& error) {
 
 void LogWriter::Retire(std::vector<DeviceRun> runs) {
   if (runs.empty()) return;
-  MutexLock lock(mutex_);
-  deferred_.push_back({appended_, std::move(runs)});
+  {
+    MutexLock lock(mutex_);
+    if (appended_ > marked_) {
+      deferred_.push_back({appended_, std::move(runs)});
+      return;
+    }
+  }
+  space_.Retire(runs);
 }
 
 void LogWriter::ReleaseRetired() {
@@ -274,17 +274,20 @@ void LogWriter::ReleaseRetired() {
   if (claimed) claimed = Claim();  // an error stays
 }
 
+// What has left deferred_ counts as retired: whoever finds neither has nothing to wait for.
 void LogWriter::ReleaseDeferred() {
-  while (true) {
-    std::vector<DeviceRun> runs;
-    {
-      MutexLock lock(mutex_);
-      if (deferred_.empty() || deferred_.front().sequence > marked_) return;
-      runs = std::move(deferred_.front().runs);
-      deferred_.pop_front();
-    }
+  bool released = false;
+  MutexLock lock(mutex_);
+  while (!deferred_.empty() && deferred_.front().sequence <= marked_) {
+    const std::vector<DeviceRun> runs = deferred_.front().runs;
+    lock.Unlock();
     space_.Retire(runs);
+    lock.Lock();
+    deferred_.pop_front();
+    released = true;
   }
+  lock.Unlock();
+  if (released) Refill();
 }
 
 void LogWriter::Renew() {

@@ -62,7 +62,8 @@ struct WriterOptions {
   // blocks of a root are marked as used.
   std::optional<Root> root;
   Tail tail;
-  std::optional<Root> replaced;  // cannot be used, but is on the devices: its blocks stay used until another is durable
+  // Of a root that cannot be used, but is on the devices: used until another root is durable. Without what files have.
+  std::vector<Segment> replaced;
   size_t largest_root = kRootCapacity;  // the segments of a larger one are listed beside it
   size_t largest_entry = UINT32_MAX;    // a larger one is refused: the field for its size has 32 bits
   std::chrono::milliseconds first_retry{5000};      // until a checkpoint that failed is tried again; doubled each time
@@ -166,6 +167,7 @@ class LogWriter {
   Error Fail(const Error& error) EXCLUDES(mutex_);
   void ReleaseDeferred() REQUIRES(io_) EXCLUDES(mutex_);
 
+  Result<void> ReserveBesideLog(BlockCount count) REQUIRES(io_);
   Result<void> Extend(StreamWriter& stream, BlockCount count, uint64_t begun) REQUIRES(io_);
   bool NeedsCheckpoint() const REQUIRES(io_);
   void ContinueCheckpoint() EXCLUDES(io_, mutex_);

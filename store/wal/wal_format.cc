@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "common/assert.h"
@@ -118,9 +119,7 @@ bool TakeStream(Decoder& decoder, Stream* stream) {
 // Readers visit each segment, so segments that share blocks would make them read those again and again.
 bool AreDisjoint(const Root& root) {
   std::vector<DeviceRun> runs;
-  for (const Stream* stream : StreamsOf(root)) {
-    for (const Segment& segment : stream->segments) runs.push_back(segment.run);
-  }
+  for (const Segment& segment : SegmentsOf(root)) runs.push_back(segment.run);
   const auto position = [](const DeviceRun& run) { return std::pair(run.device.value, run.run.start.value); };
   std::sort(runs.begin(), runs.end(), [&](const auto& a, const auto& b) { return position(a) < position(b); });
   const auto overlap = [](const DeviceRun& a, const DeviceRun& b) {
@@ -335,10 +334,13 @@ bool DecodeList(std::string_view bytes, Root* root) {
   return true;
 }
 
-std::vector<const Stream*> StreamsOf(const Root& root) {
-  std::vector<const Stream*> streams = {&root.checkpoint_stream, &root.log};
-  for (const Stream& list : root.lists) streams.push_back(&list);
-  return streams;
+std::vector<Segment> SegmentsOf(const Root& root) {
+  std::vector<Segment> segments;
+  const auto add = [&](const Stream& stream) { std::ranges::copy(stream.segments, std::back_inserter(segments)); };
+  add(root.checkpoint_stream);
+  add(root.log);
+  std::ranges::for_each(root.lists, add);
+  return segments;
 }
 
 }  // namespace weightfs::wal

@@ -21,6 +21,9 @@ namespace weightfs::wal {
 
 // The fact under keys::Store with the version of the catalog.
 inline constexpr const char* kVersionFact = "version";
+// The fact of a version that no log has, given to the index by a repair: this version, and the one before it unless the
+// index lacks changes of that.
+inline constexpr const char* kUniqueFact = "unique_version";
 
 // The number of batches that the catalog has applied, and a checksum chained over all of them. Two catalogs with equal
 // versions have equal content.
@@ -124,7 +127,7 @@ std::optional<Root> DecodeRoot(std::string_view bytes);
 // The list of the segments of checkpoint and log, and back. False when the bytes are none, or segments are impossible.
 std::string EncodeList(const Root& root);
 bool DecodeList(std::string_view bytes, Root* root);
-// Every stream of the root.
-std::vector<const Stream*> StreamsOf(const Root& root);
+// The segments of every stream of the root.
+std::vector<Segment> SegmentsOf(const Root& root);
 
 }  // namespace weightfs::wal

@@ -88,11 +88,9 @@ void CheckRoot(std::string bytes, bool repaired) {
   const auto root = DecodeRoot(bytes);
   if (!root) return;
   WEIGHTFS_ASSERT(root->checkpoint.sequence <= kMost);
-  for (const Stream* stream : StreamsOf(*root)) {
-    for (const Segment& segment : stream->segments) {
-      const auto run = segment.run.run;
-      WEIGHTFS_ASSERT(run.count.value > 0 && run.start.value <= kMost / kBlockSize - run.count.value);
-    }
+  for (const Segment& segment : SegmentsOf(*root)) {
+    const auto run = segment.run.run;
+    WEIGHTFS_ASSERT(run.count.value > 0 && run.start.value <= kMost / kBlockSize - run.count.value);
   }
   const std::string again = EncodeRoot(*root);
   if (repaired) WEIGHTFS_ASSERT(again == bytes);

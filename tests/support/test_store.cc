@@ -54,6 +54,10 @@ Result<void> TestStore::OpenStore(std::unique_ptr<MemoryKvStore> kv,
   }
   StoreOptions options = options_.store;
   ASSIGN_OR_RETURN(options.log, CatchUp(&kv, Borrow(bases)));
+  if (!options_.replaced.empty()) {
+    options.log->root.reset();
+    options.log->replaced = options_.replaced;
+  }
   kv_ = kv.get();
   auto store = Store::Open(std::move(kv), std::move(bases), options);
   if (!store) return store.error();

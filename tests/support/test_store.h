@@ -19,6 +19,7 @@ struct TestStoreOptions {
   StoreOptions store = {.memory = ByteCount{48 * kMiB}};
   FaultDeviceOptions device = {};
   size_t largest_root = wal::kRootCapacity;  // of the log
+  std::vector<wal::Segment> replaced = {};   // of another log, in whose place a new one begins
 };
 
 // Owns everything that the store uses, and keeps pointers to the fakes so that tests can make them fail. Not

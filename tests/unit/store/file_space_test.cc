@@ -51,6 +51,29 @@ TEST(FileSpace, AFullPoolFailsTheWriteAndDeletingFreesTheSpace) {
   EXPECT_TRUE(Must(store.ReadAll(again)) == Pattern(9, 30 * kMiB));
 }
 
+// After a repair with losses the index is older than the log on the devices, which may have taken blocks of its files.
+TEST(FileSpace, AReplacedLogKeepsOnlyWhatNoFileHas) {
+  TestStore store;
+  const std::string data = Pattern(1, 3 * kMiB);
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, data));
+  ASSERT_OK(store->SyncAll());
+  const FileExtent extent = Must(store->files().Extents(file, FileBlock{0}, 1)).at(0);
+  const BlockRun within{extent.start + BlockCount{5}, BlockCount{50}};
+  const BlockRun across{within.end(), extent.count + BlockCount{100}};
+  TestStoreOptions options;
+  options.replaced = {{.run = {extent.device, within}}, {.run = {extent.device, across}}};
+  TestStore repaired(store.journal().ImageAt(store.journal().size()), options);
+  ASSERT_OK(repaired.opened());
+  EXPECT_FALSE(repaired->read_only());
+  const InodePtr all = repaired.Create("b").value();
+  uint64_t size = 0;
+  while (repaired.WriteAt(all, size, Pattern(2, kMiB))) size += kMiB;
+  EXPECT_GT(size, 50 * kMiB);
+  ASSERT_OK(repaired->SyncAll());
+  EXPECT_TRUE(Must(repaired.ReadPath("a")) == data);
+}
+
 // A batch of many deletions delays the batches of others.
 TEST(FileSpace, ATruncationOfManyExtentsIsAFewChangesOfTheCatalog) {
   constexpr uint64_t kExtents = 5000, kStep = 2 * kBlockSize, kKept = 100, kAgain = 10;

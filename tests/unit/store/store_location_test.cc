@@ -12,6 +12,7 @@
 #include "meta/facts.h"
 #include "meta/keys.h"
 #include "meta/rocks_kv_store.h"
+#include "store/volume/catalog_swap.h"
 #include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
 #include "store/volume/store_session.h"
@@ -185,6 +186,9 @@ TEST_F(StoreLocationTest, ARepairThatEndsEarlyAcceptsNoLoss) {
       ASSERT_TRUE(parts.has_value()) << parts.error().what;
       EXPECT_TRUE(parts->lost);
       ASSERT_TRUE(!interrupted || MarkClean(parts->devices, parts->superblocks).has_value());
+    }
+    for (const fs::directory_entry& entry : fs::directory_iterator(Path(index))) {
+      EXPECT_FALSE(entry.path().filename().string().starts_with(kOldCatalogs)) << "a copy for each try";
     }
     EXPECT_FALSE(OpenStoreParts(Must(Find(Path("one"), index)), {}).has_value()) << index;
   }
@@ -457,21 +461,93 @@ TEST_F(StoreLocationTest, TheLogOfANewStoreIsWholeDuringARepair) {
   Make(Must(Find(Path("one"), "a")), "d");
 }
 
-// The superblocks of some devices do not name the index yet.
+// The superblocks of some devices do not name the index yet. The index still has everything, also what a damaged log
+// lacks.
 TEST_F(StoreLocationTest, ARepairThatIsKilledBeforeItBeginsChangesNothing) {
-  FormatDevices({"one", "two"});
-  const StoreLocation store = Must(Find(Path("one") + "," + Path("two"), "a"));
-  Make(store, "d");
-  fs::copy_file(Path("two"), Path("before"));
-  Repair(store, "fact");
-  fs::copy_file(Path("before"), Path("two"), fs::copy_options::overwrite_existing);
-  {
-    auto parts = OpenStoreParts(store, {.repair = true});
-    ASSERT_TRUE(parts.has_value()) << parts.error().what;
-    ASSERT_TRUE(MarkClean(parts->devices, parts->superblocks).has_value());
+  for (const std::string name : {"clean", "unclean"}) {
+    const std::vector<std::string> devices = {name + "1", name + "2"};
+    FormatDevices(devices);
+    const StoreLocation store = Must(Find(Path(devices[0]) + "," + Path(devices[1]), name));
+    for (const char* made : {"d", "e"}) Make(store, made);
+    if (name == "unclean") {
+      for (const std::string& device : devices) {
+        Change(Path(device), [](Superblock& superblock) {
+          superblock.clean = false;
+          superblock.catalog_sequence = superblock.catalog_chain = 0;
+        });
+      }
+    }
+    fs::copy_file(Path(devices[1]), Path("before"), fs::copy_options::overwrite_existing);
+    {
+      auto parts = OpenStoreParts(store, {.repair = true});
+      ASSERT_TRUE(parts.has_value() && BeginRepair(&*parts).has_value());
+    }
+    fs::copy_file(Path("before"), Path(devices[1]), fs::copy_options::overwrite_existing);
+    const DeviceRun log = RootOf(Path(devices[0])).log.segments.front().run;
+    // After a clean unmount the log need not have the last change.
+    const BlockCount damaged = name == "clean" ? log.run.count : BlockCount{1};
+    Poke(Path(devices[log.device.value]), ToBytes(log.run.start).value, std::string(ToBytes(damaged).value, '\0'));
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(Has(store, "d")) << name;
+      EXPECT_TRUE(Has(store, "e")) << name;
+    }
+    Make(store, "f");
+    EXPECT_TRUE(Has(store, "f")) << name;
+    fs::remove_all(Path("first"));
   }
-  EXPECT_TRUE(Has(store, "d"));
-  EXPECT_FALSE(HasFact(store, "fact"));
+}
+
+TEST_F(StoreLocationTest, OneSuperblockThatSaysLessHidesNoLoss) {
+  FormatDevices({"one", "two"});
+  const std::string both = Path("one") + "," + Path("two");
+  Make(Must(Find(both, "a")), "d");
+  Change(Path("one"), [](Superblock& superblock) { superblock.clean = false; });
+  Change(Path("two"), [](Superblock& superblock) {
+    superblock.clean = false;
+    ++superblock.catalog_sequence;
+  });
+  const auto opened = OpenStoreParts(Must(Find(both, "b")), {});
+  ASSERT_FALSE(opened.has_value());
+  EXPECT_NE(opened.error().what.find("the log of the catalog on the devices is damaged"), std::string::npos)
+      << opened.error().what;
+}
+
+// Reads of the roots fail.
+class UnreadableRoots final : public BlockDevice {
+ public:
+  explicit UnreadableRoots(std::unique_ptr<BlockDevice> base) : base_(std::move(base)) {}
+  ByteCount size() const override { return base_->size(); }
+  std::string_view path() const override { return base_->path(); }
+  Result<void> Flush() override { return base_->Flush(); }
+  void Submit(std::span<IoRequest* const> requests) override {
+    for (IoRequest* request : requests) {
+      const bool root = request->offset.value >= wal::kRootOffsets[0] && request->offset.value < kDataOffset;
+      if (root && request->operation == IoRequest::Operation::kRead) {
+        request->OnComplete(ErrorCode::kIo);
+      } else {
+        base_->Submit({&request, 1});
+      }
+    }
+  }
+
+ private:
+  const std::unique_ptr<BlockDevice> base_;
+};
+
+TEST_F(StoreLocationTest, ACompleteIndexServesWithoutRootsThatCanBeRead) {
+  FormatDevices({"one"});
+  const StoreLocation store = Must(Find(Path("one"), "a"));
+  Make(store, "d");
+  auto parts = OpenStoreParts(store, {.read_only = true});
+  ASSERT_TRUE(parts.has_value()) << parts.error().what;
+  const uint64_t sequence = parts->log.root_sequence;
+  parts->catalog.reset();
+  parts->log = {};
+  parts->devices[0] = std::make_unique<UnreadableRoots>(std::move(parts->devices[0]));
+  const auto opened = OpenCatalog(store, {.read_only = true}, &*parts);
+  ASSERT_TRUE(opened.has_value()) << opened.error().what;
+  EXPECT_TRUE(parts->catalog->Get(keys::Store(kStoreIdFact)).value().has_value());
+  EXPECT_GT(parts->log.root_sequence, sequence) << "older roots win if they can be read again";
 }
 
 // A repair changes records, and not the version that it finds.

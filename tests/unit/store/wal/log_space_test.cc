@@ -219,16 +219,44 @@ TEST_F(LogWriterTest, FreedBlocksAreUsedAgainOnlyBehindADurableMark) {
   options_.claim_delay = std::chrono::hours(1);
   Start();
   Put(0, 1);
-  BlockCount free = space_->Statistics().free;
-  while (!space_->WouldFit(free, {}, false)) --free.value;
-  SpaceReservation reservation;
-  ASSERT_OK(space_->Reserve(&reservation, BlockCount{8}));
-  const auto runs = space_->Allocate({.ino = InodeId{1}, .first = {}, .count = BlockCount{8}}, &reservation).value();
+  const BlockCount free = MostThatFits();
+  const auto runs = Allocate(BlockCount{8});
   Put(1, 1);
   writer_->Retire(runs);
+  ASSERT_OK(writer_->Commit());
   EXPECT_FALSE(space_->WouldFit(free, {}, false));
   Put(2, 1);  // a frame with a mark of the entry that freed the blocks, and its flush
   EXPECT_TRUE(space_->WouldFit(free, {}, false));
+  Stop();
+}
+
+// Otherwise they would wait for the next change.
+TEST_F(LogWriterTest, BlocksAreFreeAtOnceIfEveryEntryHasItsMark) {
+  Start();
+  Put(0, 1);
+  const BlockCount free = MostThatFits();
+  writer_->Retire(Allocate(BlockCount{8}));
+  writer_->ReleaseRetired();
+  writer_->Retire(Allocate(BlockCount{8}));
+  EXPECT_TRUE(space_->WouldFit(free, {}, false));
+  Stop();
+}
+
+TEST_F(LogWriterTest, WhatAnEntryHasFreedIsSpaceForOthers) {
+  options_.claim_delay = std::chrono::hours(1);
+  Start();
+  const auto runs = Allocate(BlockCount{1024});
+  SpaceReservation rest;
+  for (uint64_t i = 0; i < 50000 && writer_->CheckSpace(KvChange::kGrow); i += 10) {
+    TakeSpace(&rest);
+    Put(i, 10);
+  }
+  ASSERT_FALSE(writer_->CheckSpace(KvChange::kGrow).has_value());
+  KvBatch batch;
+  batch.Delete("record0");
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  writer_->Retire(runs);
+  EXPECT_TRUE(writer_->CheckSpace(KvChange::kGrow).has_value());
   Stop();
 }
 
@@ -341,9 +369,7 @@ TEST_F(LogWriterTest, AMountMakesAMarkBeforeItTakesSpace) {
   again.tail.clean = false;  // so that the log goes on in a new segment
   DeviceSet set(devices);
   auto space = SpaceManager::Create({{{kFirst, kCount}}}).value();
-  for (const Stream* stream : StreamsOf(root)) {
-    for (const Segment& segment : stream->segments) ASSERT_OK(space->MarkUsed(segment.run));
-  }
+  for (const Segment& segment : SegmentsOf(root)) ASSERT_OK(space->MarkUsed(segment.run));
   MemoryKvStore index(restarted.journal);
   const auto writer = LogWriter::Start(index, set, *space, again);
   ASSERT_TRUE(writer.has_value());
@@ -363,14 +389,12 @@ TEST_F(LogWriterTest, AReplacedLogStaysWholeUntilAnotherIsDurable) {
   Stop();
   const KvContent content = OnDevice();
   const Root old = ReadRoot();
-  options_.replaced = old;
+  options_.replaced = SegmentsOf(old);
   options_.root.reset();
   options_.root_sequence = old.sequence;
   options_.tail = {.version = ReadVersion(*catalog_).value()};
   space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
-  for (const Stream* stream : StreamsOf(old)) {
-    for (const Segment& segment : stream->segments) ASSERT_OK(space_->MarkUsed(segment.run));
-  }
+  for (const Segment& segment : SegmentsOf(old)) ASSERT_OK(space_->MarkUsed(segment.run));
   const size_t begun = journal_->size();
   Start();
   Put(500, 500);

@@ -146,9 +146,7 @@ class LogWriterTest : public ::testing::Test {
     ASSERT_TRUE(options_.tail.continues);
     space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
     if (fragmented) FragmentFreeSpace();
-    for (const Stream* stream : StreamsOf(root)) {
-      for (const Segment& segment : stream->segments) ASSERT_OK(space_->MarkUsed(segment.run));
-    }
+    for (const Segment& segment : SegmentsOf(root)) ASSERT_OK(space_->MarkUsed(segment.run));
     Start();
   }
   // The records that the log on the device has.
@@ -177,6 +175,17 @@ class LogWriterTest : public ::testing::Test {
       while (space_->Reserve(taken, BlockCount{count})) {
       }
     }
+  }
+
+  BlockCount MostThatFits() {
+    BlockCount most = space_->Statistics().free;
+    while (!space_->WouldFit(most, {}, false)) --most.value;
+    return most;
+  }
+  std::vector<DeviceRun> Allocate(BlockCount count) {
+    SpaceReservation reservation;
+    EXPECT_TRUE(space_->Reserve(&reservation, count).has_value());
+    return space_->Allocate({.ino = InodeId{1}, .first = {}, .count = count}, &reservation).value();
   }
 
   static constexpr DeviceBlock kFirst{kDataOffset / kBlockSize};

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -258,9 +261,7 @@ TEST_F(LogWriterTest, AfterACutTheLogGoesOnBehindItsLastEntry) {
   options_.tail.version = before;
   options_.tail.clean = false;
   space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
-  for (const Stream* stream : StreamsOf(root)) {
-    for (const Segment& segment : stream->segments) ASSERT_OK(space_->MarkUsed(segment.run));
-  }
+  for (const Segment& segment : SegmentsOf(root)) ASSERT_OK(space_->MarkUsed(segment.run));
   Start();
   ExpectRestored();
   Put(20, 5);
@@ -270,6 +271,57 @@ TEST_F(LogWriterTest, AfterACutTheLogGoesOnBehindItsLastEntry) {
   Put(30, 5);
   Stop();
   ExpectRestored();
+}
+
+// Runs an action when an iterator is destroyed: RocksDB deletes files then.
+class HookedIterators final : public KvStoreWrapper {
+ public:
+  using KvStoreWrapper::KvStoreWrapper;
+  std::unique_ptr<KvIterator> NewIterator(std::string_view prefix, std::string_view first, KvScan scan) override {
+    return std::make_unique<Iterator>(KvStoreWrapper::NewIterator(prefix, first, scan), on_end_);
+  }
+  void OnEnd(std::function<void()> action) { on_end_ = std::move(action); }
+
+ private:
+  class Iterator final : public KvIterator {
+   public:
+    Iterator(std::unique_ptr<KvIterator> base, const std::function<void()>& on_end)
+        : base_(std::move(base)), on_end_(on_end) {}
+    ~Iterator() override {
+      if (on_end_) on_end_();
+    }
+    bool Valid() const override { return base_->Valid(); }
+    void Next() override { base_->Next(); }
+    void Seek(std::string_view key) override { base_->Seek(key); }
+    std::string_view key() const override { return base_->key(); }
+    std::string_view value() const override { return base_->value(); }
+    Result<void> status() const override { return base_->status(); }
+
+   private:
+    const std::unique_ptr<KvIterator> base_;
+    const std::function<void()>& on_end_;
+  };
+  std::function<void()> on_end_;
+};
+
+TEST_F(LogWriterTest, NoCommitWaitsForTheIndexToDropASnapshot) {
+  auto kv = std::make_unique<MemoryKvStore>(journal_);
+  kv_ = kv.get();
+  auto hooked = std::make_unique<HookedIterators>(std::move(kv));
+  HookedIterators& index = *hooked;
+  catalog_ = std::make_unique<LoggedKvStore>(std::move(hooked), Version{});
+  Start();
+  std::atomic<int> ended{0}, committed{0};
+  index.OnEnd([&] {
+    auto commit = std::async(std::launch::async, [&] { return writer_->Commit().has_value(); });
+    if (commit.wait_for(std::chrono::seconds(30)) == std::future_status::ready && commit.get()) ++committed;
+    ++ended;
+  });
+  const uint64_t before = writer_->statistics().checkpoints;
+  writer_->Renew();
+  while (writer_->statistics().checkpoints == before || ended == 0) std::this_thread::yield();
+  Stop();
+  EXPECT_EQ(committed, 1);
 }
 
 TEST_F(LogWriterTest, SteadyCommitsDoNotKeepACheckpointFromItsEnd) {

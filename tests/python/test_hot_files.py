@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads that map the memory which the mount shares between programs: one read of the devices, one copy of the bytes."""
 
+import contextlib
 import errno
 import json
 import os
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 
@@ -18,6 +20,8 @@ from harness.users import NOBODY, call_as
 
 torch = pytest.importorskip("torch")
 import weightfs.torch  # noqa: E402
+from weightfs._core.streams import DirectReader  # noqa: E402
+from weightfs.torch._archive import outline  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 STORE_SIZE = "512M"
@@ -211,6 +215,26 @@ def test_a_killed_daemon_takes_no_memory_from_programs(factory):
     assert equal(weightfs.safetensors.load_file(path), tensors)
 
 
+def shared_memory():
+    """Of the machine, in bytes."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
+
+
+def test_after_a_kill_programs_keep_no_memory_but_their_own(factory):
+    mount = factory.mount(factory.store(STORE_SIZE), "cache_memory=512M")
+    kept, other = mount.path / "kept.safetensors", mount.path / "other.safetensors"
+    for path in (kept, other):
+        save(path)
+    loaded = weightfs.safetensors.load_file(kept)
+    weightfs.safetensors.load_file(other)
+    assert hot(mount.path)["used"] >= 2 * SIZE
+    before = shared_memory()
+    mount.kill9()
+    assert shared_memory() < before - SIZE // 2
+    assert sum(int(tensor.sum()) for tensor in loaded.values())
+
+
 @pytest.mark.parametrize("options", ["cache_memory=0", "cache_memory=16M", "direct=off"])
 def test_without_room_or_leases_memory_is_private(factory, options):
     mount = factory.mount(factory.store(STORE_SIZE), options)
@@ -285,3 +309,18 @@ def test_a_file_that_can_be_changed_is_read_by_the_daemon(work):
         os.pwrite(writer.fileno(), b"new!", SIZE // 2)
         assert os.pread(reader.fileno(), 4, SIZE // 2) == b"new!"
     del kept
+
+
+@pytest.mark.parametrize("mmap", [None, False])
+def test_an_archive_of_compressed_records_is_loaded_as_by_torch(work, tmp_path, mmap):
+    random = torch.randint(0, 256, (2, 3 << 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    saved = {"random": random, "zeros": torch.zeros(1 << 20)}
+    torch.save(saved, tmp_path / "stored.pt")
+    path = work / "compressed.pt"
+    with zipfile.ZipFile(tmp_path / "stored.pt") as stored, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in stored.namelist():
+            archive.writestr(name, stored.read(name))
+    for _ in range(2):
+        assert equal(weightfs.torch.load(path, mmap=mmap), torch.load(path))
+    with contextlib.closing(DirectReader(path, weightfs.Handle())) as stream, pytest.raises(NotImplementedError):
+        outline(stream)

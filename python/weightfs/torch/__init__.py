@@ -28,6 +28,7 @@ from weightfs._core.handle import Handle, chosen, the_handle
 from weightfs._core.memory import LEAST_MAPPED
 from weightfs._core.streams import DirectReader
 from weightfs._core.types import Direct, Path
+from weightfs.torch._archive import is_stored
 from weightfs.torch._checksums import ZipChecksums
 
 __all__ = ["load", "save", "without_crc32"]
@@ -97,6 +98,7 @@ def _shared_memory(stream, mmap, map_location):
     # Older versions cannot map, and all map archives of the present format alone.
     possible = mmap is not False and flags == MAP_PRIVATE and torch.__version__ >= (2, 1)
     load = not _maps(mmap) and _reads_data(map_location)
+    possible = possible and (_maps(mmap) or is_stored(stream))
     memory = stream.map(LEAST_MAPPED, b"PK\x03\x04", load=load) if possible else None
     path = f"/proc/self/fd/{memory}"
     try:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads single tensors of a torch.save archive into the memory of other tensors."""
 
+import zipfile
+
 import torch
 from torch.utils._pytree import tree_flatten
 
@@ -9,13 +11,27 @@ _SPAN = 64 << 20     # the most memory for such a read
 _DIRECT = 1 << 20    # from this size on, the handle reads into the tensor's memory
 
 
+def is_stored(stream):
+    """True if the stream is an archive whose records are all stored as they are. torch writes such archives, and loads
+    compressed ones, too, but not by their offsets."""
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            return all(record.compress_type == zipfile.ZIP_STORED for record in archive.infolist())
+    except zipfile.BadZipFile:
+        return False
+    finally:
+        stream.seek(0)
+
+
 def outline(stream):
     """Loads an archive without the data of its tensors, which are on the device "meta". Only plain objects are allowed
     (weights_only=True). NotImplementedError if this torch or this file does not say where the data is."""
     saved = torch.load(stream, map_location="meta", weights_only=True)
-    for tensor in tree_flatten(saved)[0]:
-        if isinstance(tensor, torch.Tensor):
-            start_of(tensor)
+    tensors = [each for each in tree_flatten(saved)[0] if isinstance(each, torch.Tensor)]
+    for tensor in tensors:
+        start_of(tensor)
+    if tensors and not is_stored(stream):
+        raise NotImplementedError(f"{stream.shown}: its records are compressed: load the state with torch.load")
     return saved
 
 

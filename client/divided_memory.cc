@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <fstream>
 #include <utility>
 
 #include "common/assert.h"
@@ -17,6 +19,17 @@ namespace {
 
 constexpr size_t kLarge = 4 * kMiB;  // mapping and unmapping less costs more than huge pages gain
 constexpr size_t kAlignment = 64;    // a cache line, and torch's alignment
+
+std::atomic<size_t> mappings_of_files{0};
+
+size_t MostMappingsOfFiles() {
+  static const size_t most = [] {
+    size_t all = 65530;  // Linux' default
+    std::ifstream("/proc/sys/vm/max_map_count") >> all;
+    return all / 4;
+  }();
+  return most;
+}
 
 }  // namespace
 
@@ -36,8 +49,16 @@ Result<std::shared_ptr<DividedMemory>> DividedMemory::Allocate(size_t size) {
 }
 
 Result<std::shared_ptr<DividedMemory>> DividedMemory::Map(int file, uint64_t offset, size_t size) {
+  if (mappings_of_files >= MostMappingsOfFiles()) {
+    return Error{ErrorCode::kNoMemory, "too many parts of files are mapped"};
+  }
   ASSIGN_OR_RETURN(HugePageMemory mapped, HugePageMemory::MapFile(file, offset, size));
-  return std::shared_ptr<DividedMemory>(new DividedMemory(std::move(mapped), {}, size));
+  ++mappings_of_files;
+  return std::shared_ptr<DividedMemory>(new DividedMemory(std::move(mapped), {}, size, /*of_file=*/true));
+}
+
+DividedMemory::~DividedMemory() {
+  if (of_file_) --mappings_of_files;
 }
 
 std::shared_ptr<DividedMemory::Part> DividedMemory::Take(size_t begin, size_t size) {

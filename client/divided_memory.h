@@ -42,9 +42,11 @@ class DividedMemory : public std::enable_shared_from_this<DividedMemory> {
 
   // ENOMEM if there is not enough memory.
   static Result<std::shared_ptr<DividedMemory>> Allocate(size_t size);
-  // The memory of a file, from a page of it on, privately mapped (HugePageMemory::MapFile).
+  // The memory of a file, from a page of it on, privately mapped (HugePageMemory::MapFile). ENOMEM also if such memory
+  // takes a quarter of the mappings that the kernel allows a process: they never join.
   static Result<std::shared_ptr<DividedMemory>> Map(int file, uint64_t offset, size_t size);
 
+  ~DividedMemory();
   std::byte* data() const { return large_.data() != nullptr ? large_.data() : small_.get(); }
   size_t size() const { return size_; }
   // The part [begin, begin + size) of the memory. It must not be empty, nor overlap another part, even a freed one.
@@ -56,13 +58,14 @@ class DividedMemory : public std::enable_shared_from_this<DividedMemory> {
   };
   using SmallMemory = std::unique_ptr<std::byte, Deallocate>;
 
-  DividedMemory(HugePageMemory large, SmallMemory small, size_t size)
-      : large_(std::move(large)), small_(std::move(small)), size_(size) {}
+  DividedMemory(HugePageMemory large, SmallMemory small, size_t size, bool of_file = false)
+      : large_(std::move(large)), small_(std::move(small)), size_(size), of_file_(of_file) {}
   void Free(const std::byte* data, size_t size);
 
   const HugePageMemory large_;  // one of the two is empty
   const SmallMemory small_;
   const size_t size_;
+  const bool of_file_;
   Mutex mutex_;
   IntervalMap<std::monostate> freed_ GUARDED_BY(mutex_);  // by address; adjacent ranges are joined
 };

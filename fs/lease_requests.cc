@@ -294,6 +294,7 @@ Result<void> LeaseRequests::Map(Request& request, lease::BodyReader body) {
   lease::ReadRequest asked;
   if (!body.Take(&asked) || !body.empty()) return Malformed();
   ASSIGN_OR_RETURN(const auto file, FileOf(request, asked.token, false));
+  RETURN_IF_ERROR(CheckTrust(request));
   RETURN_IF_ERROR(filesystem_.TakeMappedChanges(file->inode->id));
   FileIo& files = filesystem_.store().files();
   ASSIGN_OR_RETURN(const MapLease map, request.kind == lease::Kind::kMap

@@ -409,7 +409,9 @@ void LeaseServer::Serve(const LeaseConnectionPtr& connection, const std::optiona
   if (message.has_value()) {
     const LeaseRequests::Sender sender{message->sender.pid, {message->sender.uid, message->sender.gid}, false};
     const auto kind = static_cast<lease::Kind>(message->header.kind);
-    if (kind != lease::Kind::kMap) return requests_.Handle(connection, kind, message->body(), sender);
+    // A larger body is an error, and must not wait in the queue.
+    const bool maps = kind == lease::Kind::kMap && message->body().size() == sizeof(lease::ReadRequest);
+    if (!maps) return requests_.Handle(connection, kind, message->body(), sender);
     const auto kept = std::make_shared<lease::Message>(*std::move(message));
     MutexLock lock(mutex_);
     if (map_executor_ == nullptr) return;

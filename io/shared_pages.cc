@@ -31,15 +31,12 @@ Result<void> Configure(const UniqueFd& context, const char* key, const char* val
 
 SharedFile::~SharedFile() {
   if (data_ != nullptr) munmap(data_, RoundUp(size_.value, kHugePageSize));
-  // The memory goes with the last descriptor and mapping, whoever has it.
-  if (!name_.empty()) unlinkat(pages_.directory_.get(), name_.c_str(), 0);
 }
 
 Result<UniqueFd> SharedFile::OpenForReading() const {
   constexpr int kFlags = O_RDONLY | O_CLOEXEC;
-  const std::string own = fmt::format("/proc/self/fd/{}", file_.get());
-  UniqueFd opened(name_.empty() ? open(own.c_str(), kFlags)
-                                : openat(pages_.reading_directory_.get(), name_.c_str(), kFlags));
+  const std::string own = fmt::format("/proc/self/fd/{}", reading_ ? reading_.get() : file_.get());
+  UniqueFd opened(open(own.c_str(), kFlags));
   if (!opened) return SharedError("open");
   return opened;
 }
@@ -83,7 +80,16 @@ Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
     if (!opened || fchmod(opened.get(), kMode) != 0) return SharedError("memfd");
     file = std::move(opened);
   }
-  std::unique_ptr<SharedFile> made(new SharedFile(*this, std::move(file), name, size));
+  UniqueFd reading;
+  if (on_tmpfs()) {
+    // The memory goes with the last descriptor and mapping, also after a kill: a name would keep it.
+    reading = UniqueFd(openat(reading_directory_.get(), name.c_str(), O_PATH | O_CLOEXEC));
+    const int error = errno;
+    if (unlinkat(directory_.get(), name.c_str(), 0) != 0) return SharedError("unlink");
+    errno = error;
+    if (!reading) return SharedError("open");
+  }
+  std::unique_ptr<SharedFile> made(new SharedFile(std::move(file), std::move(reading), size));
   const int own = made->file_.get();
   // A lease that somebody breaks sends a signal, which must not end this process.
   if (fcntl(own, F_SETSIG, SIGURG) != 0) return SharedError("fcntl");

@@ -36,19 +36,17 @@ class SharedFile {
 
  private:
   friend class SharedPages;
-  SharedFile(const SharedPages& pages, UniqueFd file, std::string name, ByteCount size)
-      : pages_(pages), file_(std::move(file)), name_(std::move(name)), size_(size) {}
+  SharedFile(UniqueFd file, UniqueFd reading, ByteCount size)
+      : file_(std::move(file)), reading_(std::move(reading)), size_(size) {}
 
-  const SharedPages& pages_;
   const UniqueFd file_;
-  const std::string name_;  // empty: a memfd
+  const UniqueFd reading_;  // by the mount through which nobody can write, with O_PATH; none: a memfd
   const ByteCount size_;
   std::byte* data_ = nullptr;
 };
 
 // Makes such files: in a tmpfs that is mounted nowhere; without the right to mount, as memfds, which have huge pages
-// only if the machine is set up so (/sys/kernel/mm/transparent_hugepage/shmem_enabled). Must outlive its files.
-// Thread-safe.
+// only if the machine is set up so (/sys/kernel/mm/transparent_hugepage/shmem_enabled). Thread-safe.
 class SharedPages {
  public:
   // Null if the kernel grants no leases of files (fs.leases-enable=0): nobody could say which memory is in use.
@@ -62,7 +60,6 @@ class SharedPages {
   bool on_tmpfs() const { return static_cast<bool>(directory_); }
 
  private:
-  friend class SharedFile;
   SharedPages() = default;
   Result<void> Mount();
 

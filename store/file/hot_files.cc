@@ -12,11 +12,12 @@ namespace weightfs {
 namespace {
 
 constexpr uint64_t kMostFiles = 16384;
+constexpr uint64_t kLargest = 64;  // times the chunks of all hot memory: a larger file would need large tables
 
 uint64_t MostFiles() {
   rlimit descriptors{};
   if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return kMostFiles;
-  return std::min<uint64_t>(kMostFiles, descriptors.rlim_cur / 4);
+  return std::min<uint64_t>(kMostFiles, descriptors.rlim_cur / 8);
 }
 
 }  // namespace
@@ -25,24 +26,27 @@ HotFiles::HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit)
     : pages_(std::move(pages)), limit_(limit), most_files_(MostFiles()) {}
 
 Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size) {
+  const uint64_t chunks = size / kChunkBytes + (size % kChunkBytes != 0);
+  if (chunks > kLargest * most()) {
+    return Error{ErrorCode::kNoMemory, fmt::format("a file of {} bytes is too large for {} bytes of hot memory", size,
+                                                   limit_.value)};
+  }
   Freed freed;  // unmapped after the mutex is released
   const auto memory = std::make_shared<HotFile::Memory>();
-  memory->reserved.resize((size + kChunkBytes - 1) / kChunkBytes);
+  memory->reserved.resize(chunks);
   MutexLock lock(mutex_);
-  while (memories_.size() >= most_files_) {
-    if (!FreeLocked(&freed) && !EvictLocked()) return Error{ErrorCode::kNoMemory, "too many hot files are in use"};
+  if (!MakeRoomLocked(&freed, [this]() REQUIRES(mutex_) { return memories_.size() + making_ < most_files_; })) {
+    return Error{ErrorCode::kNoMemory, "too many hot files are in use"};
   }
-  const auto added = memories_.emplace(ino, memory);
-  const uint64_t id = ++made_;
+  ++making_;
   lock.Unlock();
-  auto made = pages_->Make(ByteCount{size});  // nobody else has this memory
+  auto made = pages_->Make(ByteCount{size});
   lock.Lock();
-  if (made) {
-    memory->file = std::move(*made);
-    return HotFilePtr(new HotFile(id, ino, size, memory));
-  }
-  memories_.erase(added);
-  return made.error();
+  --making_;
+  if (!made) return made.error();
+  memory->file = std::move(*made);
+  memories_.emplace(ino, memory);
+  return HotFilePtr(new HotFile(++made_, ino, size, memory));
 }
 
 Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t last) {
@@ -51,6 +55,7 @@ Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t las
   MutexLock lock(mutex_);
   uint64_t lacking = 0;
   for (uint64_t index = first; index < last; ++index) lacking += memory.reserved[index] ? 0 : 1;
+  if (lacking == 0) return {};  // also while programs have touched more than the limit
   if (reserved_ + lacking > most()) FreeLocked(&freed);
   uint64_t idle = 0;
   for (auto other = files_.begin(); other != files_.end() && reserved_ + lacking > most() + idle; ++other) {
@@ -60,8 +65,8 @@ Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t las
     return Error{ErrorCode::kNoMemory, fmt::format("{} chunks of 2 MiB do not fit into the {} bytes of hot memory that "
                                                    "are not in use", lacking, limit_.value)};
   }
-  while (reserved_ + lacking > most()) {
-    if (!FreeLocked(&freed) && !EvictLocked()) return ErrorCode::kNoMemory;  // used since
+  if (!MakeRoomLocked(&freed, [&]() REQUIRES(mutex_) { return reserved_ + lacking <= most(); })) {
+    return ErrorCode::kNoMemory;  // used since
   }
   for (uint64_t index = first; index < last; ++index) ReserveLocked(memory, index);
   return {};
@@ -75,15 +80,15 @@ void HotFiles::ReserveLocked(HotFile::Memory& memory, uint64_t index) {
   reserved_ += memory.counted() - before;
 }
 
-// Gives the memory of contents that are gone back to the machine. Returns false if there is none.
-bool HotFiles::FreeLocked(Freed* freed) {
-  return std::erase_if(memories_, [&](const auto& entry) REQUIRES(mutex_) {
+// Gives the memory of contents that are gone back to the machine.
+void HotFiles::FreeLocked(Freed* freed) {
+  std::erase_if(memories_, [&](const auto& entry) REQUIRES(mutex_) {
     const MemoryPtr& memory = entry.second;
     if (memory.use_count() > 1 || memory->file->IsShared()) return false;
     reserved_ -= memory->counted();
     freed->push_back(memory);
     return true;
-  }) > 0;
+  });
 }
 
 // True if somebody loads, reads or maps the content, which is in files_.
@@ -93,13 +98,29 @@ bool HotFiles::IsInUse(const HotFilePtr& file) {
          file->memory_->file->IsShared();
 }
 
-// Drops the content that is not in use and was used longest ago.
-bool HotFiles::EvictLocked() {
-  const auto file = std::ranges::find_if(files_, [](const HotFilePtr& each) { return !IsInUse(each); });
-  if (file == files_.end()) return false;
+// Frees what is gone, and then drops contents that are not in use, those that were used longest ago first, until there
+// is enough room. Takes a time proportional to the number of contents.
+template <typename Enough>
+bool HotFiles::MakeRoomLocked(Freed* freed, Enough enough) {
+  if (enough()) return true;
+  FreeLocked(freed);
+  for (auto next = files_.begin(); !enough() && next != files_.end();) {
+    const auto file = next++;
+    if (!IsInUse(*file)) EvictLocked(file, freed);
+  }
+  return enough();
+}
+
+void HotFiles::EvictLocked(Files::iterator file, Freed* freed) {
+  const InodeId ino = (*file)->ino_;
+  const MemoryPtr memory = (*file)->memory_;
   RemoveLocked(file);
   ++counters_.evictions;
-  return true;
+  if (memory.use_count() > 2) return;  // beside memories_; FreeLocked finds it later
+  const auto [begin, end] = memories_.equal_range(ino);
+  reserved_ -= memory->counted();
+  freed->push_back(memory);
+  memories_.erase(std::find_if(begin, end, [&](const auto& entry) { return entry.second == memory; }));
 }
 
 void HotFiles::RemoveLocked(Files::iterator file) {
@@ -161,9 +182,7 @@ ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
     file.failed_.erase(failed);
   }
   if (!memory.reserved[index]) {
-    while (reserved_ >= most()) {
-      if (!FreeLocked(freed) && !EvictLocked()) return nullptr;
-    }
+    if (!MakeRoomLocked(freed, [this]() REQUIRES(mutex_) { return reserved_ < most(); })) return nullptr;
     ReserveLocked(memory, index);
   }
   const std::span<std::byte> bytes(memory.file->data() + index * kChunkBytes, kChunkBytes);
@@ -212,14 +231,13 @@ void HotFiles::Count() {
     memory->touched = memory->file->memory().value / kChunkBytes;
     reserved_ += memory->counted() - before;
   }
-  while (reserved_ > most() && EvictLocked()) FreeLocked(&freed);
+  MakeRoomLocked(&freed, [this]() REQUIRES(mutex_) { return reserved_ <= most(); });
 }
 
 void HotFiles::Shrink(uint64_t bytes) {
   Freed freed;
   MutexLock lock(mutex_);
-  while (reserved_ * kChunkBytes > bytes && (FreeLocked(&freed) || EvictLocked())) {
-  }
+  MakeRoomLocked(&freed, [&]() REQUIRES(mutex_) { return reserved_ * kChunkBytes <= bytes; });
 }
 
 uint64_t HotFiles::used_bytes() const {

@@ -72,7 +72,7 @@ class HotFiles {
   // descriptor and a mapping of this process.
   HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit);
 
-  // A content of a file, without memory. kNoMemory if there are too many in use.
+  // A content of a file, without memory. kNoMemory if there are too many in use, or the file is far too large.
   Result<HotFilePtr> Make(InodeId ino, uint64_t size) EXCLUDES(mutex_);
   // Reserves memory for chunks [first, last), evicting others. kNoMemory, and nothing is evicted, if they do not fit
   // beside what is in use.
@@ -122,8 +122,10 @@ class HotFiles {
   using MemoryPtr = HotFile::MemoryPtr;
   using Files = std::list<HotFilePtr>;
   HotFilePtr FindLocked(InodeId ino) REQUIRES(mutex_);
-  bool FreeLocked(Freed* freed) REQUIRES(mutex_);
-  bool EvictLocked() REQUIRES(mutex_);
+  void FreeLocked(Freed* freed) REQUIRES(mutex_);
+  template <typename Enough>
+  bool MakeRoomLocked(Freed* freed, Enough enough) REQUIRES(mutex_);
+  void EvictLocked(Files::iterator file, Freed* freed) REQUIRES(mutex_);
   static bool IsInUse(const HotFilePtr& file);
   void RemoveLocked(Files::iterator file) REQUIRES(mutex_);
   void ReserveLocked(HotFile::Memory& memory, uint64_t index) REQUIRES(mutex_);
@@ -141,6 +143,7 @@ class HotFiles {
   std::multimap<InodeId, MemoryPtr> memories_ GUARDED_BY(mutex_);
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;  // chunks of all memories
   uint64_t made_ GUARDED_BY(mutex_) = 0;
+  uint64_t making_ GUARDED_BY(mutex_) = 0;  // contents that are not in memories_ yet
 };
 
 }  // namespace weightfs

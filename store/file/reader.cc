@@ -157,7 +157,7 @@ Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint6
       Piece piece;
       piece.bytes = step;
       piece.memory = chunk->buffer().data() + offset % kChunkBytes;
-      piece.hold = chunk->buffer();
+      piece.hold = Buffer::Of(chunk, chunk->buffer().bytes());  // a damaged chunk is not loaded again meanwhile
       piece.chunk = std::move(chunk);
       if (offset + step == std::min((index + 1) * kChunkBytes, inode.attributes.size)) piece.read_to_end = index;
       plan.pieces.push_back(std::move(piece));

@@ -2,13 +2,18 @@
 #include "client/divided_memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "common/unique_fd.h"
 #include "common/units.h"
 
 namespace weightfs::client {
@@ -87,6 +92,20 @@ TEST(DividedMemoryTest, APartOutlivesTheMemory) {
   EXPECT_EQ(part->size(), 2 * kPage);
   EXPECT_EQ(part->data()[0], std::byte{1});
   part->data()[2 * kPage - 1] = std::byte{2};
+}
+
+TEST(DividedMemoryTest, FilesLeaveMappingsToOthers) {
+  const UniqueFd file(memfd_create("file", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(file.get(), 1 << 20), 0);
+  const auto map = [&] { return DividedMemory::Map(file.get(), 0, kPage); };
+  std::vector<std::shared_ptr<DividedMemory>> mapped;
+  auto last = map();
+  for (; last && mapped.size() < 200'000; last = map()) mapped.push_back(std::move(*last));
+  ASSERT_FALSE(last.has_value());
+  EXPECT_EQ(last.error().error_number(), ENOMEM);
+  EXPECT_TRUE(DividedMemory::Allocate(64 * kMiB).has_value());
+  mapped.pop_back();
+  EXPECT_TRUE(map().has_value());
 }
 
 TEST(DividedMemoryTest, MoreMemoryThanThereIsFails) {

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include "io/shared_pages.h"
+#include "store/file/hot_files.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 #include "tests/support/thread_state.h"
@@ -234,6 +236,56 @@ TEST_F(HotFilesTest, MemoryThatAProgramReadsBehindItsRangeCounts) {
   EXPECT_EQ(Map(Make("b", Pattern(2, 6 * kMiB))).error().code, ErrorCode::kNoMemory);
 }
 
+TEST_F(HotFilesTest, WhatIsLoadedIsMappedAlsoBeyondTheLimit) {
+  const InodePtr file = Make("a", Pattern(1, 12 * kMiB)), loaded = Make("b", Pattern(2, 2 * kMiB));
+  const Mapping part = MustMap(file, 0, 10), all = MustMap(loaded);
+  const Mapping other = MustMap(Make("c", Pattern(3, 12 * kMiB)), 0, 10);
+  for (const Mapping* each : {&part, &other}) {
+    EXPECT_EQ(each->bytes().substr(2 * kMiB).find_first_not_of('\0'), std::string_view::npos);
+  }
+  store_->CountHot();
+  EXPECT_GT(store_->Hot().used, 16 * kMiB);
+  const uint64_t before = DeviceReads();
+  EXPECT_TRUE(MustMap(loaded).bytes() == Pattern(2, 2 * kMiB));
+  EXPECT_EQ(DeviceReads(), before);
+}
+
+TEST_F(HotFilesTest, TheTablesOfAHugeFileAreNotMade) {
+  const InodePtr file = Make("a", Pattern(1, kMiB));
+  ASSERT_OK(store_->files().Truncate(file, uint64_t{1} << 44));
+  EXPECT_EQ(Map(file, 0, kMiB).error().code, ErrorCode::kNoMemory);
+}
+
+TEST(HotFiles, AreCountedWhileOthersAreMade) {
+  HotFiles files(SharedPages::Create(), ByteCount{16 * kMiB});
+  std::atomic<bool> ended{false};
+  std::thread counts([&] {
+    while (!ended) files.Count();
+  });
+  for (uint64_t i = 0; i < 3000; ++i) ASSERT_OK(files.Make(InodeId{i}, kMiB));
+  ended = true;
+  counts.join();
+}
+
+// Contents that nobody uses are dropped one after the other, whatever their number.
+TEST(HotFiles, ManyMakeRoomInOneGo) {
+  HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const HotFilePtr file = Must(files.Make(InodeId{i}, 1));
+    ASSERT_OK(files.Reserve(*file, 0, 1));
+    files.Begin(file);
+  }
+  EXPECT_EQ(files.used_bytes(), 1000 * kChunkBytes);
+  files.Shrink(10 * kChunkBytes);
+  EXPECT_EQ(files.used_bytes(), 10 * kChunkBytes);
+  EXPECT_EQ(files.counters().evictions, 990U);
+  EXPECT_EQ(files.Find(InodeId{989}), nullptr);
+  EXPECT_NE(files.Find(InodeId{990}), nullptr);
+  const HotFilePtr large = Must(files.Make(InodeId{1000}, 1000 * kChunkBytes));
+  ASSERT_OK(files.Reserve(*large, 0, 1000));
+  EXPECT_EQ(files.used_bytes(), 1000 * kChunkBytes);
+}
+
 TEST_F(HotFilesTest, ReadsTakeNoMoreMemoryWhileProgramsHaveTouchedMoreThanTheLimit) {
   ASSERT_OK(store_->names().Create(kRootInode, "published", {.mode = S_IFDIR | 0755}));
   const InodePtr file = Make("published/a", Pattern(3, 4 * kMiB));
@@ -423,7 +475,7 @@ TEST_F(HotFilesTest, ManyLeaveDescriptorsForOtherThings) {
     ASSERT_OK(store.WriteAt(file, 0, Pattern(i, 100)));
     EXPECT_EQ(Mapping(Must(store->files().LeaseMap(file, 0, kEnd))).bytes(), Pattern(i, 100));
   }
-  EXPECT_EQ(store->Hot().used, 64 * kChunkBytes);
+  EXPECT_EQ(store->Hot().used, 32 * kChunkBytes);
 }
 
 TEST_F(HotFilesTest, AMappingOutlivesTheStore) {

@@ -18,7 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLook{100};  // between two looks for an interruption
 constexpr milliseconds kFirstBackoff{200}, kMaxBackoff{20'000};
 constexpr unsigned kBriefAttempts = 4;
 constexpr unsigned kMaxRegionChanges = 2;
@@ -91,7 +90,7 @@ Result<Response> Client::Send(const Request& request, const Interrupted& interru
 Result<std::unique_ptr<Transfer>> Client::TakeTransfer(const Request& request, const Interrupted& interrupted) {
   MutexLock lock(mutex_);
   while (taken_ == settings_.connections) {
-    free_.wait_for(lock.native(), kLook);
+    free_.wait_for(lock.native(), kInterruptionPoll);
     lock.Unlock();
     if (IsTrue(interrupted)) return Cancelled(request);
     lock.Lock();
@@ -234,7 +233,7 @@ Client::Clock::duration Client::PauseBefore(const Job& job, const Failure& failu
 Result<void> Client::Pause(const Job& job, Clock::duration pause) const {
   const auto end = Clock::now() + pause;
   while (Clock::now() < end) {
-    std::this_thread::sleep_for(std::min<Clock::duration>(end - Clock::now(), kLook));
+    std::this_thread::sleep_for(std::min<Clock::duration>(end - Clock::now(), kInterruptionPoll));
     if (IsTrue(job.interrupted)) return Cancelled(job.request);
   }
   return {};

@@ -9,7 +9,6 @@ namespace {
 constexpr std::chrono::minutes kRenewBefore{5};
 constexpr std::chrono::seconds kMargin{10};  // a request signed just before the end must still arrive in time
 constexpr std::chrono::seconds kRenewalInterval{30};
-constexpr std::chrono::milliseconds kLook{100};  // between two looks for an interruption
 
 }  // namespace
 
@@ -29,7 +28,7 @@ Result<Credentials> CredentialProvider::Get(const Interrupted& interrupted) {
     if (IsValidLocked(kMargin) && !renews) return *current_;
     if (waited && !loading_ && failure_ && failure_->code != ErrorCode::kCancelled) return *failure_;
     if (!loading_) break;
-    loaded_.wait_for(lock.native(), kLook);
+    loaded_.wait_for(lock.native(), kInterruptionPoll);
     lock.Unlock();
     if (interrupted && interrupted()) return ErrorCode::kCancelled;
     lock.Lock();

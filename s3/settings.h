@@ -3,12 +3,16 @@
 // all AWS programs share.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 
 #include "common/error.h"
 
 namespace weightfs::s3 {
+
+// Whoever waits looks so often whether the operation was interrupted.
+inline constexpr std::chrono::milliseconds kInterruptionPoll{100};
 
 // Where a request has the name of its bucket.
 enum class Addressing : unsigned char {

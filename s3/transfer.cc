@@ -21,7 +21,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kLook{100};  // between two looks for an interruption
 constexpr size_t kErrorBody = size_t{64} << 10;
 // The sizes with the least processor time per byte: larger ones do not fit in the second-level cache of a core.
 constexpr long kUploadBuffer = 256 << 10, kReceiveBuffer = 256 << 10;
@@ -93,16 +92,16 @@ Result<Attempt> Transfer::Run(const Request& request, const std::string& url, co
     return ErrorCode::kNoMemory;
   }
   std::optional<Result<Attempt>> ended;
-  auto next_look = Clock::now() + kLook;
+  auto next_look = Clock::now() + kInterruptionPoll;
   for (int left = 0; !ended;) {
     curl_multi_perform(multi_.get(), &left);
     if (const CURLMsg* message = curl_multi_info_read(multi_.get(), &left)) {
       ended = Finish(message->data.result);
     } else if (Clock::now() >= next_look) {
-      next_look = Clock::now() + kLook;
+      next_look = Clock::now() + kInterruptionPoll;
       if (interrupted()) ended = ErrorCode::kCancelled;
-    } else if (curl_multi_poll(multi_.get(), nullptr, 0, static_cast<int>(kLook.count()), nullptr) != CURLM_OK) {
-      std::this_thread::sleep_for(kLook);  // if libcurl cannot wait, this must not spin
+    } else if (curl_multi_poll(multi_.get(), nullptr, 0, static_cast<int>(kInterruptionPoll.count()), nullptr) != CURLM_OK) {
+      std::this_thread::sleep_for(kInterruptionPoll);  // if libcurl cannot wait, this must not spin
     }
   }
   curl_multi_remove_handle(multi_.get(), easy_.get());

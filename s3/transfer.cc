@@ -93,6 +93,7 @@ Result<Attempt> Transfer::Run(const Request& request, const std::string& url, co
   }
   std::optional<Result<Attempt>> ended;
   auto next_look = Clock::now() + kInterruptionPoll;
+  const auto poll_ms = static_cast<int>(kInterruptionPoll.count());
   for (int left = 0; !ended;) {
     curl_multi_perform(multi_.get(), &left);
     if (const CURLMsg* message = curl_multi_info_read(multi_.get(), &left)) {
@@ -100,7 +101,7 @@ Result<Attempt> Transfer::Run(const Request& request, const std::string& url, co
     } else if (Clock::now() >= next_look) {
       next_look = Clock::now() + kInterruptionPoll;
       if (interrupted()) ended = ErrorCode::kCancelled;
-    } else if (curl_multi_poll(multi_.get(), nullptr, 0, static_cast<int>(kInterruptionPoll.count()), nullptr) != CURLM_OK) {
+    } else if (curl_multi_poll(multi_.get(), nullptr, 0, poll_ms, nullptr) != CURLM_OK) {
       std::this_thread::sleep_for(kInterruptionPoll);  // if libcurl cannot wait, this must not spin
     }
   }

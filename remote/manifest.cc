@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote/manifest.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <numeric>
+#include <random>
 #include <set>
 #include <stdexcept>
 
@@ -285,7 +284,8 @@ Result<Manifest> Manifest::Decode(std::string_view text) {
 
 std::string RandomId() {
   std::array<uint8_t, kIdDigits / 2> id{};
-  static_cast<void>(getrandom(id.data(), id.size(), 0));  // it returns so few bytes at once, always
+  std::random_device random;  // ends the program where there is no randomness: two equal numbers could lose a version
+  std::ranges::generate(id, [&] { return static_cast<uint8_t>(random()); });
   return ToHex(id);
 }
 

@@ -420,19 +420,23 @@ Result<void> Opening::Rebuild() {
   const bool ahead = version_.sequence > log_.tail.version.sequence;
   // After a failed flush, an index refuses writes.
   const bool full = !built && (built.error().code == ErrorCode::kNoSpace || built.error().code == ErrorCode::kReadOnly);
-  if (full && !foreign_ && !ahead && (rebuilt_ || !parts_.lost)) {
+  // One that another try can perhaps read may have repairs that the superblocks name. One that an earlier repair has
+  // rebuilt like this has nothing else.
+  const bool repaired = damage_.code == ErrorCode::kIo && std::ranges::any_of(parts_.superblocks, [](const auto& each) {
+                          return NamedBy(each) != kNoVersion;
+                        });
+  const auto keeps = [&] { return foreign_ || ahead || repaired || (parts_.lost && !rebuilt_); };
+  if (full && !keeps()) {
     // Both do not fit. The log is read to its end, and then the old one goes first.
     RETURN_IF_ERROR(ReplayAll([](const KvBatch&) { return Result<void>(); }));
-    if (parts_.lost && !rebuilt_) return built;
+    if (keeps()) return built;
     std::error_code error;
     std::filesystem::remove_all(path_, error);
     built = build();
   }
   RETURN_IF_ERROR(built);
   if (parts_.guard != nullptr) RETURN_IF_ERROR(parts_.guard->Verify());
-  // An index that another try can perhaps read may have more, but not one that an earlier repair has rebuilt like this.
-  const bool keep = foreign_ || ahead || (parts_.lost && !rebuilt_) || damage_.code == ErrorCode::kIo;
-  ASSIGN_OR_RETURN(const std::string kept, SwapCatalogs(store_.directory, keep));
+  ASSIGN_OR_RETURN(const std::string kept, SwapCatalogs(store_.directory, keeps()));
   if (!kept.empty()) {
     Note(fmt::format("the old index is in {}", kept));
     spdlog::warn("{}", parts_.note);

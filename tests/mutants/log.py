@@ -46,7 +46,7 @@ MUTANTS = [
            "store/volume/open_catalog.cc", "      if (continues) version_ = *before_;\n", "      continues = false;\n",
            ("unit_store_directory:StoreLocationTest.ARepairThatIsKilled*",)),
     Mutant("repair-copies", "Each repair that is tried again keeps no other copy of the index.",
-           "store/volume/open_catalog.cc", "(parts_.lost && !rebuilt_) || damage_", "parts_.lost || damage_",
+           "store/volume/open_catalog.cc", "repaired || (parts_.lost && !rebuilt_);", "repaired || parts_.lost;",
            ("unit_store_directory:StoreLocationTest.ARepairThatEndsEarly*",)),
     Mutant("log-roots-unreadable", "Roots that cannot be read cost a complete index nothing.",
            "store/volume/open_catalog.cc", "    log_.root_sequence = UtcNowNs();\n", "",

@@ -434,9 +434,10 @@ def _pulled(made):
 
 
 def _versions(made):
-    # "2026-11-24T10:00:00Z"
-    return [Version(**{"files": None, "bytes": None, **one, "created": datetime.datetime.strptime(
-        one["created"] + "+0000", "%Y-%m-%dT%H:%M:%SZ%z")}) for one in made["versions"]]
+    # A newer program may say more. The time is like "2026-11-24T10:00:00Z".
+    return [Version(one["version"], one["complete"], datetime.datetime.strptime(
+        one["created"] + "+0000", "%Y-%m-%dT%H:%M:%SZ%z"), one.get("files"), one.get("bytes"), one["source"],
+                    one["push"], one.get("damaged", False)) for one in made["versions"]]
 
 
 def _pruned(made):

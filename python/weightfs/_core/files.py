@@ -191,6 +191,8 @@ def on_mount(path):
 
 def _mount_above(point):
     """(type, source, mount point) of the filesystem of a file, or of the nearest directory above a missing one."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(point)   # a mount whose daemon is dead is no directory of another one
     while not os.path.ismount(point):
         point = os.path.dirname(point)
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:

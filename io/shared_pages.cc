@@ -84,10 +84,9 @@ Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
   if (on_tmpfs()) {
     // The memory goes with the last descriptor and mapping, also after a kill: a name would keep it.
     reading = UniqueFd(openat(reading_directory_.get(), name.c_str(), O_PATH | O_CLOEXEC));
-    const int error = errno;
+    const Error error = SharedError("open");  // if there is no descriptor
     if (unlinkat(directory_.get(), name.c_str(), 0) != 0) return SharedError("unlink");
-    errno = error;
-    if (!reading) return SharedError("open");
+    if (!reading) return error;
   }
   std::unique_ptr<SharedFile> made(new SharedFile(std::move(file), std::move(reading), size));
   const int own = made->file_.get();

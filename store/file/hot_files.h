@@ -68,8 +68,8 @@ class HotFiles {
   // Memory that was given back: destroyed without locks, because unmapping takes long.
   using Freed = std::vector<std::shared_ptr<void>>;
 
-  // `limit`: of all memory together, in whole chunks. The number of contents is limited too, because each needs a
-  // descriptor and a mapping of this process.
+  // `limit`: of all memory together, in whole chunks. The number of contents is limited too, because each needs
+  // two descriptors and a mapping of this process.
   HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit);
 
   // A content of a file, without memory. kNoMemory if there are too many in use, or the file is far too large.

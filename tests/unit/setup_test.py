@@ -19,8 +19,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = ("tests/requirements.txt", "tests/services.txt")
 BASE, SERVICES = (dict(line.split("==") for line in (ROOT / name).read_text().split()) for name in FILES)
 REQUIREMENTS = BASE | SERVICES
+# Most tests require only these: the packages that scripts/clients.py knows by name, and an optional one of each file.
+SOME = {"torch", "numpy", "pytest", "pytest-xdist", "pybind11", "scikit-build-core", "h5py", "boto3"}
 # Which the script installs by itself, apart from the clients.
 BY_ITSELF = dict(re.findall(r"(nvidia-[\w-]+|deepspeed)==([\d.]+)", (ROOT / "scripts/setup").read_text()))
+NVIDIA_FOLDERS = {"12": ("nvidia-cufile-cu12", "nvidia-cuda-runtime-cu12"), "13": ("nvidia-cufile", "nvidia-cuda-runtime")}
 
 
 def make_wheel(folder, name, version, requires=()):
@@ -75,10 +78,13 @@ class Index:
 class Setup(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        """An environment that most tests copy, because pip takes seconds to install itself."""
-        cls.environment = tempfile.mkdtemp(prefix="weightfs-setup-test.")
-        cls.addClassCleanup(shutil.rmtree, cls.environment)
-        subprocess.run(["/usr/bin/python3", "-m", "venv", cls.environment], check=True)
+        """An environment whose pip most tests use, because pip takes seconds to install itself."""
+        cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="weightfs-setup-test."))
+        cls.addClassCleanup(shutil.rmtree, cls.shared)
+        subprocess.run(["/usr/bin/python3", "-m", "venv", cls.shared / "pip"], check=True)
+        subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", cls.shared / "empty"], check=True)
+        packages = next((cls.shared / "pip").glob("lib/python*/site-packages"))
+        next((cls.shared / "empty").glob("lib/python*/site-packages")).joinpath("pip.pth").write_text(f"{packages}\n")
 
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="weightfs-setup-test."))
@@ -86,10 +92,12 @@ class Setup(unittest.TestCase):
         self.root = self.folder / "root"
         shutil.copytree(ROOT / "scripts", self.root / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         (self.root / "tests").mkdir()
-        for name in FILES:
-            shutil.copy(ROOT / name, self.root / "tests")
+        self.require(SOME)
         self.venv = self.root / ".venv"
-        shutil.copytree(self.environment, self.venv, symlinks=True)
+        shutil.copytree(self.shared / "empty", self.venv, symlinks=True)
+        for major, packages in NVIDIA_FOLDERS.items():   # installed, so that pip starts less often
+            for name in packages:
+                (self.venv / f"nvidia/{major}/{name.replace('-', '_')}-{BY_ITSELF[name]}.dist-info").mkdir(parents=True)
         self.pypi, self.cpu = self.index("pypi"), self.index("cpu")
         for name, version in (REQUIREMENTS | BY_ITSELF).items():
             if name != "torch":
@@ -98,6 +106,12 @@ class Setup(unittest.TestCase):
         self.pypi.add("nvidia-cublas", "13.0")
         self.pypi.add("triton", "3.7")
         self.fake_apt()
+
+    def require(self, names):
+        """Writes the files of the requirements, with the packages of these names only."""
+        for file, requirements in zip(FILES, (BASE, SERVICES)):
+            lines = [f"{name}=={version}\n" for name, version in requirements.items() if name in names]
+            (self.root / file).write_text("".join(lines))
 
     def index(self, name):
         made = Index(self.folder / name)
@@ -177,17 +191,22 @@ class Setup(unittest.TestCase):
         wheels = self.folder / "wheels"
         for name, version in (REQUIREMENTS | BY_ITSELF).items():
             make_wheel(wheels, name, version)
+        self.require(REQUIREMENTS)
+        shutil.rmtree(self.venv / "nvidia")
         self.pypi.close()
         said = self.setup_script(PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels))
         self.assertIn(f"{len(REQUIREMENTS)} from this machine", said)
         self.assert_has("torch", "pytest", "h5py")
+        for major, packages in NVIDIA_FOLDERS.items():
+            installed = {path.name for path in (self.venv / "nvidia" / major).glob("*.py")}
+            self.assertEqual(installed, {f"{name.replace('-', '_')}.py" for name in packages})
         self.assertEqual(self.setup_script(), "", "the second run finds everything and is quiet")
 
     def test_an_optional_client_that_cannot_be_had_does_not_stop_the_tests(self):
         self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
         shutil.rmtree(self.pypi.folder / "h5py")
         self.assertIn(f"h5py=={REQUIREMENTS['h5py']} cannot be installed: ERROR: ", self.setup_script())
-        self.assert_has("torch", "safetensors", "pytest", "scikit_build_core")
+        self.assert_has("torch", "pytest", "scikit_build_core")
         self.pypi.add("h5py", REQUIREMENTS["h5py"])
         self.assertIn("pip installs 1 package and", self.setup_script())
         self.assert_has("h5py")
@@ -196,7 +215,7 @@ class Setup(unittest.TestCase):
         self.cpu.add("torch", REQUIREMENTS["torch"] + "+cpu")
         self.pypi.server.limits["h5py"] = 1   # the query before the download
         self.assertIn(f"h5py=={REQUIREMENTS['h5py']} cannot be installed: ", self.setup_script())
-        self.assert_has("torch", "safetensors", "pytest", "scikit_build_core")
+        self.assert_has("torch", "pytest", "scikit_build_core")
         self.assert_lacks("h5py")
 
     def test_the_demo_runs_without_numpy(self):

@@ -21,6 +21,7 @@
 
 #include "common/log.h"
 #include "tests/crash/short_history.h"
+#include "tests/support/one_processor.h"
 
 namespace weightfs {
 namespace {
@@ -135,6 +136,7 @@ class DeviceFaults : public testing::Test {
     ++(damaged > 0 ? totals_.damaged : totals_.survived);
   }
 
+  const OneProcessor pinned_;
   bool ended_ = false;  // Run's store without an error
   Totals totals_;
 };

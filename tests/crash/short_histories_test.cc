@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -21,6 +22,7 @@
 
 #include "tests/crash/short_history.h"
 #include "tests/support/catalog_check.h"
+#include "tests/support/one_processor.h"
 #include "tests/support/seeds.h"
 
 namespace weightfs {
@@ -38,17 +40,6 @@ constexpr std::array kPersists = {Persist::kNothing, Persist::kFile, Persist::kD
 struct Totals {
   std::atomic<uint64_t> histories{0}, cuts{0}, images{0};
 };
-
-uint64_t Fingerprint(const CrashImage& image) {
-  uint64_t sum = 0;
-  const auto add = [&](uint64_t value) { sum = (sum ^ value) * 0x9E37'79B9'7F4A'7C15ULL; };
-  for (const BlockImage& device : image.devices) add(device.Fingerprint());
-  for (const auto& [key, value] : image.kv) {
-    add(std::hash<std::string>()(key));
-    add(std::hash<std::string>()(value));
-  }
-  return sum;
-}
 
 // What a crash may leave after `cut` events: nothing of what was in flight, all of it, some of it, and what a killed
 // process leaves. The index stores nothing that is not durable in the log (wal::FlushGate), so it has more than that only
@@ -75,16 +66,23 @@ std::string Wrong(const History& history, size_t cut, TestStore* store) {
   return broken.empty() ? std::string() : broken.front();
 }
 
+bool IsThorough() {
+  const char* given = std::getenv("WEIGHTFS_OPERATIONS");
+  return given != nullptr && std::string_view(given) == "3";
+}
+
 class ShortHistories : public testing::TestWithParam<size_t> {
  protected:
   static const std::vector<Operation>& operations() { return ShortHistory::Operations(); }
 
-  // In several threads: a history mostly waits for the threads of its store.
+  // ctest runs a process for each processor, so each remains on one. scripts/soak runs only one process.
   void CheckAll(const std::vector<Plan>& plans) {
     std::atomic<size_t> next{0};
     std::vector<std::thread> threads;
-    for (int thread = 0; thread < 4; ++thread) {
-      threads.emplace_back([&] {
+    const int count = IsThorough() ? 4 : 1;
+    for (int thread = 0; thread < count; ++thread) {
+      threads.emplace_back([&, thread] {
+        const OneProcessor pinned(count > 1 ? std::optional(thread) : std::nullopt);
         for (size_t index = next++; index < plans.size() && !HasFailure(); index = next++) Check(plans[index]);
       });
     }
@@ -115,7 +113,7 @@ class ShortHistories : public testing::TestWithParam<size_t> {
       ++totals_.cuts;
       for (const CrashOptions& crash : Crashes(FirstSeed() + cut)) {
         const CrashImage image = journal.ImageAt(cut, crash);
-        if (!seen.emplace(Fingerprint(image), history.Phase(cut)).second) continue;
+        if (!seen.emplace(image.Fingerprint(), history.Phase(cut)).second) continue;
         ++totals_.images;
         TestStore store(image, ShortHistory::Options(image.devices.size()));
         const std::string wrong = Wrong(history, cut, &store);
@@ -164,11 +162,6 @@ TEST_P(ShortHistories, OfOneOperationLeaveAGuaranteedState) {
     }
   }
   CheckAll(plans);
-}
-
-bool IsThorough() {
-  const char* given = std::getenv("WEIGHTFS_OPERATIONS");
-  return given != nullptr && std::string_view(given) == "3";
 }
 
 // A pair has four ways to become durable, or eight, each with another kind of store. Its neighbors have the other kinds.

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "common/log.h"
+#include "tests/support/one_processor.h"
 #include "tests/support/test_store.h"
 #include "tests/support/whole_directory.h"
 
@@ -213,7 +214,9 @@ class States {
     for (size_t cut = begin; cut <= store.journal().size(); ++cut) {
       for (const double survival : {0.0, 0.5, 1.0}) {
         const CrashOptions crash{.seed = cut, .device_survival = survival, .kv_survival = 0};
-        TestStore after(store.journal().ImageAt(cut, crash), Options());
+        const CrashImage image = store.journal().ImageAt(cut, crash);
+        if (!images_.emplace(image.Fingerprint(), cut >= ended).second) continue;
+        TestStore after(image, Options());
         Need(Result<void>(after.opened()), "a crash");
         Tree tree;
         ReadTree(after, kRootInode, "", &tree);
@@ -226,7 +229,8 @@ class States {
 
  private:
   const std::filesystem::path folder_;
-  std::set<std::pair<Tree, bool>> seen_;  // with whether the program had ended
+  std::set<std::pair<uint64_t, bool>> images_;  // fingerprints, with whether the program had ended
+  std::set<std::pair<Tree, bool>> seen_;
 };
 
 }  // namespace
@@ -240,6 +244,7 @@ int main(int argc, char** argv) {
   for (std::string line; std::getline(file, line);) calls.push_back(Json::parse(line));
   if (calls.empty()) Fail(std::string(argv[1]) + " has no calls");
   spdlog::set_level(spdlog::level::off);
+  const OneProcessor pinned;
   States states(argv[2]);
   const auto is_start = [](const Json& call) { return call["call"] == "start"; };
   const auto start = std::find_if(calls.begin(), calls.end(), is_start);

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,6 +12,8 @@
 #include <atomic>
 #include <cstdio>
 #include <random>
+
+#include "tests/support/one_processor.h"
 
 namespace weightfs::schedule {
 namespace {
@@ -207,22 +208,6 @@ void* RunThread(void* argument) {
   Tell(next, kGoOn);
   return result;
 }
-
-// Keeps the threads on one processor, because they run in turn anyway.
-class OneProcessor {
- public:
-  OneProcessor() {
-    sched_getaffinity(0, sizeof(before_), &before_);
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(sched_getcpu(), &one);
-    sched_setaffinity(0, sizeof(one), &one);
-  }
-  ~OneProcessor() { sched_setaffinity(0, sizeof(before_), &before_); }
-
- private:
-  cpu_set_t before_;
-};
 
 void Seed(uint64_t seed) {
   random_numbers.seed(seed * 0x9E37'79B9'7F4A'7C15ULL + 1);

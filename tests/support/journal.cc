@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <random>
 #include <set>
 
@@ -119,6 +120,17 @@ size_t SurvivingBatches(size_t durable, size_t total, const CrashOptions& option
 }
 
 }  // namespace
+
+uint64_t CrashImage::Fingerprint() const {
+  uint64_t sum = 0;
+  const auto add = [&](uint64_t value) { sum = (sum ^ value) * 0x9E37'79B9'7F4A'7C15ULL; };
+  for (const BlockImage& device : devices) add(device.Fingerprint());
+  for (const auto& [key, value] : kv) {
+    add(std::hash<std::string>()(key));
+    add(std::hash<std::string>()(value));
+  }
+  return sum;
+}
 
 void ApplyBatch(const KvBatch& batch, KvContent& content) {
   using Kind = KvBatch::Change::Kind;

@@ -26,6 +26,9 @@ struct CrashImage {
   std::vector<BlockImage> devices;  // in the order in which they were added to the journal
   KvContent kv;
   size_t batches_survived = 0;  // out of all batches before the cut
+
+  // A number that differs for different contents, nearly always.
+  uint64_t Fingerprint() const;
 };
 
 struct CrashOptions {

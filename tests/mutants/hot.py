@@ -6,6 +6,7 @@ from mutants.mutant import Mutant, ROOT
 LEASES = "unit_store_leases:HotFilesTest."
 PASSTHROUGH = (ROOT + "test_passthrough.py -k ")
 LOADS = "tests/python/test_hot_files.py -k "
+REPLACED = "tests/python/test_replaced_in_place.py -k "
 READS = "tests/python/test_hot_reads.py -k "
 
 MUTANTS = [
@@ -30,7 +31,23 @@ MUTANTS = [
            (LOADS + "after_a_kill",)),
     Mutant("hot-compressed", "An archive of torch with compressed records is not mapped.",
            "python/weightfs/torch/__init__.py",
-           "(_maps(mmap) or is_stored(stream))", "True", (LOADS + "compressed",)),
+           "(_maps(mmap) or _is_stored(memory))", "True", (LOADS + "compressed", REPLACED + "compressed")),
+    Mutant("hot-unmappable", "An archive of torch that a process cannot map is read.",
+           "python/weightfs/torch/__init__.py",
+           "    except OSError:\n        return False\n", "    except OSError:\n        return True\n",
+           (LOADS + "cannot_map",)),
+    Mutant("hot-header", "A header describes the tensors of its own content alone.",
+           "python/weightfs/safetensors/_files.py",
+           "            if os.pread(shared, self.begin, 0) != self._header:\n                return False\n", "",
+           (REPLACED + "another_moment",)),
+    Mutant("hot-header-later", "A tensor behind the part with the header is mapped, too.",
+           "python/weightfs/safetensors/_files.py",
+           "            loaded = handle.map(self._stream.fileno(), 0, self.begin, load=load)\n",
+           "            loaded = None\n", (LOADS + "tensor_in_the_middle",)),
+    Mutant("header-replaced", "A file that is replaced in place is not read by its old header.",
+           "python/weightfs/safetensors/_files.py",
+           "if os.pread(self._stream.fileno(), self.begin, 0) != self._header:", "if False:",
+           (REPLACED + "is_an_error",)),
     Mutant("hot-evict", "A file that does not fit into hot memory evicts nothing.",
            "store/file/hot_files.cc",
            "  if (reserved_ + lacking > most() + idle) {", "  if (lacking > most()) {",

@@ -311,16 +311,44 @@ def test_a_file_that_can_be_changed_is_read_by_the_daemon(work):
     del kept
 
 
-@pytest.mark.parametrize("mmap", [None, False])
-def test_an_archive_of_compressed_records_is_loaded_as_by_torch(work, tmp_path, mmap):
-    random = torch.randint(0, 256, (2, 3 << 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    saved = {"random": random, "zeros": torch.zeros(1 << 20)}
+def save_compressed(saved, path, tmp_path):
     torch.save(saved, tmp_path / "stored.pt")
-    path = work / "compressed.pt"
     with zipfile.ZipFile(tmp_path / "stored.pt") as stored, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in stored.namelist():
             archive.writestr(name, stored.read(name))
+
+
+def random_tensors():
+    random = torch.randint(0, 256, (2, 3 << 20), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    return {"zeros": torch.zeros(1 << 20), "random": random}
+
+
+@pytest.mark.parametrize("mmap", [None, False])
+def test_an_archive_of_compressed_records_is_loaded_as_by_torch(work, tmp_path, mmap):
+    path = work / "compressed.pt"
+    save_compressed(random_tensors(), path, tmp_path)
     for _ in range(2):
         assert equal(weightfs.torch.load(path, mmap=mmap), torch.load(path))
     with contextlib.closing(DirectReader(path, weightfs.Handle())) as stream, pytest.raises(NotImplementedError):
         outline(stream)
+
+
+def test_a_process_that_cannot_map_loads_an_archive_into_memory_of_its_own(work, monkeypatch):
+    path = work / "model.pt"
+    tensors = save(path)
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    monkeypatch.setattr("torch.UntypedStorage.from_file", refuse)
+    assert equal(weightfs.torch.load(path), tensors)
+
+
+def test_a_tensor_in_the_middle_is_mapped(work, monkeypatch):
+    """Its memory is loaded without the header at first."""
+    path = work / "model.safetensors"
+    tensors = save(path)
+    monkeypatch.setattr("weightfs.safetensors._files.memory_for", None)
+    with weightfs.safetensors.open(path) as model:
+        assert torch.equal(model.get_tensor("b"), tensors["b"])

@@ -94,10 +94,16 @@ def open_all(files, handle=None):
     return shards, places
 
 
+def _times_of(descriptor):
+    found = os.fstat(descriptor)
+    return found.st_mtime_ns, found.st_ctime_ns
+
+
 class Shard:
     """An open file with its checked header. `tensors` has name -> facts in the order of the file. All reads use one
-    descriptor, because the path may name another file by then. Offsets count from the beginning of the data. `slices`
-    has the SafeSlices of its tensors. Thread-safe, apart from close()."""
+    descriptor, because the path may name another file by then. A program may replace the content in place, so each read
+    is followed by check(). Offsets count from the beginning of the data. `slices` has the SafeSlices of its tensors.
+    Thread-safe, apart from close()."""
 
     def __init__(self, path):
         self.path = os.fsdecode(path)
@@ -107,9 +113,11 @@ class Shard:
         descriptor = stream.fileno()
         self._stream = stream
         self._name = name_of(descriptor)
+        self._content = None   # the inode of shared memory whose header was compared
         try:
             with errors_of(self.path, self._name):
-                self.tensors, self.metadata, self.begin, self.size = read_header(
+                self._times = _times_of(descriptor)
+                self.tensors, self.metadata, self.begin, self.size, self._header = read_header(
                     self.path, os.fstat(descriptor).st_size, functools.partial(os.pread, descriptor))
         except BaseException:
             self._close()
@@ -129,6 +137,7 @@ class Shard:
         if end > begin:
             with self.reading():
                 handle.read_into(memory.target, self._name, self.begin + begin)
+                self.check()
         return memory
 
     def _map(self, handle, device, begin, end, load):
@@ -140,11 +149,31 @@ class Shard:
         if shared is None:
             return None
         try:
-            return mapped_memory(shared, end - begin, self.begin + begin)
+            return mapped_memory(shared, end - begin, self.begin + begin) if self._fits(shared, handle, load) else None
         except (OSError, MemoryError):   # this process may not have so much address space, or so many mappings
             return None
         finally:
             os.close(shared)
+
+    def _fits(self, shared, handle, load):
+        """True if shared memory, which never gets another content, has the header. It may not be loaded yet."""
+        content = os.fstat(shared).st_ino
+        if content != self._content and os.pread(shared, self.begin, 0) != self._header:
+            loaded = handle.map(self._stream.fileno(), 0, self.begin, load=load)
+            if loaded is not None:
+                os.close(loaded)
+            if os.pread(shared, self.begin, 0) != self._header:
+                return False
+        self._content = content
+        return True
+
+    def check(self):
+        """Raises an error if the file has another header than at its opening. Call it after a read of the file."""
+        times = _times_of(self._stream.fileno())
+        if times != self._times:
+            if os.pread(self._stream.fileno(), self.begin, 0) != self._header:
+                raise SafetensorValueError(f"{self.path}: the file was replaced after it was opened: open it again")
+            self._times = times
 
     def start_read(self, handle, device, begin, end):
         """Starts the same and returns (memory, Future). Errors of the future name the file within reading(). Loads
@@ -162,6 +191,7 @@ class Shard:
         """Reads ranges (offset, size) into contiguous host memory, as handle.read_ranges does."""
         with self.reading():
             handle.read_ranges(memory, self._name, [(self.begin + offset, size) for offset, size in ranges])
+            self.check()
 
     def reading(self):
         """A block whose errors name the file."""

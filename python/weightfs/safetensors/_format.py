@@ -112,8 +112,8 @@ def _checked(metadata):
 
 
 def read_header(path, size, read):
-    """Returns (name -> facts in the order of the file, metadata, offset of the data, size of the data), checked against
-    the file. The facts have the file's fields; the shape is torch's.
+    """Returns (name -> facts in the order of the file, metadata, offset of the data, size of the data, the bytes before
+    the data), checked against the file. The facts have the file's fields; the shape is torch's.
 
     Args:
         path: the name of the file in errors.
@@ -127,8 +127,9 @@ def read_header(path, size, read):
     if not 2 <= length <= min(_MAX_HEADER, size - 8):
         raise SafetensorValueError(f"{path}: not a file of safetensors: a header of {length} bytes in {size}")
     begin = 8 + length
+    text = read(length, 8)
     try:
-        header, metadata = _parse(read(length, 8))
+        header, metadata = _parse(text)
         header = dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
         covered = 0
         for name, facts in header.items():
@@ -138,7 +139,7 @@ def read_header(path, size, read):
     if begin + covered != size:
         raise SafetensorValueError(f"{path}: the header describes {covered} bytes of tensors, the file has "
                                    f"{size - begin}")
-    return header, metadata, begin, covered
+    return header, metadata, begin, covered, start + text
 
 
 def _parse(text):

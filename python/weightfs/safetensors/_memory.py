@@ -23,6 +23,8 @@ def mapped_memory(file, size, offset):
 
 
 class _Memory:
+    shared = False   # True: other programs have it, too
+
     def tensors(self, header, base=0):
         """name -> tensor, of facts by name; the memory has the data of the file from offset `base` on."""
         return {name: self.tensor(facts, base) for name, facts in header.items()}
@@ -47,6 +49,7 @@ class _HostMemory(_Memory):
         if file is None:
             self._memory = _native.DividedMemory(self._lead + size)
         else:
+            self.shared = True
             self._memory = _native.DividedMemory.of_file(file, offset - self._lead, self._lead + size)
         self.target = memoryview(self._memory)[self._lead:]
 

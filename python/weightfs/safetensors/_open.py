@@ -255,8 +255,8 @@ def load_file(filename: Files, device: Device = "cpu", *, backend: str = "mmap",
 def load(data: bytes | bytearray | memoryview) -> dict[str, torch.Tensor]:
     """Like load_file, from the bytes of a file, on the CPU."""
     content = memoryview(data).cast("B")
-    tensors, _, begin, size = read_header("the bytes", content.nbytes,
-                                          lambda length, offset: bytes(content[offset:offset + length]))
+    tensors, _, begin, size, _ = read_header("the bytes", content.nbytes,
+                                             lambda length, offset: bytes(content[offset:offset + length]))
     memory = memory_for(device_of("cpu"), size, begin)
     _native.copy(describe(memory.target).arguments, describe(content[begin:]).arguments)
     return memory.tensors(tensors)

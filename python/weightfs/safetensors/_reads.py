@@ -64,6 +64,8 @@ def read_all(shards, chosen, memory, concurrency, device, handle):
             read = under_way[0]
             with read.shard.reading():
                 read.future.result()
+                if not read.memory.shared:
+                    read.shard.check()
             while read.names:
                 name = read.names.popleft()
                 made = [read.memory.tensor(read.shard.tensors[name], read.begin)]

@@ -15,9 +15,9 @@ import contextlib
 import contextvars
 import functools
 import io
+import mmap as _mmap
 import os
 import threading
-from mmap import MAP_PRIVATE
 from typing import IO, Any
 
 from weightfs._core.torch import torch  # first, because it explains a missing one
@@ -94,18 +94,28 @@ def load(f: Path | IO[bytes], map_location: Any = None, *arguments: Any, handle:
 @contextlib.contextmanager
 def _shared_memory(stream, mmap, map_location):
     """A path to memory that programs share, from which torch can map the archive; or None."""
-    flags = getattr(torch.serialization, "get_default_mmap_options", lambda: MAP_PRIVATE)()
+    flags = getattr(torch.serialization, "get_default_mmap_options", lambda: _mmap.MAP_PRIVATE)()
     # Older versions cannot map, and all map archives of the present format alone.
-    possible = mmap is not False and flags == MAP_PRIVATE and torch.__version__ >= (2, 1)
+    possible = mmap is not False and flags == _mmap.MAP_PRIVATE and torch.__version__ >= (2, 1)
     load = not _maps(mmap) and _reads_data(map_location)
-    possible = possible and (_maps(mmap) or is_stored(stream))
     memory = stream.map(LEAST_MAPPED, b"PK\x03\x04", load=load) if possible else None
     path = f"/proc/self/fd/{memory}"
     try:
-        yield path if memory is not None and os.access(path, os.R_OK) else None   # not without /proc
+        usable = memory is not None and os.access(path, os.R_OK)   # not without /proc
+        yield path if usable and (_maps(mmap) or _is_stored(memory)) else None
     finally:
         if memory is not None:
             os.close(memory)
+
+
+def _is_stored(memory):
+    """is_stored of shared memory itself, because a program may have replaced the file in place before. False too if
+    this process, which may have too little address space or too many mappings, cannot map it as torch will."""
+    try:
+        with _mmap.mmap(memory, 0, _mmap.MAP_PRIVATE, _mmap.PROT_READ | _mmap.PROT_WRITE) as mapped:
+            return is_stored(mapped)
+    except OSError:
+        return False
 
 
 def _reads_data(map_location):

@@ -37,6 +37,8 @@ def deepspeed_engine(args, directory):
     """The model in DeepSpeed: every weight, gradient and state is on the device between its uses."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     import deepspeed
+    # Otherwise DeepSpeed compiles its operator for several processes, which takes minutes.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
     model = made(args)
     largest = max(parameter.numel() for parameter in model.parameters())

@@ -12,6 +12,9 @@ import transformers
 # DeepSpeed 0.19 ignores the type of the parameters on a CPU without half precision, and takes bfloat16.
 deepspeed.get_accelerator().is_fp16_supported = lambda: True
 
+# Shared memory between the processes of a machine: with one process it is not used, and its compilation takes minutes.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
 WIDTH = 1024   # a parameter has the 4 MiB from which operations take leases
 
 

@@ -87,13 +87,17 @@ def test_a_damaged_header_is_an_error(server, local, header):
 
 
 def test_headers_of_many_and_of_large_files_are_read_in_batches(server, local):
+    """Those of the large files are read after the others, and are more than the 128 MiB of one batch."""
     root = local / "model"
     root.mkdir()
-    names = [f"{number:03}.safetensors" for number in range(600)]   # more than one batch
-    for name in names:
-        safetensors.torch.save_file({"wanted": torch.tensor([1.0]), "other": torch.zeros(1)}, root / name,
-                                    {"padding": "x" * (300_000 if name < "003" else 10)})
+    large = range(3, 20, 5)
+    for number in range(20):
+        padding = "x" * (36_000_000 if number in large else 10)
+        safetensors.torch.save_file({"wanted": torch.tensor([float(number)]), "other": torch.zeros(1)},
+                                    root / f"{number:02}.safetensors", {"padding": padding})
+    assert len(large) * 36_000_000 > 128 << 20
     write(server, root, 1)
-    assert pull(server, local / "pulled", "--slice", "*:wanted")["files"] == 600
-    for name in names[::50] + names[:3]:
-        assert safetensors.torch.load_file(local / "pulled" / name) == {"wanted": torch.tensor([1.0])}
+    assert pull(server, local / "pulled", "--slice", "*:wanted")["files"] == 20
+    for number in range(20):
+        pulled = safetensors.torch.load_file(local / "pulled" / f"{number:02}.safetensors")
+        assert pulled == {"wanted": torch.tensor([float(number)])}

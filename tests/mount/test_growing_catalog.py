@@ -2,8 +2,10 @@
 """A store fills the filesystem of its catalog: what makes the catalog grow is refused, everything can be deleted, and
 then the store is written again, without a remount and without help."""
 
+import base64
 import errno
 import os
+import random
 import shutil
 
 import pytest
@@ -46,9 +48,15 @@ MAKE = {"files": lambda path: path.touch(), "links": lambda path: os.symlink("x"
 def test_a_store_that_filled_the_filesystem_is_emptied_and_written_again(factory, store, small, kind):
     mount = factory.mount(store)
     fill(small, 24 << 20)
-    assert until_refused(lambda number: MAKE[kind](mount.path / f"file-{number}")) > 100
-    os.chmod(mount.path / "file-0", 0o600, follow_symlinks=False) if kind != "links" else None
-    os.rename(mount.path / "file-1", mount.path / "file_1")
+    names = {}
+
+    def name(number):
+        """Long and random, so that fewer files fill the filesystem; their deletion also takes more of it."""
+        return names.setdefault(number, base64.urlsafe_b64encode(random.randbytes(186)).decode())
+
+    assert until_refused(lambda number: MAKE[kind](mount.path / name(number))) > 100
+    os.chmod(mount.path / name(0), 0o600, follow_symlinks=False) if kind != "links" else None
+    os.rename(mount.path / name(1), mount.path / "renamed")
     delete_and_write_again(mount)
 
 

@@ -4,6 +4,7 @@
 `mount` is one mount per module (the module's STORE_SIZE and MOUNT_OPTIONS configure it), `work` is a directory for each
 test, and `factory` creates more stores and mounts. After each module the store is unmounted and must pass fsck."""
 
+import collections
 import contextlib
 import fcntl
 import gc
@@ -23,6 +24,12 @@ from harness.watchdog import Watchdog
 
 DEFAULT_LIMIT_S = 240   # many times as long as most tests take, because the machine may be busy
 CLIENTS = {"torch", "numpy", "safetensors", "h5py"}
+# The files whose tests take a minute or more; without them at the end, no worker waits long for another.
+LONG = [f"{folder}/test_{name}.py" for folder, names in {
+    "clients": ("application_crashes", "dcp", "deepspeed"),
+    "python": ("checkpoint_kills", "gpu_check", "programs", "offload_architectures", "pages", "checkpoint_programs"),
+    "mount": ("growing_catalog", "call_faults", "bench", "posix_rules", "kill", "replacements", "lifecycle"),
+    "remote": ("take_over", "s3_faults", "pull_slice")}.items() for name in names]
 
 
 def compute_alone():
@@ -60,6 +67,18 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     config.watchdog.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Several workers take whole files: first those that take long, then those with many tests."""
+    if not hasattr(config, "workerinput"):
+        return
+    files = [item.nodeid.partition("::")[0] for item in items]
+    counts = collections.Counter(files)
+    order = {file: (file not in LONG, LONG.index(file) if file in LONG else -count) for file, count in counts.items()}
+    numbers = {file: number for number, file in enumerate(sorted(counts, key=order.get))}
+    items.sort(key=lambda item: numbers[item.nodeid.partition("::")[0]])
 
 
 class Module(pytest.Module):

@@ -331,7 +331,7 @@ void Committer::WaitForWrites(Cycle* cycle) {
     File& file = *inode.file;
     file.WaitForSealedWrites(lock);
     NoteError(cycle, sealed.inode);
-    if (MayRevert(sealed)) Revert(&sealed, lock);
+    if (MayRevert(sealed)) Revert(&sealed, /*written=*/false, lock);
   }
   for (const InodePtr& inode : cycle->failed) {
     MutexLock lock(inode->mutex);
@@ -387,9 +387,9 @@ Result<void> Committer::WriteOne(Cycle* cycle, Sealed* sealed) {
         failure = ErrorCode::kNoSpace;
       }
       if (failure) {
-        static_cast<void>(inode.file->write_error().WriteFailed(Error{*failure}));
+        const bool written = inode.file->write_error().WriteFailed(Error{*failure});  // no write has failed
         NoteError(cycle, sealed->inode);
-        Revert(sealed, lock);
+        Revert(sealed, written, lock);
         return {};
       }
     }
@@ -449,17 +449,18 @@ bool Committer::MayRevert(const Sealed& sealed) {
 }
 
 // Reverts the file to its last commit after a failed write.
-void Committer::Revert(Sealed* sealed, MutexLock& lock) {
+void Committer::Revert(Sealed* sealed, bool written, MutexLock& lock) {
   Inode& inode = *sealed->inode;
   // Wait for later writes too: after the revert, new writes may go to the same blocks.
   inode.file->WaitForAllWrites(lock);
   if (!MayRevert(*sealed)) return;  // meanwhile
   spdlog::error("inode {}: back at its last commit after a failed write", inode.id.value);
-  inode.file->Revert(inode.committed.size, inode.committed.blocks);
+  const auto unused = inode.file->Revert(inode.committed.size, inode.committed.blocks);
   ForgetError(sealed->inode);
   write_back_.UpdateQueue(sealed->inode);
   sealed->content.reset();
   lock.Unlock();
+  if (written) space_.Retire(unused);
   MutexLock notify(notify_mutex_);
   if (reverted_) reverted_(inode.id);
 }

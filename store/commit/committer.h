@@ -115,8 +115,9 @@ class Committer final : public CommitQueue {
                           KvBatch* batch) REQUIRES(sealed.inode->mutex);
   void Finish(Cycle* cycle, CommitLevel level);
   static bool MayRevert(const Sealed& sealed) REQUIRES(sealed.inode->mutex);
-  // `lock` holds the file's mutex, and not afterwards.
-  void Revert(Sealed* sealed, MutexLock& lock) EXCLUDES(notify_mutex_);
+  // `lock` holds the file's mutex, and not afterwards. Blocks that a device has failed to write stay unused until the
+  // next mount, so that no other file gets them; `written`: there are none.
+  void Revert(Sealed* sealed, bool written, MutexLock& lock) EXCLUDES(notify_mutex_);
   Error Fail(const Error& error, const char* what);
   static void WakeAll(const Cycle& cycle);
 

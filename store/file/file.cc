@@ -98,11 +98,16 @@ void File::SetSize(uint64_t size) {
   attributes_.size = size;
 }
 
+void File::MapNew(FileBlock first, const DeviceRun& run, uint32_t flags) {
+  extents_.Map(first, run, flags, attributes_.data_version + 1, &freed_);
+  new_.push_back(run);
+}
+
 void File::MapUnwritten(FileBlock first, std::span<const DeviceRun> runs) {
   MappingUpdate update(*this);
   for (const DeviceRun& run : runs) {
     WEIGHTFS_ASSERT(!extents_.Lookup(first, run.run.count).extent);
-    extents_.Map(first, run, kExtentUnwritten, attributes_.data_version + 1, &freed_);
+    MapNew(first, run, kExtentUnwritten);
     first += run.run.count;
   }
 }
@@ -115,7 +120,7 @@ void File::ReplaceBlocks(FileBlock first, std::span<const DeviceRun> runs, std::
   MappingUpdate update(*this);
   FileBlock at = first;
   for (const DeviceRun& run : runs) {
-    extents_.Map(at, run, 0, attributes_.data_version + 1, &freed_);
+    MapNew(at, run, 0);
     at += run.run.count;
   }
   WEIGHTFS_ASSERT(at - first == count);
@@ -137,6 +142,7 @@ std::optional<SealedFile> File::Seal() {
   sealed.changes = extents_.TakeChanges();
   CountExtents();
   sealed.freed = std::exchange(freed_, {});
+  sealed_ = std::exchange(new_, {});
   sealed.size = attributes_.size;
   sealed.blocks = extents_.mapped().value;
   sealed.version = ++attributes_.data_version;
@@ -170,6 +176,7 @@ void File::WaitForCommit(MutexLock& lock, const std::atomic<bool>& failed) {
 
 void File::FinishCommit() {
   checksums_.FinishCommit();
+  sealed_.clear();
   sealed_bytes_ = 0;
   CountUncommitted();
   commit_.Committed();
@@ -184,6 +191,8 @@ void File::ForgetContent() {
   dirty_.Clear();
   reservation_.TrimTo({});
   freed_.clear();
+  new_.clear();
+  sealed_.clear();
   sealed_bytes_ = 0;
   shrunk_to_ = UINT64_MAX;
   flush_first_ = needed_commit_ = false;
@@ -191,9 +200,10 @@ void File::ForgetContent() {
   WakeCommits();
 }
 
-void File::Revert(uint64_t committed_size, uint64_t committed_blocks) {
+std::vector<DeviceRun> File::Revert(uint64_t committed_size, uint64_t committed_blocks) {
   WEIGHTFS_ASSERT(writes_before_seal_ + writes_since_seal_ == 0);
-  // Space written since the last commit cannot be distinguished from committed space. The next mount frees it.
+  std::vector<DeviceRun> unused = std::exchange(new_, {});
+  unused.insert(unused.end(), sealed_.begin(), sealed_.end());
   ForgetContent();
   InvalidateCache(0, UINT64_MAX);
   loaded_ = false;
@@ -202,6 +212,7 @@ void File::Revert(uint64_t committed_size, uint64_t committed_blocks) {
   attributes_.blocks = committed_blocks;
   services_.space.AddUsed(static_cast<int64_t>(committed_blocks));
   CountLeaving();
+  return unused;
 }
 
 std::vector<DeviceRun> File::Drop(std::vector<DeviceRun> committed) {

@@ -176,8 +176,9 @@ class File {
   void FinishCommit();
   // Records that the catalog has the file's records again, which it had lacked. Nothing is uncommitted.
   void NoteRestored() { checksums_.Clear(); }
-  // Drops everything but the pending error after a failed write. The file then has its committed state.
-  void Revert(uint64_t committed_size, uint64_t committed_blocks);
+  // Drops everything but the pending error after a failed write. The file then has its committed state. Returns the
+  // blocks that no commit has.
+  std::vector<DeviceRun> Revert(uint64_t committed_size, uint64_t committed_blocks);
   // Drops the content of a deleted inode. `committed` are the blocks that the catalog had; it is empty when the file is
   // loaded. Returns all blocks to free once the deletion is durable.
   std::vector<DeviceRun> Drop(std::vector<DeviceRun> committed);
@@ -201,6 +202,7 @@ class File {
   void PlanFill(FileBlock block, bool of_dirty, WritePlan* plan) const;
   void PlanMemory(FileBlock first, FileBlock end, Staging staging, WritePlan* plan) const;
   void ApplyAdoption(WritePlan::Adoption adoption);
+  void MapNew(FileBlock first, const DeviceRun& run, uint32_t flags);
   bool WritebackGroup(FileBlock first, BlockCount count, bool stream, std::vector<BlockWrite>* writes);
   void WritebackRun(FileBlock first, const DeviceRun& run, std::vector<BlockWrite>* writes);
   void ComputePendingChecksums(FileBlock first, BlockCount count);
@@ -223,6 +225,8 @@ class File {
   DirtyMap dirty_;
   SpaceReservation reservation_;     // at least one block per dirty block that needs space
   std::vector<DeviceRun> freed_;     // unmapped since the last seal
+  std::vector<DeviceRun> new_;       // mapped since then, perhaps unmapped again; sealed_: before, in no commit yet
+  std::vector<DeviceRun> sealed_;
   uint64_t shrunk_to_ = UINT64_MAX;  // the smallest size since the last seal
   bool flush_first_ = false;         // ReplaceBlocks since the last seal
   bool needed_commit_ = false;       // since the last seal

@@ -85,7 +85,7 @@ bool File::WritebackGroup(FileBlock first, BlockCount count, bool stream, std::v
       return false;
     }
     for (const DeviceRun& run : *runs) {
-      extents_.Map(first, run, 0, generation, &freed_);
+      MapNew(first, run, 0);
       WritebackRun(first, run, writes);
       first += run.run.count;
       count -= run.run.count;

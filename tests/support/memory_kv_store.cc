@@ -89,6 +89,7 @@ Result<void> MemoryKvStore::Write(KvBatch batch) {
   if (failed_) return ErrorCode::kReadOnly;
   auto recorded = std::make_shared<const KvBatch>(batch);
   if (Due(write_failure_)) {
+    if (write_error_ == ErrorCode::kNoSpace) return write_error_;
     failed_ = true;
     journal_->Append({.kind = Journal::Event::Kind::kBatchFailed, .batch = std::move(recorded)});
     return ErrorCode::kIo;
@@ -139,8 +140,9 @@ uint64_t MemoryKvStore::EstimateSize(std::string_view prefix) const {
   return size;
 }
 
-void MemoryKvStore::FailWrite(uint64_t nth) {
+void MemoryKvStore::FailWrite(uint64_t nth, ErrorCode code) {
   MutexLock lock(state_->mutex);
+  write_error_ = code;
   write_failure_ = nth;
 }
 

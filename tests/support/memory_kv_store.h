@@ -26,8 +26,9 @@ class MemoryKvStore final : public KvStore {
   Result<void> Verify(const std::function<bool(ByteCount)>& next) override EXCLUDES(state_->mutex);  // one part
 
   // Makes the `nth` operation of a kind from now on (the first is 1) fail with kIo. A failed Write or Sync makes the
-  // store read-only permanently. A failed batch stays invisible here, but a crash image may contain it.
-  void FailWrite(uint64_t nth) EXCLUDES(state_->mutex);
+  // store read-only permanently. A failed batch stays invisible here, but a crash image may contain it. A Write that
+  // fails with kNoSpace changes nothing.
+  void FailWrite(uint64_t nth, ErrorCode code = ErrorCode::kIo) EXCLUDES(state_->mutex);
   void FailSync(uint64_t nth) EXCLUDES(state_->mutex);
   void FailGet(uint64_t nth) EXCLUDES(state_->mutex);
   // While it is full, Sync returns kNoSpace.
@@ -65,6 +66,7 @@ class MemoryKvStore final : public KvStore {
   const std::shared_ptr<State> state_;
   bool failed_ GUARDED_BY(state_->mutex) = false, full_ GUARDED_BY(state_->mutex) = false;
   uint64_t write_failure_ GUARDED_BY(state_->mutex) = 0;  // number of operations until one fails; 0: none fails
+  ErrorCode write_error_ GUARDED_BY(state_->mutex) = ErrorCode::kIo;
   uint64_t sync_failure_ GUARDED_BY(state_->mutex) = 0;
   uint64_t get_failure_ GUARDED_BY(state_->mutex) = 0;
   bool after_get_once_ GUARDED_BY(state_->mutex) = true;

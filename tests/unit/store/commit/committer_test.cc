@@ -8,7 +8,9 @@
 #include <future>
 
 #include "meta/keys.h"
+#include "store/file/file_loader.h"
 #include "tests/support/file_rig.h"
+#include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"
 
 namespace weightfs {
@@ -264,6 +266,28 @@ TEST_F(CommitterTest, AFailedWriteRevertsTheFileAndIsReportedOnce) {
   MutexLock lock(file->mutex);
   EXPECT_FALSE(file->file->loaded());
   EXPECT_EQ(file->attributes.size, kBlockSize);
+}
+
+// The blocks of a commit that the catalog has refused, and of those that were to follow it.
+TEST_F(CommitterTest, ARefusedCommitFreesItsBlocks) {
+  const InodePtr file = NewChangedFile(10, Pattern(1, 8 * kBlockSize));
+  ASSERT_TRUE(Commit(file));
+  WaitForCycle();
+  const BlockCount free = TestFileServices::kBlocks - BlockCount{8};
+  ASSERT_TRUE(rig_.space().WouldFit(free, {}, /*privileged=*/true));
+  Change(file, Pattern(2, 4 * kBlockSize));
+  rig_.WriteBackAll(file);
+  Change(file, Pattern(3, 16 * kBlockSize));  // some of them again
+  rig_.kv().FailWrite(1, ErrorCode::kNoSpace);
+  EXPECT_EQ(Commit(file).error().code, ErrorCode::kNoSpace);
+  WaitForCycle();
+  EXPECT_TRUE(rig_.space().WouldFit(free, {}, /*privileged=*/true));
+  EXPECT_FALSE(rig_.space().WouldFit(free + BlockCount{1}, {}, /*privileged=*/true)) << "the file has its old blocks";
+  ASSERT_OK(LoadFile(rig_.kv(), file));
+  Change(file, Pattern(4, 16 * kBlockSize));
+  EXPECT_TRUE(Commit(file));
+  WaitForCycle();
+  EXPECT_TRUE(rig_.space().WouldFit(TestFileServices::kBlocks - BlockCount{16}, {}, /*privileged=*/true));
 }
 
 TEST_F(CommitterTest, AFailedSyncEndsAllCommits) {

@@ -80,6 +80,9 @@ Result<void> LogWriter::Prepare() {
       // The mark comes first: what the entries behind the old one have freed may be used from now on.
       root_->logged = true;
       root_->durable = begun_;
+      // Of the paths of this mount, unless they are so long that only a root with lists has space for them.
+      const std::string before = std::exchange(root_->description, options_.description);
+      if (EncodeRoot(*root_).empty()) root_->description = before;
       RETURN_IF_ERROR(WriteOnDevices(*root_));
       Refill();
       if (!options_.tail.clean) RETURN_IF_ERROR(Restart());

@@ -52,6 +52,21 @@ TEST_F(LogWriterTest, ChangesAreWrittenSoonAndDurableAfterTheInterval) {
   Stop();
 }
 
+TEST_F(LogWriterTest, ARootHasTheDescriptionOfTheLastMount) {
+  options_.description = "one path";
+  Start();
+  Put(0, 1);
+  Stop();
+  options_.description = "another path";
+  Reopen(/*fragmented=*/false);
+  EXPECT_EQ(ReadRoot().description, "another path");
+  Stop();
+  options_.description = std::string(kRootCapacity, ' ');
+  Reopen(/*fragmented=*/false);
+  EXPECT_EQ(ReadRoot().description, "another path") << "no root has space for that one";
+  Stop();
+}
+
 // A filesystem of the index that is slow, or hangs, delays only checkpoints.
 TEST_F(LogWriterTest, TheTimesAreKeptDuringACheckpoint) {
   options_.commit_interval = std::chrono::milliseconds(100);

@@ -247,7 +247,7 @@ BlockCount LogWriter::Wanted() const {
   // The length of the log when a checkpoint is due.
   const BlockCount due = std::max(kept_, segment_size_) + std::max(has, least_log_);
   const BlockCount log = std::min(BlocksOf(log_->stream().segments), due);
-  const BlockCount all{2 * (checkpoint.value + due.value + 2 * segment_size_.value) + least_log_.value};
+  const BlockCount all{2 * (checkpoint.value + due.value) + 5 * segment_size_.value + least_log_.value};
   return all - has - log - std::min(Begun(), checkpoint);
 }
 
@@ -258,15 +258,15 @@ BlockCount LogWriter::Promised() const { return begun_ < promised_to_ ? promised
 // log was longer than it should be. Changes that are accepted, but not committed, will be in the log, and in the next
 // checkpoint; half as much more is reserved, so that writers seldom find too little.
 void LogWriter::Refill() {
-  const BlockCount needed = Needed() + Promised();
+  const BlockCount needed = Needed() + Promised(), growing = needed + segment_size_;
   const uint64_t uncommitted = space_.uncommitted().value;
-  const BlockCount wanted = std::max(Wanted(), needed + BlocksFor(ByteCount{3 * uncommitted}));
+  const BlockCount wanted = std::max(Wanted(), growing + BlocksFor(ByteCount{3 * uncommitted}));
   reservation_.TrimTo(wanted);
   for (BlockCount more = wanted - std::min(wanted, reservation_.held()); more.value > 0; more.value /= 2) {
     if (space_.ReserveForLog(&reservation_, more)) break;
   }
   const uint64_t held = reservation_.held().value, spare = least_log_.value / 4;
-  grows_ = held >= needed.value;
+  grows_ = held >= growing.value;  // so changes of half a segment may follow before they have to be committed
   covered_ = grows_ ? ToBytes(BlockCount{held - needed.value}).value / 2 : 0;
   updates_ = held + spare >= needed.value;
   tight_ = held + 3 * spare < needed.value;

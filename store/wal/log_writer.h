@@ -108,8 +108,9 @@ class LogWriter {
   // Returns kNoSpace when the pool lacks the space that the log needs before a change of this kind: enough is held back
   // for deleting everything. Waits for a checkpoint that will make space.
   Result<void> CheckSpace(KvChange change) EXCLUDES(io_, mutex_);
-  // True while CheckSpace accepts kGrow without a wait.
+  // True while CheckSpace accepts kGrow once everything is committed; grows_now: without a wait.
   bool has_space() const { return grows_; }
+  bool grows_now() const { return Accepts(KvChange::kGrow); }
 
   // Writes a new checkpoint soon, because something on the devices is damaged.
   void Renew() EXCLUDES(mutex_);

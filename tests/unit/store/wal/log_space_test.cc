@@ -419,6 +419,22 @@ TEST_F(LogWriterTest, AReplacedLogStaysWholeUntilAnotherIsDurable) {
       << "the old blocks are free";
 }
 
+// Otherwise a program that writes into a pool that is almost full would have all files committed before each write.
+TEST_F(LogWriterTest, WhatGrowsIsCommittedAtMostOnceForHalfASegment) {
+  constexpr int64_t kHalf = 16 * kKiB - 2 * kBlockSize;
+  Start();
+  SpaceReservation rest;
+  for (uint64_t i = 0; i < 50000 && writer_->CheckSpace(KvChange::kGrow); ++i) {
+    space_->AddUncommitted(kHalf);
+    EXPECT_TRUE(!writer_->has_space() || writer_->grows_now()) << i;
+    space_->AddUncommitted(-kHalf);
+    TakeSpace(&rest);
+    Put(i, 1);
+  }
+  EXPECT_FALSE(writer_->has_space());
+  Stop();
+}
+
 // A pool in which no checkpoint makes space: changes are refused soon, and checkpoints end.
 TEST_F(LogWriterTest, AFullPoolRefusesWithoutWaitingForEver) {
   Start();

@@ -2,8 +2,11 @@
 // The space of the log: in small pieces, after failed writes of its roots, in a full pool, and what a mark allows.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -417,6 +420,39 @@ TEST_F(LogWriterTest, AReplacedLogStaysWholeUntilAnotherIsDurable) {
   EXPECT_EQ(space_->total().value - space_->Statistics().free.value,
             BlocksOf(ReadRoot().log.segments).value + BlocksOf(ReadRoot().checkpoint_stream.segments).value)
       << "the old blocks are free";
+}
+
+// A checkpoint that takes the last blocks would end all writing.
+TEST_F(LogWriterTest, ACheckpointLeavesTheLogItsNextSegment) {
+  options_.first_retry = std::chrono::milliseconds(0);
+  options_.write_delay = options_.commit_interval = options_.claim_delay = std::chrono::hours(1);
+  std::atomic<uint64_t> begun{0};
+  Start();
+  kv_->AfterNewIterator([&] { ++begun; });
+  Put(0, 1);
+  SpaceReservation rest;
+  TakeSpace(&rest);
+  // More than the log knows of, and what the end of the checkpoint has to commit: about a segment of the log.
+  const uint64_t reserved = space_->total().value - rest.held().value - writer_->statistics().bytes / kBlockSize;
+  KvBatch unknown;
+  for (uint64_t i = 0; i < reserved + 20; ++i) unknown.Put("unknown" + std::to_string(i), std::string(kBlockSize, 'x'));
+  ASSERT_OK(kv_->Write(std::move(unknown)));
+  KvBatch pending;
+  pending.Put("pending", std::string(7 * kBlockSize, 'x'));
+  ASSERT_OK(catalog_->Write(std::move(pending)));
+  const uint64_t before = writer_->statistics().checkpoints;
+  writer_->Renew();
+  uint64_t released = 0;
+  const auto ended = [&] { return writer_->failed() || writer_->statistics().checkpoints > before; };
+  for (; !ended(); released += 4) {
+    rest.TrimTo(rest.held() - BlockCount{4});
+    for (const uint64_t seen = begun; begun < seen + 2 && !ended();) std::this_thread::yield();
+  }
+  EXPECT_GT(released, 8U) << "the first ones do not fit";
+  EXPECT_FALSE(writer_->failed());
+  kv_->AfterNewIterator(nullptr);
+  Stop();
+  ExpectRestored();
 }
 
 // Otherwise a program that writes into a pool that is almost full would have all files committed before each write.

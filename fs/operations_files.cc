@@ -128,18 +128,21 @@ void ApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite& write) {
                                    write.reach, answer);
 }
 
-// Makes the kernel drop the pages of the range first. Uses another thread, because the kernel may send dirty pages to
+// Applies the write on another thread. If the kernel must drop the pages of the range first, it may send dirty pages to
 // this one.
-void DropPagesAndApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite write) {
+void ApplyWriteLater(Filesystem& filesystem, Reply reply, PendingWrite write) {
   if (!write.holder) {  // this thread reuses the request's buffer
     write.copy.assign(write.data.begin(), write.data.end());
     write.data = write.copy;
   }
   const auto kept = std::make_shared<PendingWrite>(std::move(write));
-  filesystem.RunOnPagePool(std::move(reply), [&filesystem, kept](Reply later) {
+  const auto apply = [&filesystem, kept](Reply later) { ApplyWrite(filesystem, std::move(later), *kept); };
+  // Another pool: the kernel may wait for its pages before it drops them.
+  if (!kept->direct.must_drop()) return filesystem.RunOnPool(std::move(reply), apply);
+  filesystem.RunOnPagePool(std::move(reply), [&filesystem, kept, apply](Reply later) {
     const Result<void> dropped = filesystem.DropPages(*kept->file->inode, kept->direct);
     if (!dropped.has_value()) return later.Fail(dropped.error());
-    ApplyWrite(filesystem, std::move(later), *kept);
+    apply(std::move(later));
   });
 }
 
@@ -178,8 +181,8 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   if (!from_page_cache && file->mode == OpenMode::kDirect) {
     write.direct = {*file->pages, {offset, offset + data.size()}};
   }
-  if (write.direct.must_drop()) {
-    DropPagesAndApplyWrite(filesystem, std::move(reply), std::move(write));
+  if (write.direct.must_drop() || filesystem.store().WaitsToWrite(ByteCount{data.size()})) {
+    ApplyWriteLater(filesystem, std::move(reply), std::move(write));
   } else {
     ApplyWrite(filesystem, std::move(reply), write);
   }

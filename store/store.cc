@@ -273,6 +273,11 @@ bool Store::WaitsToTruncate(InodeId ino) {
   return inode != nullptr && p_->files->IsOverdue(*inode);
 }
 
+bool Store::WaitsToWrite(ByteCount size) const {
+  const BlockCount blocks = BlocksFor(size) + BlockCount{1};  // it may begin inside a block
+  return (p_->log != nullptr && !p_->log->grows_now()) || !p_->space->WouldFit(blocks, {}, /*privileged=*/false);
+}
+
 Result<PublicationRecord> Store::PublishTree(Namespace::PublishCall* call) {
   // Taken first: an error must not follow the publication.
   ASSIGN_OR_RETURN(const InodePtr directory, p_->inodes->Get(call->directory()));

@@ -100,6 +100,8 @@ class Store {
   bool OpensSlowly(InodeId ino);
   // True if a truncation by OpenFile waits for a commit (FileIo::IsOverdue).
   bool WaitsToTruncate(InodeId ino);
+  // True if a write of so many bytes perhaps waits for space: for a checkpoint, or for the commit of other files.
+  bool WaitsToWrite(ByteCount size) const;
   // Reads the mapping of a large file, so that no read or write has to. `truncate` implements O_TRUNC: the file is
   // emptied in memory. If the caller writes, its old content stays committed until the new content is committed (when
   // no writer has it open any more, at fsync, or after 30 s). `writes`: the caller may write; kPermission for an

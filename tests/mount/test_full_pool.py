@@ -5,7 +5,9 @@ correct at every step."""
 import errno
 import os
 import random
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from harness import needs, process
 from harness.filesystems import wait_until, weightfs
 from harness.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, fallocate, sync_filesystem
 from harness.tree import digest, digests
+from small_filesystem import small_filesystem
 
 MIB = 1 << 20
 BLOCK = 4096
@@ -434,6 +437,44 @@ def test_a_pool_of_two_tebibytes(factory):
     os.unlink(mount.path / "file")
     assert becomes(mount, start.f_bavail * start.f_frsize)
     mount.fsck()
+
+
+WRITER = """
+import os, sys
+descriptor = os.open(sys.argv[1], os.O_WRONLY)
+try:
+    os.write(descriptor, bytes(1 << 20))
+except OSError as error:
+    print(error.errno)
+"""
+
+
+@weightfs_only
+@needs.root
+@needs.loop_devices()
+@needs.program("fsfreeze")
+def test_a_write_that_waits_for_space_delays_no_look_ups(factory):
+    """It commits all files first, which takes as long as the device. The only receiver serves others meanwhile."""
+    with small_filesystem(factory, "ext4") as below:
+        with open(below / "pool", "wb") as pool:
+            os.posix_fallocate(pool.fileno(), 0, 48 * MIB)
+        mount = factory.mount(factory.store(devices=[below / "pool"]), "threads=1")
+        (mount.path / "empty").touch()
+        fill_up(mount.path / "full")
+        process.run(["fsfreeze", "--freeze", below])
+        try:
+            os.chmod(mount.path / "empty", 0o600)
+            writer = subprocess.Popen([sys.executable, "-c", WRITER, mount.path / "empty"], text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            waits = Path(f"/proc/{writer.pid}/wchan")
+            assert wait_until(lambda: "request_wait" in waits.read_text())
+            process.run(["stat", mount.path / "empty", mount.path / "full"], limit=20)
+            assert writer.poll() is None
+        finally:
+            process.run(["fsfreeze", "--unfreeze", below])
+        assert process.finish(writer).out == f"{errno.ENOSPC}\n"
+        mount.fsck()
+        mount.close()
 
 
 @weightfs_only

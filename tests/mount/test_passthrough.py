@@ -12,10 +12,12 @@ import random
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 import store_files
+from harness import process
 from harness.filesystems import wait_until, weightfs
 from harness.syscalls import errno_of
 
@@ -245,6 +247,28 @@ def test_without_it_the_daemon_reads(factory, data, options):
     assert read_by_the_daemon(mount.path) > before
     with open(path, "rb"):
         publish(path.parent, "--undo")
+
+
+@pytest.mark.parametrize("options, most", [("cache_memory=128M", 1), ("cache_memory=128M,without=passthrough", 2)])
+def test_a_mount_can_be_below_so_many_overlays(factory, local, options, most):
+    if "overlay" not in Path("/proc/filesystems").read_text(encoding="utf-8").split():
+        pytest.skip("needs overlayfs: the kernel has none")
+    mount = factory.mount(factory.store(STORE_SIZE), options)
+    needs_passthrough(mount.path)
+    (mount.path / "file").write_bytes(b"content")
+    with contextlib.ExitStack() as mounted:
+        below = mount.path
+        for depth in range(1, 4):
+            above, empty = local / f"above{depth}", local / f"empty{depth}"
+            above.mkdir()
+            empty.mkdir()
+            call = ["mount", "-t", "overlay", "overlay", "-o", f"lowerdir={below}:{empty}", above]
+            if process.run(call, codes=None).code != 0:
+                break
+            mounted.callback(process.run, ["umount", above])
+            assert (above / "file").read_bytes() == b"content"
+            below = above
+        assert depth - 1 == most
 
 
 def test_a_writable_file_is_never_read_past_its_changes(made, data):

@@ -160,11 +160,10 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   Committer::Options commit;
   commit.interval = options.commit_interval;
   commit.close_delay = options.close_delay;
-  if (parts->log != nullptr) {
-    wal::LogWriter* log = parts->log.get();
-    commit.retire = [log](std::vector<DeviceRun> runs) { log->Retire(std::move(runs)); };
-    commit.release_freed = [log] { log->ReleaseRetired(); };
-  }
+  commit.retire = [log = parts->log.get()](std::vector<DeviceRun> runs) {
+    if (log != nullptr) log->Retire(std::move(runs));  // otherwise nothing is written
+  };
+  if (parts->log != nullptr) commit.release_freed = [log = parts->log.get()] { log->ReleaseRetired(); };
   commit.freed = [memory = services.extent_memory](size_t extents) { memory->Freed(extents); };
   parts->committer =
       std::make_unique<Committer>(*parts->catalog, *parts->device_set, *parts->space, *parts->write_back, commit);

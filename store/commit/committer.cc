@@ -254,8 +254,7 @@ size_t Committer::RunCycle(Cycle cycle) {
     for (const auto& [inode, urgent] : cycle.inodes) in_cycles_.erase(in_cycles_.find(inode));
   }
   Finish(&cycle, CommitLevel::kOrdered);
-  const bool frees_now = options_.retire == nullptr && (cycle.wrote || !cycle.deletions.empty());
-  if ((cycle.sync || frees_now) && !cycle.error) {
+  if (cycle.sync && !cycle.error) {
     if (auto synced = catalog_.Sync(); !synced) cycle.error = Fail(synced.error(), "syncing the catalog failed");
   }
   size_t extents = 0;
@@ -267,11 +266,7 @@ size_t Committer::RunCycle(Cycle cycle) {
       if (sealed.content) freed.insert(freed.end(), sealed.content->freed.begin(), sealed.content->freed.end());
     }
     for (Deletion& deletion : cycle.deletions) freed.insert(freed.end(), deletion.runs.begin(), deletion.runs.end());
-    if (options_.retire) {
-      options_.retire(std::move(freed));
-    } else {
-      space_.Retire(freed);
-    }
+    options_.retire(std::move(freed));
     if (cycle.wrote) ++commits_;
   }
   Finish(&cycle, CommitLevel::kDurable);
@@ -410,7 +405,7 @@ Result<void> Committer::WriteBatch(Sealed* sealed, KvBatch batch) {
     return written;
   }
   // Whoever finds the file clean may look for the space at once.
-  if (options_.retire) options_.retire(std::exchange(sealed->content->freed, {}));
+  options_.retire(std::exchange(sealed->content->freed, {}));
   inode.file->FinishCommit();
   return {};
 }

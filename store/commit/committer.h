@@ -32,8 +32,8 @@ class Committer final : public CommitQueue {
     std::chrono::milliseconds interval{5000};  // maximum time that changed data stays uncommitted
     std::chrono::milliseconds close_delay{1000};
     std::chrono::milliseconds replace_delay{30000};  // same, for a file that writers are replacing
-    // Frees blocks that batches in the catalog have freed, once that is safe; null: SpaceManager::Retire.
-    std::function<void(std::vector<DeviceRun> runs)> retire = nullptr;
+    // Frees blocks that batches in the catalog have freed, once that is safe.
+    std::function<void(std::vector<DeviceRun> runs)> retire;
     std::function<void()> release_freed = nullptr;  // CommitQueue::ReleaseFreed; null: nothing to do
     // Runs after a cycle, on its thread, which has freed the changes and the runs of so many extents.
     std::function<void(size_t extents)> freed = nullptr;

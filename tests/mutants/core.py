@@ -27,7 +27,7 @@ MUTANTS = [
            ("unit_meta:RocksFailureTest.*OlderVersion*",)),
     Mutant("free-before-sync", "Replaced blocks are freed after the commit that drops them is synced.",
            "store/commit/committer.cc",
-           "  if (options_.retire) options_.retire(std::exchange(sealed->content->freed, {}));\n",
+           "  options_.retire(std::exchange(sealed->content->freed, {}));\n",
            "  space_.Retire(std::exchange(sealed->content->freed, {}));\n",
            ("unit_store_classes", CRASH)),
     Mutant("scrub-reads", "What scrubs read from the devices is counted.",

@@ -25,6 +25,7 @@ class CommitterTest : public ::testing::Test {
             Committer::Options{.interval = std::chrono::hours(1),
                                .close_delay = std::chrono::hours(1),
                                .replace_delay = std::chrono::hours(1),
+                               .retire = [this](const std::vector<DeviceRun>& runs) { rig_.space().Retire(runs); },
                                .freed = [this](size_t extents) { freed_ += extents; }})) {
     EXPECT_TRUE(committer_->Start());
   }
@@ -309,21 +310,6 @@ TEST_F(CommitterTest, SpaceOfOverwrittenBlocksIsFreeAfterTheCommit) {
   EXPECT_FALSE(rig_.space().Reserve(&more, BlockCount{300}, /*privileged=*/true)) << "the old blocks may be needed";
   ASSERT_TRUE(Commit(file));
   EXPECT_TRUE(rig_.space().Reserve(&more, BlockCount{300}, /*privileged=*/true));
-}
-
-TEST_F(CommitterTest, SpaceOfOverwrittenBlocksIsNotReusedBeforeTheSync) {
-  const InodePtr file = NewChangedFile(10, Pattern(1, 256 * kBlockSize));
-  ASSERT_TRUE(Commit(file));
-  SpaceReservation all;
-  ASSERT_TRUE(rig_.space().Reserve(&all, TestFileServices::kBlocks - BlockCount{768}, /*privileged=*/true));
-  Change(file, Pattern(2, 256 * kBlockSize));
-  bool free = true;
-  rig_.kv().DuringSync([&] {
-    SpaceReservation more;
-    free = rig_.space().Reserve(&more, BlockCount{300}, /*privileged=*/true).has_value();
-  });
-  ASSERT_TRUE(Commit(file));
-  EXPECT_FALSE(free) << "a crash may still lose the batch that drops them";
 }
 
 TEST_F(CommitterTest, AfterStopRequestsAreRefused) {

@@ -89,21 +89,23 @@ def differing(model, plain):
     return [name for name, tensor in plain.state_dict().items() if not torch.equal(ours[name], tensor)]
 
 
-def compare(plain, model, directory, memory="12M", steps=STEPS, exact=True):
+def compare(plain, model, directory, memory="12M", steps=STEPS):
     model = weightfs.offload.offload(model, directory, memory)
     theirs, ours = torch.optim.AdamW(plain.parameters(), foreach=False), weightfs.offload.AdamW(model)
     for number in range(steps):
-        expected, found = step(plain, theirs, number), step(model, ours, number)
-        assert found == (expected if exact else pytest.approx(expected, rel=1e-3))
-    assert not exact or differing(model, plain) == []
+        assert step(model, ours, number) == step(plain, theirs, number)
+    assert differing(model, plain) == []
     return model
 
 
 @pytest.mark.parametrize("name", list(MODELS))
 def test_training_equals_training_in_memory(memory_folder, name):
-    # The kernels of torch for AVX2 give gradients of Jamba's recurrence with other last bits (docs/OFFLOAD.md).
-    exact = name != "Jamba" or torch.backends.cpu.get_cpu_capability() != "AVX2"
-    compare(created(name), created(name), memory_folder / "model", exact=exact)
+    plain = created(name)
+    # A recurrence that also fills a cache has one more slice() in its graph, whose gradient has other strides, and
+    # torch's kernels round by strides (docs/OFFLOAD.md).
+    if name == "Jamba":
+        plain.config.use_cache = False
+    compare(plain, created(name), memory_folder / "model")
 
 
 def test_generation_uses_the_cache(memory_folder):

@@ -2,7 +2,11 @@
 // The entry point of the program: setup for the process rather than for a command.
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 
 #include "cli/names.h"
 #include "cli/program.h"
@@ -20,12 +24,21 @@ void OccupyClosedStreams() {
   }
 }
 
+// Each open file of a mount's users may need a descriptor; RocksDB and the devices need more, also in other commands.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   OccupyClosedStreams();
   weightfs::EndWhenOutOfMemory();
   weightfs::LogToStderr(spdlog::level::warn);
+  RaiseDescriptorLimit();
   // Ignored, because a closed pipe is a write error and must not end a mount.
   signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> arguments(argv + 1, argv + argc);

@@ -276,6 +276,11 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
                         "then the store can be mounted with -o ro)",
                         directory, text)};
   }
+  for (const int lack : {EMFILE, ENFILE, ENOMEM, EAGAIN}) {  // of descriptors, memory or threads
+    if (text.find(std::strerror(lack)) == std::string::npos) continue;
+    return {ErrorCode::kAgain,
+            fmt::format("{}: cannot open the catalog: {}; raise that limit (ulimit -a)", directory, text)};
+  }
   return {CodeOf(status), fmt::format("{}: cannot open the catalog: {}; check that filesystem and its device (dmesg)",
                                       directory, text)};
 }

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 #include <signal.h>
 #include <spdlog/sinks/sink.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -148,14 +147,6 @@ Result<Plan> MakePlan(const Arguments& arguments) {
   return plan;
 }
 
-// Each open file of the mount's users may need a descriptor; RocksDB and the devices need more.
-void RaiseDescriptorLimit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-  limit.rlim_cur = limit.rlim_max;
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", std::strerror(errno));
-}
-
 // In the foreground the log goes to the terminal or to the journal. In the background it goes to a file; until the
 // mount is ready, warnings also go to the caller.
 Result<DaemonLog> StartLog(const Plan& plan) {
@@ -247,7 +238,6 @@ class SignalTarget {
 // Serves the store until the mount ends. Mount's contract requires the order Run, close the store, ~Mount, ~Store.
 Result<void> Serve(Plan plan, StartReport& report) {
   ReportCrashes();
-  RaiseDescriptorLimit();
   RETURN_IF_ERROR(WaitUntilReleased(plan.served));
   const bool hangup_ends = EndsOnHangup(plan);
   SignalTarget target(hangup_ends);

@@ -95,9 +95,11 @@ Result<CheckResult> CheckReplica(Devices devices, const std::optional<Uuid>& sto
                                  const std::function<bool()>& expected, const std::function<bool(ByteCount)>& next) {
   std::optional<uint64_t> damaged_root;  // the sequence of the root of the last pass, if that found damage
   for (int attempt = 0; attempt < kCheckAttempts; ++attempt) {
-    ASSIGN_OR_RETURN(auto root, FindRoot(devices, store_id));
+    auto found = FindRoot(devices, store_id);
+    if (!found && found.error().code != ErrorCode::kIo) return found.error();
+    auto root = found ? *std::move(found) : std::nullopt;
     if (!root && !expected()) return CheckResult{};
-    CheckResult result{.damage = "no valid root is left on any device"};
+    CheckResult result{.damage = "no valid root can be read from any device"};
     if (root) {
       const auto loaded = LoadSegments(devices, &*root);
       if (!loaded && loaded.error().code != ErrorCode::kCorrupt) return loaded.error();

@@ -92,9 +92,9 @@ class Opening {
   Result<void> LookAtIndex();
   Result<void> CheckId();
   Result<void> FindLog();
-  bool IsComplete() const;
+  Result<void> LookAtSuperblocks();
   Result<void> CheckIsLatest();
-  Result<void> UseLog(bool complete);
+  Result<void> UseLog();
   Result<void> UseReplica();
   Result<void> AcceptDamage(const std::string& damage);
   void DropLog() {
@@ -122,6 +122,8 @@ class Opening {
   std::optional<wal::Version> before_;  // if MakeUnique gave version_ to an index that has everything of this one
   bool rebuilt_ = false;                // if MakeUnique gave version_ to an index that lacks what is lost
   bool foreign_ = false;  // the index belongs to another store, or is something else
+  // The superblocks say that this is the index of the last clean unmount, and that no change has followed.
+  bool complete_ = false;
 };
 
 Result<void> Opening::Run() {
@@ -137,8 +139,8 @@ Result<void> Opening::Run() {
   RETURN_IF_ERROR(FindLog());
   const bool logged = std::ranges::any_of(parts_.superblocks, &Superblock::logged);
   if (!logged) RETURN_IF_ERROR(CheckIsLatest());
-  const bool complete = IsComplete();
-  RETURN_IF_ERROR(logged ? UseLog(complete) : UseReplica());
+  RETURN_IF_ERROR(LookAtSuperblocks());
+  RETURN_IF_ERROR(logged ? UseLog() : UseReplica());
   if (!log_.root) log_.tail = {.version = version_};
   if (index_ == nullptr && !log_.root) return OpenDamaged();
   if (index_ == nullptr) {
@@ -159,7 +161,7 @@ Result<void> Opening::Run() {
                  store_.name);
   }
   // Until something that is lost was accepted by a repair, the superblocks say that there was more.
-  if (logged && !complete && !parts_.lost) {
+  if (logged && !complete_ && !parts_.lost) {
     for (Superblock& superblock : parts_.superblocks) superblock.catalog_sequence = superblock.catalog_chain = 0;
   }
   parts_.catalog = std::move(index_);
@@ -220,13 +222,17 @@ Result<void> Opening::FindLog() {
   return loaded || loaded.error().code == ErrorCode::kCorrupt ? Result<void>() : loaded;
 }
 
-// True if the superblocks say that this is the index of the last clean unmount, and that no change has followed. A
-// repair that was killed before it began may have named its index on some of them only.
-bool Opening::IsComplete() const {
-  return index_ != nullptr && std::ranges::all_of(parts_.superblocks, [&](const Superblock& superblock) {
-           const wal::Version named = NamedBy(superblock);
-           return named != kNoVersion && (named == version_ || named == before_);
-         });
+Result<void> Opening::LookAtSuperblocks() {
+  // A repair that was killed before it began may have named its index on some of them only.
+  complete_ = index_ != nullptr && std::ranges::all_of(parts_.superblocks, [&](const Superblock& superblock) {
+                const wal::Version named = NamedBy(superblock);
+                return named != kNoVersion && (named == version_ || named == before_);
+              });
+  if (!complete_ || !log_.root) return {};
+  ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, version_));
+  // They have lost what the mount wrote that appended the rest.
+  if (log_.tail.continues && log_.tail.version.sequence > version_.sequence) complete_ = false;
+  return {};
 }
 
 // Devices without a log do not have the changes of the store. Only its directory, or the index that the superblocks
@@ -242,15 +248,10 @@ Result<void> Opening::CheckIsLatest() {
 }
 
 // Of a store with a log. Drops an index that the log does not continue, and a log that lacks what the index has.
-// `complete`: IsComplete.
-Result<void> Opening::UseLog(bool complete) {
-  if (complete) {
-    bool damaged = true;
-    if (log_.root) {
-      ASSIGN_OR_RETURN(log_.tail, wal::FindDurableTail(devices_, *log_.root, version_));
-      damaged = log_.tail.damaged || log_.tail.unreadable || log_.root->newer_lost;
-      if (log_.tail.continues && log_.tail.version == version_ && !damaged) return {};
-    }
+Result<void> Opening::UseLog() {
+  if (complete_) {
+    const bool damaged = !log_.root || log_.tail.damaged || log_.tail.unreadable || log_.root->newer_lost;
+    if (!damaged && log_.tail.continues) return {};
     if (damaged) {
       spdlog::error("{}: the log of the catalog on the devices is damaged; it is written anew", store_.name);
     } else {
@@ -391,6 +392,7 @@ Result<void> Opening::ReplayAll(const std::function<Result<void>(KvBatch)>& appl
                      return apply(part.batch);
                    }));
   if (checkpoint.damaged_frames > 0) {
+    rebuilt_ = false;  // more may be damaged than when an earlier repair rebuilt the index
     RETURN_IF_ERROR(AcceptDamage(fmt::format("{} parts of the checkpoint of the catalog are damaged; their records are "
                                              "lost",
                                              checkpoint.damaged_frames)));
@@ -422,9 +424,10 @@ Result<void> Opening::Rebuild() {
   const bool full = !built && (built.error().code == ErrorCode::kNoSpace || built.error().code == ErrorCode::kReadOnly);
   // One that another try can perhaps read may have repairs that the superblocks name. One that an earlier repair has
   // rebuilt like this has nothing else.
-  const bool repaired = damage_.code == ErrorCode::kIo && std::ranges::any_of(parts_.superblocks, [](const auto& each) {
-                          return NamedBy(each) != kNoVersion;
-                        });
+  const auto is_repair = [&](const Superblock& superblock) {
+    return NamedBy(superblock) != kNoVersion && NamedBy(superblock) != log_.tail.version;
+  };
+  const bool repaired = damage_.code == ErrorCode::kIo && std::ranges::any_of(parts_.superblocks, is_repair);
   const auto keeps = [&] { return foreign_ || ahead || repaired || (parts_.lost && !rebuilt_); };
   if (full && !keeps()) {
     // Both do not fit. The log is read to its end, and then the old one goes first.
@@ -475,16 +478,24 @@ Result<void> BeginRepair(StoreParts* parts) {
   KvBatch changes;
   changes.Delete(keys::Store(kInodeCountFact));  // a repair that is killed may have changed it
   const bool logged = std::ranges::any_of(parts->superblocks, &Superblock::logged);
-  // An older program takes a replica of the same sequence for newer than the repairs.
-  ASSIGN_OR_RETURN(const wal::Version version, MakeUnique(*parts->catalog, std::move(changes), /*whole=*/true,
-                                                       logged ? 0 : 1));
+  ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(*parts->catalog));
+  ASSIGN_OR_RETURN(const auto unique, parts->catalog->Get(keys::Store(wal::kUniqueFact)));
+  if (logged && unique && unique->starts_with(wal::EncodeVersion(version))) {
+    RETURN_IF_ERROR(parts->catalog->Write(std::move(changes)));  // no repair has begun with it
+  } else {
+    // An older program takes a replica of the same sequence for newer than the repairs.
+    ASSIGN_OR_RETURN(version, MakeUnique(*parts->catalog, std::move(changes), /*whole=*/true, logged ? 0 : 1));
+  }
   RETURN_IF_ERROR(parts->catalog->Sync());
   for (size_t index = 0; index < parts->superblocks.size(); ++index) {
     parts->superblocks[index].catalog_sequence = version.sequence;
     parts->superblocks[index].catalog_chain = version.chain;
     RETURN_IF_ERROR(WriteSuperblock(*parts->devices[index], parts->superblocks[index]));
   }
-  return logged ? Result<void>() : EraseRoots(Borrow(parts->devices), ErasedRoots::kAll);
+  if (!logged) RETURN_IF_ERROR(EraseRoots(Borrow(parts->devices), ErasedRoots::kAll));
+  KvBatch begun;  // RocksDB stores writes in order, so an index with a repair lacks the fact
+  begun.Delete(keys::Store(wal::kUniqueFact));
+  return parts->catalog->Write(std::move(begun));
 }
 
 }  // namespace weightfs

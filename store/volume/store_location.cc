@@ -190,8 +190,9 @@ Result<void> FindOthers(const std::vector<NamedDevice>& named, const std::string
   if (!last || last->id != description->id || last->devices.size() != description->devices.size()) {
     ASSIGN_OR_RETURN(const auto device, OpenToExamine(named[0].path));
     BlockDevice* const one[] = {device.get()};
-    ASSIGN_OR_RETURN(const auto root, wal::FindRoot(one, description->id));
-    last = root ? ParseDescription("the description in the log", root->description) : Error{ErrorCode::kNotFound};
+    const auto root = wal::FindRoot(one, description->id);
+    last = root && *root ? ParseDescription("the description in the log", (*root)->description)
+                         : Error{ErrorCode::kNotFound};
   }
   const auto is_named = [&](size_t index) {
     return std::ranges::any_of(named, [&](const NamedDevice& one) { return one.device.index.value == index; });

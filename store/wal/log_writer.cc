@@ -282,7 +282,7 @@ void LogWriter::ReleaseDeferred() {
   bool released = false;
   MutexLock lock(mutex_);
   while (!deferred_.empty() && deferred_.front().sequence <= marked_) {
-    const std::vector<DeviceRun> runs = deferred_.front().runs;
+    const std::vector<DeviceRun> runs = std::move(deferred_.front().runs);  // perhaps a million
     lock.Unlock();
     space_.Retire(runs);
     lock.Lock();

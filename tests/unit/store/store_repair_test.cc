@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Damaged logs and indexes, and repairs, also those that are killed.
 #include <gtest/gtest.h>
+#include <rocksdb/comparator.h>
+#include <rocksdb/db.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -190,11 +193,14 @@ TEST_F(StoreLocationTest, ARepairThatIsKilledBeforeItBeginsChangesNothing) {
       }
     }
     fs::copy_file(Path(devices[1]), Path("before"), fs::copy_options::overwrite_existing);
-    {
-      auto parts = OpenStoreParts(store, {.repair = true});
-      ASSERT_TRUE(parts.has_value() && BeginRepair(&*parts).has_value());
+    for (int i = 0; i < 2; ++i) {  // and once more
+      {
+        auto parts = OpenStoreParts(store, {.repair = true});
+        ASSERT_TRUE(parts.has_value() && BeginRepair(&*parts).has_value());
+        parts->catalog.reset();
+      }
+      fs::copy_file(Path("before"), Path(devices[1]), fs::copy_options::overwrite_existing);
     }
-    fs::copy_file(Path("before"), Path(devices[1]), fs::copy_options::overwrite_existing);
     const DeviceRun log = RootOf(Path(devices[0])).log.segments.front().run;
     // After a clean unmount the log need not have the last change.
     const BlockCount damaged = name == "clean" ? log.run.count : BlockCount{1};
@@ -207,6 +213,81 @@ TEST_F(StoreLocationTest, ARepairThatIsKilledBeforeItBeginsChangesNothing) {
     EXPECT_TRUE(Has(store, "f")) << name;
     fs::remove_all(Path("first"));
   }
+}
+
+// Another index continues the log, which does not have the repairs.
+TEST_F(StoreLocationTest, AnIndexWithRepairsGetsNoEntriesOfAnotherHistory) {
+  FormatDevices({"one"});
+  const StoreLocation repaired = Must(Find(Path("one"), "a")), other = Must(Find(Path("one"), "b"));
+  Make(repaired, "d");
+  Repair(repaired, "fact");
+  Make(other, "e");
+  EXPECT_FALSE(HasFact(repaired, "fact"));
+  EXPECT_TRUE(Has(repaired, "e"));
+}
+
+// As if a device had lost the writes of the superblocks, but not those that followed.
+TEST_F(StoreLocationTest, ALogThatIsLongerThanACompleteIndexIsUsed) {
+  FormatDevices({"one"});
+  const StoreLocation store = Must(Find(Path("one"), "a"));
+  Make(store, "d");
+  const Superblock before = SuperblockOf(Path("one"));
+  fs::copy(Path("a"), Path("older"), fs::copy_options::recursive);
+  Make(store, "e");
+  Change(Path("one"), [&](Superblock& superblock) {
+    superblock.catalog_sequence = before.catalog_sequence;
+    superblock.catalog_chain = before.catalog_chain;
+  });
+  fs::remove_all(Path("a"));
+  fs::rename(Path("older"), Path("a"));
+  EXPECT_TRUE(Has(store, "e"));
+  EXPECT_TRUE(Has(store, "d"));
+}
+
+// The log has all that the index has.
+TEST_F(StoreLocationTest, AnIndexThatCannotBeReadIsKeptForItsRepairsOnly) {
+  for (const bool has_repairs : {false, true}) {
+    const std::string device = has_repairs ? "two" : "one";
+    FormatDevices({device});
+    fs::remove_all(Path("a"));
+    const StoreLocation store = Must(Find(Path(device), "a"));
+    Make(store, "d");
+    if (has_repairs) Repair(store, "fact");
+    const std::string index = Path("a/" + std::string(kCatalogName));
+    fs::remove_all(index);
+    rocksdb::Options options;
+    options.create_if_missing = true;
+    options.comparator = rocksdb::ReverseBytewiseComparator();  // with another, opening it fails, as a read may
+    rocksdb::DB* made = nullptr;
+    ASSERT_TRUE(rocksdb::DB::Open(options, index, &made).ok());
+    delete made;
+    EXPECT_TRUE(Has(store, "d"));
+    bool kept = false;
+    for (const fs::directory_entry& entry : fs::directory_iterator(Path("a"))) {
+      kept = kept || entry.path().filename().string().starts_with(kOldCatalogs);
+    }
+    EXPECT_EQ(kept, has_repairs);
+    fs::remove_all(Path("first"));
+  }
+}
+
+// The next tables of the index cannot be opened.
+TEST_F(StoreLocationTest, ALackOfDescriptorsIsNoDamage) {
+  FormatDevices({"one"});
+  const StoreLocation store = Must(Find(Path("one"), "a"));
+  Make(store, "d");
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  bool failed = false;
+  for (rlim_t most = 8; most < 64; ++most) {
+    const rlimit low{.rlim_cur = most, .rlim_max = limit.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+    const auto opened = OpenStoreParts(store, {.read_only = true});
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_FALSE(opened && opened->rebuilt) << most;
+    failed = failed || (!opened && opened.error().what.find("raise that limit") != std::string::npos);
+  }
+  EXPECT_TRUE(failed);
 }
 
 TEST_F(StoreLocationTest, OneSuperblockThatSaysLessHidesNoLoss) {

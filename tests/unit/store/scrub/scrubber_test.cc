@@ -288,6 +288,17 @@ TEST(Scrub, FindsDamageOfTheReplicaAndRenewsIt) {
   EXPECT_FALSE(Last(store).replica);
 }
 
+// A root that is written anew can perhaps be read.
+TEST(Scrub, RootsThatCannotBeReadAreDamage) {
+  TestStore store(Options());
+  Written(store, "f", Pattern(1, 5000));
+  ASSERT_OK(store.Remount());
+  store.device().Fail(FaultDevice::Target::kRead, {.and_later = true});
+  RunScrub(store);
+  store.device().StopFailing();
+  EXPECT_TRUE(Last(store).replica);
+}
+
 TEST(FindPath, NamesFilesInDirectories) {
   TestStore store(Options());
   CreateRequest directory;

@@ -25,15 +25,16 @@ constexpr unsigned long kBackingClose = _IOW(FUSE_DEV_IOC_MAGIC, 2, uint32_t);
 }  // namespace
 
 std::shared_ptr<Backing> Backing::Make(Store& store, const InodePtr& inode, int connection) {
-  const auto memory = store.files().Pass(inode);
-  if (!memory) spdlog::warn("inode {}: no passthrough: {}", inode->id.value, ToString(memory.error()));
-  if (!memory || !*memory) return nullptr;
-  const BackingMap map{.fd = memory->get()};
+  const auto passed = store.files().Pass(inode);
+  if (!passed) spdlog::warn("inode {}: no passthrough: {}", inode->id.value, ToString(passed.error()));
+  if (!passed || !passed->memory) return nullptr;
+  const BackingMap map{.fd = passed->memory.get()};
   const int id = ioctl(connection, kBackingOpen, &map);
   if (id > 0) return std::shared_ptr<Backing>(new Backing(connection, id));
   const int error = errno;
+  store.files().PassRefused(*passed);  // while the descriptor keeps the content
   spdlog::info("no passthrough of hot files: {}", std::strerror(error));
-  if (error == EPERM) store.UsePassthrough(false);
+  if (error != EMFILE && error != ENFILE && error != ENOMEM) store.UsePassthrough(false);
   return nullptr;
 }
 

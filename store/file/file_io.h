@@ -97,9 +97,10 @@ class FileIo final : public DataOwner {
   Result<MapLease> LeaseMap(const InodePtr& inode, uint64_t offset, uint64_t length);
   // The same, if all of the range is loaded; kNoMemory if not.
   Result<MapLease> LeaseLoaded(const InodePtr& inode, uint64_t offset, uint64_t length);
-  // For passthrough: a descriptor of the content of a file of which all is in hot memory and which nobody can change;
-  // else an empty one. Nobody can change the file until nobody uses the descriptor or a mapping any more (IsPassed).
-  Result<UniqueFd> Pass(const InodePtr& inode);
+  // For passthrough: the content of a file of which all is in hot memory and which nobody can change. Nobody can change
+  // the file until nobody uses the descriptor or a mapping any more (IsPassed), or the kernel has refused it.
+  Result<PassedMemory> Pass(const InodePtr& inode);
+  void PassRefused(const PassedMemory& passed);
   // Reserves space for `count` blocks of the file from `first` on, or for new files of a directory (`first` is 0).
   // Returns kNoSpace when too little is free.
   Result<BlockReservation> Reserve(const InodePtr& inode, FileBlock first, BlockCount count);

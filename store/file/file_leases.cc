@@ -172,14 +172,19 @@ Result<MapLease> FileIo::LeaseLoaded(const InodePtr& inode, uint64_t offset, uin
   return MapLease{.file_size = loaded.file_size, .end = offset + size, .memory = std::move(loaded.memory)};
 }
 
-Result<UniqueFd> FileIo::Pass(const InodePtr& inode) {
+Result<PassedMemory> FileIo::Pass(const InodePtr& inode) {
   HotFiles* const files = p_.cache.hot();
-  if (files == nullptr || !files->passthrough() || closed_.load()) return UniqueFd();
+  if (files == nullptr || !files->passthrough() || closed_.load()) return PassedMemory();
   MutexLock lock(inode->mutex);
-  if (!p_.read_only && !inode->StaysPublished()) return UniqueFd();
+  if (!p_.read_only && !inode->StaysPublished()) return PassedMemory();
+  PassedMemory passed{.content = files->Find(inode->id), .memory = {}};
   const uint64_t chunks = (inode->attributes.size + kChunkBytes - 1) / kChunkBytes;
-  return files->OpenLoaded(inode->id, 0, chunks, /*passes=*/true);
+  ASSIGN_OR_RETURN(passed.memory, files->OpenLoaded(inode->id, 0, chunks));
+  if (passed.memory) files->Pass(*passed.content, 1);
+  return passed;
 }
+
+void FileIo::PassRefused(const PassedMemory& passed) { p_.cache.hot()->Pass(*passed.content, -1); }
 
 bool FileIo::IsPassed(const Inode& inode) const {
   const HotFiles* const files = p_.cache.hot();

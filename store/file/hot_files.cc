@@ -11,122 +11,120 @@
 namespace weightfs {
 namespace {
 
-constexpr uint64_t kMostFiles = 16384;
-constexpr uint64_t kLargest = 64;  // times the chunks of all hot memory: a larger file would need large tables
+constexpr uint64_t kMostSlots = 16384;
+// At contents in use. Each takes some microseconds, during which all reads wait.
+constexpr uint64_t kLooksOfRequest = 8, kMostLooks = 1024;
 
-uint64_t MostFiles() {
+uint64_t MostSlots() {
   rlimit descriptors{};
-  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return kMostFiles;
-  return std::min<uint64_t>(kMostFiles, descriptors.rlim_cur / 8);
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return kMostSlots;
+  return std::min<uint64_t>(kMostSlots, descriptors.rlim_cur / 8);
 }
+
+// What a content takes of the descriptors, mappings and addresses of this process.
+uint64_t SlotsOf(uint64_t size) { return 1 + size / (4 * kGiB); }
 
 }  // namespace
 
 HotFiles::HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit)
-    : pages_(std::move(pages)), limit_(limit), most_files_(MostFiles()) {}
+    : pages_(std::move(pages)), limit_(limit), most_slots_(MostSlots()) {}
 
-Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size) {
-  const uint64_t chunks = size / kChunkBytes + (size % kChunkBytes != 0);
-  if (chunks > kLargest * most()) {
-    return Error{ErrorCode::kNoMemory, fmt::format("a file of {} bytes is too large for {} bytes of hot memory", size,
-                                                   limit_.value)};
-  }
+Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size, uint64_t chunks) {
+  const uint64_t slots = SlotsOf(size);
   Freed freed;  // unmapped after the mutex is released
-  const auto memory = std::make_shared<HotFile::Memory>();
-  memory->reserved.resize(chunks);
   MutexLock lock(mutex_);
-  if (!MakeRoomLocked(&freed, [this]() REQUIRES(mutex_) { return memories_.size() + making_ < most_files_; })) {
-    return Error{ErrorCode::kNoMemory, "too many hot files are in use"};
+  if (!MakeRoomLocked(chunks, slots, &freed)) {
+    return Error{ErrorCode::kNoMemory, fmt::format("{} chunks of 2 MiB do not fit into the {} bytes of hot memory that "
+                                                   "are not in use", chunks, limit_.value)};
   }
-  ++making_;
+  slots_ += slots;
   lock.Unlock();
   auto made = pages_->Make(ByteCount{size});
   lock.Lock();
-  --making_;
-  if (!made) return made.error();
-  memory->file = std::move(*made);
-  memories_.emplace(ino, memory);
-  return HotFilePtr(new HotFile(++made_, ino, size, memory));
+  if (!made) {
+    slots_ -= slots;
+    return made.error();
+  }
+  const HotFilePtr file(new HotFile(++made_, ino, size, *std::move(made)));
+  file->position_ = files_.insert(files_.end(), file);
+  return file;
 }
 
-Result<void> HotFiles::Reserve(const HotFile& file, uint64_t first, uint64_t last) {
-  HotFile::Memory& memory = *file.memory_;
+Result<void> HotFiles::Reserve(HotFile& file, uint64_t first, uint64_t last) {
   Freed freed;
   MutexLock lock(mutex_);
-  uint64_t lacking = 0;
-  for (uint64_t index = first; index < last; ++index) lacking += memory.reserved[index] ? 0 : 1;
+  const auto begin = file.chunks_.lower_bound(first), end = file.chunks_.lower_bound(last);
+  const uint64_t lacking = last - first - static_cast<uint64_t>(std::distance(begin, end));
   if (lacking == 0) return {};  // also while programs have touched more than the limit
-  if (reserved_ + lacking > most()) FreeLocked(&freed);
-  uint64_t idle = 0;
-  for (auto other = files_.begin(); other != files_.end() && reserved_ + lacking > most() + idle; ++other) {
-    if (!IsInUse(*other)) idle += (*other)->memory_->counted();
-  }
-  if (reserved_ + lacking > most() + idle) {
-    return Error{ErrorCode::kNoMemory, fmt::format("{} chunks of 2 MiB do not fit into the {} bytes of hot memory that "
-                                                   "are not in use", lacking, limit_.value)};
-  }
-  if (!MakeRoomLocked(&freed, [&]() REQUIRES(mutex_) { return reserved_ + lacking <= most(); })) {
-    return ErrorCode::kNoMemory;  // used since
-  }
-  for (uint64_t index = first; index < last; ++index) ReserveLocked(memory, index);
+  if (!MakeRoomLocked(lacking, 0, &freed)) return ErrorCode::kNoMemory;
+  ReserveLocked(file, first, last);
   return {};
 }
 
-void HotFiles::ReserveLocked(HotFile::Memory& memory, uint64_t index) {
-  if (memory.reserved[index]) return;
-  const uint64_t before = memory.counted();
-  memory.reserved[index] = true;
-  ++memory.count;
-  reserved_ += memory.counted() - before;
+void HotFiles::ReserveLocked(HotFile& file, uint64_t first, uint64_t last) {
+  reserved_ -= file.counted();
+  for (uint64_t index = first; index < last; ++index) file.chunks_.try_emplace(index);
+  reserved_ += file.counted();
 }
 
-// Gives the memory of contents that are gone back to the machine.
-void HotFiles::FreeLocked(Freed* freed) {
-  std::erase_if(memories_, [&](const auto& entry) REQUIRES(mutex_) {
-    const MemoryPtr& memory = entry.second;
-    if (memory.use_count() > 1 || memory->file->IsShared()) return false;
-    reserved_ -= memory->counted();
-    freed->push_back(memory);
-    return true;
-  });
-}
-
-// True if somebody loads, reads or maps the content, which is in files_.
+// True if somebody loads, reads or maps the content.
 bool HotFiles::IsInUse(const HotFilePtr& file) {
-  const auto in_use = [](const ChunkPtr& chunk) { return chunk != nullptr && chunk.use_count() > 1; };
-  return file.use_count() > 1 || std::ranges::any_of(file->chunks_, in_use) ||
-         file->memory_->file->IsShared();
-}
-
-// Frees what is gone, and then drops contents that are not in use, those that were used longest ago first, until there
-// is enough room. Takes a time proportional to the number of contents.
-template <typename Enough>
-bool HotFiles::MakeRoomLocked(Freed* freed, Enough enough) {
-  if (enough()) return true;
-  FreeLocked(freed);
-  for (auto next = files_.begin(); !enough() && next != files_.end();) {
-    const auto file = next++;
-    if (!IsInUse(*file)) EvictLocked(file, freed);
+  if (file.use_count() > 1 || file->memory_->IsShared()) return true;
+  long known = 1;  // who have the memory
+  for (const auto& [index, chunk] : file->chunks_) {
+    if (chunk.use_count() > 1) return true;
+    if (chunk != nullptr) ++known;
   }
-  return enough();
+  return file->memory_.use_count() > known;
 }
 
-void HotFiles::EvictLocked(Files::iterator file, Freed* freed) {
-  const InodeId ino = (*file)->ino_;
-  const MemoryPtr memory = (*file)->memory_;
-  RemoveLocked(file);
-  ++counters_.evictions;
-  if (memory.use_count() > 2) return;  // beside memories_; FreeLocked finds it later
-  const auto [begin, end] = memories_.equal_range(ino);
-  reserved_ -= memory->counted();
-  freed->push_back(memory);
-  memories_.erase(std::find_if(begin, end, [&](const auto& entry) { return entry.second == memory; }));
+// Drops contents that are not in use, those that were used longest ago first, until there is space for so much more.
+// Drops nothing, and returns false, if there is not, or not without a long search: each call may look at a few contents
+// in use, and at as many more as earlier calls did not look at. Those that it finds are looked at last by the next one.
+bool HotFiles::MakeRoomLocked(uint64_t chunks, uint64_t slots, Freed* freed) {
+  std::vector<HotFilePtr*> idle;
+  uint64_t idle_chunks = 0, idle_slots = 0;
+  const auto enough = [&]() REQUIRES(mutex_) {
+    return (chunks == 0 || reserved_ + chunks <= most() + idle_chunks) && slots_ + slots <= most_slots_ + idle_slots;
+  };
+  looks_ = std::min(looks_ + kLooksOfRequest, kMostLooks);
+  if (chunks > most() || slots > most_slots_) return false;
+  auto next = files_.begin();
+  for (uint64_t left = files_.size(); left > 0 && looks_ > 0 && !enough(); --left) {
+    HotFilePtr& file = *next++;
+    if (IsInUse(file)) {
+      files_.splice(files_.end(), files_, file->position_);
+      --looks_;
+      continue;
+    }
+    idle.push_back(&file);
+    idle_chunks += file->counted();
+    idle_slots += SlotsOf(file->size_);
+  }
+  if (!enough()) return false;
+  for (const HotFilePtr* file : idle) EvictLocked(HotFilePtr(*file), freed);
+  return true;
 }
 
-void HotFiles::RemoveLocked(Files::iterator file) {
-  (*file)->current_ = false;
-  by_inode_.erase((*file)->ino_);
-  files_.erase(file);
+// Drops contents that were replaced, and others until so many chunks are left, unless they are in use. Takes a time
+// proportional to their number.
+void HotFiles::ShrinkLocked(uint64_t chunks, Freed* freed) {
+  for (auto next = files_.begin(); next != files_.end();) {
+    const auto file = next++;
+    if (((*file)->current_ && reserved_ <= chunks) || IsInUse(*file)) continue;
+    EvictLocked(HotFilePtr(*file), freed);
+  }
+}
+
+void HotFiles::EvictLocked(const HotFilePtr& file, Freed* freed) {
+  if (file->current_) ++counters_.evictions;
+  const auto [begin, end] = by_inode_.equal_range(file->ino_);
+  const auto found = std::find_if(begin, end, [&](const auto& entry) { return entry.second == file.get(); });
+  if (found != end) by_inode_.erase(found);
+  reserved_ -= file->counted();
+  slots_ -= SlotsOf(file->size_);
+  files_.erase(file->position_);
+  freed->push_back(file);
 }
 
 HotFilePtr HotFiles::Find(InodeId ino) {
@@ -135,26 +133,30 @@ HotFilePtr HotFiles::Find(InodeId ino) {
 }
 
 HotFilePtr HotFiles::FindLocked(InodeId ino) {
-  const auto found = by_inode_.find(ino);
-  if (found == by_inode_.end()) return nullptr;
-  files_.splice(files_.end(), files_, found->second);
-  return *found->second;
+  auto found = by_inode_.upper_bound(ino);
+  if (found == by_inode_.begin() || (--found)->first != ino || !found->second->current_) return nullptr;
+  const auto position = found->second->position_;
+  files_.splice(files_.end(), files_, position);
+  return *position;
 }
 
 void HotFiles::Begin(const HotFilePtr& file) {
   MutexLock lock(mutex_);
-  if (const auto older = by_inode_.find(file->ino_); older != by_inode_.end()) RemoveLocked(older->second);
+  ForgetLocked(file->ino_);
   file->current_ = true;
-  by_inode_.emplace(file->ino_, files_.insert(files_.end(), file));
+  by_inode_.emplace(file->ino_, file.get());
 }
 
 void HotFiles::Forget(InodeId ino) {
-  HotFilePtr forgotten;  // destroyed after the mutex is released
   MutexLock lock(mutex_);
-  const auto found = by_inode_.find(ino);
-  if (found == by_inode_.end()) return;
-  forgotten = *found->second;
-  RemoveLocked(found->second);
+  ForgetLocked(ino);
+}
+
+void HotFiles::ForgetLocked(InodeId ino) {
+  const HotFilePtr file = FindLocked(ino);
+  if (file == nullptr) return;
+  file->current_ = false;
+  files_.splice(files_.begin(), files_, file->position_);
 }
 
 bool HotFiles::IsCurrent(const HotFile& file) const {
@@ -164,30 +166,32 @@ bool HotFiles::IsCurrent(const HotFile& file) const {
 
 ChunkPtr HotFiles::FindChunk(const HotFile& file, uint64_t index) const {
   MutexLock lock(mutex_);
-  return index < file.chunks_.size() ? file.chunks_[index] : nullptr;
+  const auto found = file.chunks_.find(index);
+  return found == file.chunks_.end() ? nullptr : found->second;
 }
 
 ChunkPtr HotFiles::FindChunk(InodeId ino, uint64_t index) {
   MutexLock lock(mutex_);
   const HotFilePtr file = FindLocked(ino);
-  return file != nullptr && index < file->chunks_.size() ? file->chunks_[index] : nullptr;
+  if (file == nullptr) return nullptr;
+  const auto found = file->chunks_.find(index);
+  return found == file->chunks_.end() ? nullptr : found->second;
 }
 
 ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
-  HotFile::Memory& memory = *file.memory_;
   MutexLock lock(mutex_);
-  WEIGHTFS_ASSERT(file.chunks_[index] == nullptr);
   if (const auto failed = file.failed_.find(index); failed != file.failed_.end()) {
     if (!failed->second.expired()) return nullptr;
     file.failed_.erase(failed);
   }
-  if (!memory.reserved[index]) {
-    if (!MakeRoomLocked(freed, [this]() REQUIRES(mutex_) { return reserved_ < most(); })) return nullptr;
-    ReserveLocked(memory, index);
+  if (!file.chunks_.contains(index)) {
+    if (!MakeRoomLocked(1, 0, freed)) return nullptr;
+    ReserveLocked(file, index, index + 1);
   }
-  const std::span<std::byte> bytes(memory.file->data() + index * kChunkBytes, kChunkBytes);
-  file.chunks_[index] = std::make_shared<ReadChunk>(Buffer::Of(file.memory_, bytes));
-  return file.chunks_[index];
+  ChunkPtr& chunk = file.chunks_[index];
+  WEIGHTFS_ASSERT(chunk == nullptr);
+  const std::span<std::byte> bytes(file.memory_->data() + index * kChunkBytes, kChunkBytes);
+  return chunk = std::make_shared<ReadChunk>(Buffer::Of(file.memory_, bytes));
 }
 
 void HotFiles::Fail(HotFile& file, uint64_t index) {
@@ -198,46 +202,52 @@ void HotFiles::Fail(HotFile& file, uint64_t index) {
 Result<UniqueFd> HotFiles::OpenForReading(const HotFile& file) {
   MutexLock lock(mutex_);
   if (!file.current_) return ErrorCode::kAgain;
-  return file.memory_->file->OpenForReading();
+  return file.memory_->OpenForReading();
 }
 
-Result<UniqueFd> HotFiles::OpenLoaded(InodeId ino, uint64_t first, uint64_t last, bool passes) {
+Result<UniqueFd> HotFiles::OpenLoaded(InodeId ino, uint64_t first, uint64_t last) {
   MutexLock lock(mutex_);
   const HotFilePtr file = FindLocked(ino);
-  if (file == nullptr || last > file->chunks_.size()) return UniqueFd();
+  if (file == nullptr) return UniqueFd();
   if (!file->whole_) {
-    const auto loaded = [](const ChunkPtr& chunk) { return chunk != nullptr && chunk->ready(); };
-    if (!std::all_of(file->chunks_.begin() + first, file->chunks_.begin() + last, loaded)) return UniqueFd();
-    file->whole_ = first == 0 && last == file->chunks_.size();
+    auto chunk = file->chunks_.lower_bound(first);
+    for (uint64_t index = first; index < last; ++index, ++chunk) {
+      if (chunk == file->chunks_.end() || chunk->first != index) return UniqueFd();
+      if (chunk->second == nullptr || !chunk->second->ready()) return UniqueFd();
+    }
+    file->whole_ = first == 0 && last * kChunkBytes >= file->size_;
   }
-  if (passes) file->memory_->passed = true;
-  return file->memory_->file->OpenForReading();
+  return file->memory_->OpenForReading();
+}
+
+void HotFiles::Pass(HotFile& file, int passes) {
+  MutexLock lock(mutex_);
+  file.passes_ += passes;
 }
 
 bool HotFiles::IsPassed(InodeId ino) const {
   MutexLock lock(mutex_);
-  const auto [begin, end] = memories_.equal_range(ino);
+  const auto [begin, end] = by_inode_.equal_range(ino);
   return std::any_of(begin, end, [](const auto& entry) {
-    return entry.second->passed && entry.second->file->IsShared();
+    return entry.second->passes_ > 0 && entry.second->memory_->IsShared();
   });
 }
 
 void HotFiles::Count() {
   Freed freed;
   MutexLock lock(mutex_);
-  FreeLocked(&freed);
-  for (const auto& [ino, memory] : memories_) {
-    const uint64_t before = memory->counted();
-    memory->touched = memory->file->memory().value / kChunkBytes;
-    reserved_ += memory->counted() - before;
+  for (const HotFilePtr& file : files_) {
+    reserved_ -= file->counted();
+    file->touched_ = file->memory_->memory().value / kChunkBytes;
+    reserved_ += file->counted();
   }
-  MakeRoomLocked(&freed, [this]() REQUIRES(mutex_) { return reserved_ <= most(); });
+  ShrinkLocked(most(), &freed);
 }
 
 void HotFiles::Shrink(uint64_t bytes) {
   Freed freed;
   MutexLock lock(mutex_);
-  MakeRoomLocked(&freed, [&]() REQUIRES(mutex_) { return reserved_ * kChunkBytes <= bytes; });
+  ShrinkLocked(bytes / kChunkBytes, &freed);
 }
 
 uint64_t HotFiles::used_bytes() const {

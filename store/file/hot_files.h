@@ -29,29 +29,23 @@ class HotFile {
 
  private:
   friend class HotFiles;
-  // Memory that outlives the content: for loads in progress, and for programs.
-  struct Memory {
-    std::unique_ptr<SharedFile> file;
-    std::vector<bool> reserved;  // per chunk: it counts, and may have pages
-    uint64_t count = 0;          // of reserved chunks
-    uint64_t touched = 0;        // chunks with memory, by the last count
-    bool passed = false;         // to the kernel, for passthrough
-    uint64_t counted() const { return std::max(count, touched); }
-  };
-  using MemoryPtr = std::shared_ptr<Memory>;
 
-  HotFile(uint64_t id, InodeId ino, uint64_t size, MemoryPtr memory)
-      : id_(id), ino_(ino), size_(size), memory_(std::move(memory)), chunks_(memory_->reserved.size()) {}
+  HotFile(uint64_t id, InodeId ino, uint64_t size, std::shared_ptr<SharedFile> memory)
+      : id_(id), ino_(ino), size_(size), memory_(std::move(memory)) {}
+  uint64_t counted() const { return std::max<uint64_t>(chunks_.size(), touched_); }
 
   const uint64_t id_;
   const InodeId ino_;
   const uint64_t size_;
+  const std::shared_ptr<SharedFile> memory_;  // with its chunks, and those who read them
   // The mutex of the HotFiles protects the rest.
-  const MemoryPtr memory_;
-  std::vector<ChunkPtr> chunks_;  // null: not loaded
+  std::map<uint64_t, ChunkPtr> chunks_;  // those that have memory, perhaps without pages; null: not loaded
   std::map<uint64_t, std::weak_ptr<ReadChunk>> failed_;  // whose good parts are perhaps still being read
-  bool current_ = false;          // no change of the file has followed
-  bool whole_ = false;            // all of it is loaded
+  uint64_t touched_ = 0;   // chunks with pages, by the last count
+  uint64_t passes_ = 0;    // to the kernel, for passthrough, without those that it refused
+  bool current_ = false;   // no change of the file has followed
+  bool whole_ = false;     // all of it is loaded
+  std::list<std::shared_ptr<HotFile>>::iterator position_;  // in HotFiles::files_
 };
 
 using HotFilePtr = std::shared_ptr<HotFile>;
@@ -68,15 +62,15 @@ class HotFiles {
   // Memory that was given back: destroyed without locks, because unmapping takes long.
   using Freed = std::vector<std::shared_ptr<void>>;
 
-  // `limit`: of all memory together, in whole chunks. The number of contents is limited too, because each needs
-  // two descriptors and a mapping of this process.
+  // `limit`: of all memory together, in whole chunks. The number of contents and the sum of their sizes are limited,
+  // too, because each needs two descriptors and a mapping of this process.
   HotFiles(std::unique_ptr<SharedPages> pages, ByteCount limit);
 
-  // A content of a file, without memory. kNoMemory if there are too many in use, or the file is far too large.
-  Result<HotFilePtr> Make(InodeId ino, uint64_t size) EXCLUDES(mutex_);
-  // Reserves memory for chunks [first, last), evicting others. kNoMemory, and nothing is evicted, if they do not fit
-  // beside what is in use.
-  Result<void> Reserve(const HotFile& file, uint64_t first, uint64_t last) EXCLUDES(mutex_);
+  // A content of a file, without memory. Evicts others until there is memory for so many `chunks`. kNoMemory, and
+  // nothing is evicted, if they do not fit beside what is in use, or too many contents are.
+  Result<HotFilePtr> Make(InodeId ino, uint64_t size, uint64_t chunks) EXCLUDES(mutex_);
+  // Reserves memory for chunks [first, last), in the same way.
+  Result<void> Reserve(HotFile& file, uint64_t first, uint64_t last) EXCLUDES(mutex_);
   // The current content of a file, or null. Find, Begin and Forget: under the inode's mutex.
   HotFilePtr Find(InodeId ino) EXCLUDES(mutex_);
   // Makes a content current, in place of an older one.
@@ -97,9 +91,10 @@ class HotFiles {
   // A descriptor of the content for a program that may read the file. What is not loaded has zeros, and while it is
   // loaded unverified bytes. kAgain: it is not current.
   Result<UniqueFd> OpenForReading(const HotFile& file) EXCLUDES(mutex_);
-  // The same of the current content of a file, for a program or for the kernel (`passes`); none unless all of
-  // [first, last) is loaded. Under the inode's mutex.
-  Result<UniqueFd> OpenLoaded(InodeId ino, uint64_t first, uint64_t last, bool passes = false) EXCLUDES(mutex_);
+  // The same of the current content of a file; none unless all of [first, last) is loaded. Under the inode's mutex.
+  Result<UniqueFd> OpenLoaded(InodeId ino, uint64_t first, uint64_t last) EXCLUDES(mutex_);
+  // Counts a descriptor that goes to the kernel for passthrough (`passes`: 1), or that it has refused (-1).
+  void Pass(HotFile& file, int passes) EXCLUDES(mutex_);
   // True while the kernel, or a mapping that it has made, uses the memory of a content of the file by passthrough.
   // Perhaps also true if only programs map the content that was once used so.
   bool IsPassed(InodeId ino) const EXCLUDES(mutex_);
@@ -119,31 +114,28 @@ class HotFiles {
   Counters& counters() { return counters_; }
 
  private:
-  using MemoryPtr = HotFile::MemoryPtr;
   using Files = std::list<HotFilePtr>;
   HotFilePtr FindLocked(InodeId ino) REQUIRES(mutex_);
-  void FreeLocked(Freed* freed) REQUIRES(mutex_);
-  template <typename Enough>
-  bool MakeRoomLocked(Freed* freed, Enough enough) REQUIRES(mutex_);
-  void EvictLocked(Files::iterator file, Freed* freed) REQUIRES(mutex_);
+  void ForgetLocked(InodeId ino) REQUIRES(mutex_);
+  bool MakeRoomLocked(uint64_t chunks, uint64_t slots, Freed* freed) REQUIRES(mutex_);
+  void ShrinkLocked(uint64_t chunks, Freed* freed) REQUIRES(mutex_);
+  void EvictLocked(const HotFilePtr& file, Freed* freed) REQUIRES(mutex_);
   static bool IsInUse(const HotFilePtr& file);
-  void RemoveLocked(Files::iterator file) REQUIRES(mutex_);
-  void ReserveLocked(HotFile::Memory& memory, uint64_t index) REQUIRES(mutex_);
+  void ReserveLocked(HotFile& file, uint64_t first, uint64_t last) REQUIRES(mutex_);
   uint64_t most() const { return limit_.value / kChunkBytes; }
 
   const std::unique_ptr<SharedPages> pages_;
   const ByteCount limit_;
-  const uint64_t most_files_;
+  const uint64_t most_slots_;
   std::atomic<bool> passthrough_{false};
   Counters counters_;
   mutable Mutex mutex_;
-  Files files_ GUARDED_BY(mutex_);  // the current ones, least recently used first
-  std::map<InodeId, Files::iterator> by_inode_ GUARDED_BY(mutex_);
-  // All; of those that nobody else refers to, there is no content.
-  std::multimap<InodeId, MemoryPtr> memories_ GUARDED_BY(mutex_);
-  uint64_t reserved_ GUARDED_BY(mutex_) = 0;  // chunks of all memories
+  Files files_ GUARDED_BY(mutex_);  // all, least recently used first; those that were replaced before the others
+  std::multimap<InodeId, HotFile*> by_inode_ GUARDED_BY(mutex_);  // those that are or were current, the latest last
+  uint64_t looks_ GUARDED_BY(mutex_) = 0;     // at contents in use that MakeRoomLocked may take
+  uint64_t reserved_ GUARDED_BY(mutex_) = 0;  // chunks of all contents
+  uint64_t slots_ GUARDED_BY(mutex_) = 0;     // of all contents, and of those that are being made
   uint64_t made_ GUARDED_BY(mutex_) = 0;
-  uint64_t making_ GUARDED_BY(mutex_) = 0;  // contents that are not in memories_ yet
 };
 
 }  // namespace weightfs

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -12,6 +13,8 @@
 #include "store/types.h"
 
 namespace weightfs {
+
+class HotFile;
 
 // The maximum size of a read lease. Its checksums are in memory.
 inline constexpr BlockCount kLargestLease{512 * kGiB / kBlockSize};
@@ -37,6 +40,12 @@ struct MapLease {
   uint64_t file_size = 0;  // bytes
   uint64_t end = 0;        // offset in bytes of the end of what is loaded, from the offset of the call on
   UniqueFd memory;         // a file of the same size, for reading; none for an empty range
+};
+
+// Memory with the content of a file that nobody can change, for the kernel.
+struct PassedMemory {
+  std::shared_ptr<HotFile> content;
+  UniqueFd memory;  // none: not all of the file is loaded, or somebody can change it
 };
 
 // Bytes that are already on the devices and become a part of a file.

@@ -321,7 +321,7 @@ HotFilePtr Reader::HotByReads(const InodePtr& inode) {
     if (HotFilePtr hot = cache_.hot()->Find(inode->id)) return hot;
     size = inode->attributes.size;
   }
-  const auto made = cache_.hot()->Make(inode->id, size);
+  const auto made = cache_.hot()->Make(inode->id, size, 1);
   return made ? BeginHot(inode, *made) : nullptr;
 }
 
@@ -376,8 +376,7 @@ Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_
   }
   const uint64_t first = offset / kChunkBytes, later = (later_end + kChunkBytes - 1) / kChunkBytes;
   if (hot == nullptr) {
-    ASSIGN_OR_RETURN(HotFilePtr made, files.Make(inode->id, size));
-    RETURN_IF_ERROR(files.Reserve(*made, first, later));
+    ASSIGN_OR_RETURN(HotFilePtr made, files.Make(inode->id, size, later - first));
     hot = BeginHot(inode, std::move(made));
   }
   if (hot->size() != size) return ErrorCode::kAgain;

@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstring>
 #include <fstream>
@@ -78,6 +80,7 @@ class HotFilesTest : public ::testing::Test {
     }
     return store_->Hot().used == bytes;
   }
+  void Publish(const std::string& data);
   uint64_t DeviceReads() { return store_->statistics().device_read_bytes; }
 
   TestStore store_{WithHot(16 * kMiB)};
@@ -250,11 +253,100 @@ TEST_F(HotFilesTest, WhatIsLoadedIsMappedAlsoBeyondTheLimit) {
   EXPECT_EQ(DeviceReads(), before);
 }
 
-TEST_F(HotFilesTest, TheTablesOfAHugeFileAreNotMade) {
-  const InodePtr file = Make("a", Pattern(1, kMiB));
-  ASSERT_OK(store_->files().Truncate(file, uint64_t{1} << 44));
-  EXPECT_EQ(Map(file, 0, kMiB).error().code, ErrorCode::kNoMemory);
+TEST(HotFiles, HugeFilesTakeNoLargeTablesAndFewAddresses) {
+  HotFiles files(SharedPages::Create(), ByteCount{16 * kMiB});
+  constexpr uint64_t kHuge = uint64_t{1} << 43, kMost = uint64_t{1} << 46;
+  const auto before = mallinfo2();
+  std::vector<HotFilePtr> made;
+  while (made.size() <= kMost / kHuge) {
+    auto file = files.Make(InodeId{made.size()}, kHuge, 1);
+    if (!file) break;
+    made.push_back(std::move(*file));
+  }
+  EXPECT_GT(made.size(), 0U);
+  EXPECT_LT(made.size(), kMost / kHuge);
+  const auto after = mallinfo2();
+  EXPECT_LT(after.uordblks + after.hblkhd, before.uordblks + before.hblkhd + kMiB);
+  EXPECT_EQ(files.Reserve(*made[0], 0, kHuge / kChunkBytes).error().code, ErrorCode::kNoMemory);
 }
+
+// Contents of one chunk, of which the first ones are in use.
+std::vector<UniqueFd> Fill(HotFiles& files, uint64_t count, uint64_t used) {
+  std::vector<UniqueFd> kept;
+  for (uint64_t i = 0; i < count; ++i) {
+    const HotFilePtr file = Must(files.Make(InodeId{i}, 1, 1));
+    files.Begin(file);
+    EXPECT_TRUE(files.Reserve(*file, 0, 1).has_value());
+    if (i < used) kept.push_back(Must(files.OpenForReading(*file)));
+  }
+  return kept;
+}
+
+// Each asks the kernel about few of the contents in use, although every read waits meanwhile.
+TEST(HotFiles, ManyRefusedRequestsTakeLittleTime) {
+  HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
+  std::vector<UniqueFd> kept = Fill(files, 1000, 1000);
+  const auto begun = std::chrono::steady_clock::now();
+  for (int i = 0; i < 2000; ++i) ASSERT_EQ(files.Make(InodeId{1000}, 1, 1).error().code, ErrorCode::kNoMemory);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+  EXPECT_EQ(files.counters().evictions, 0U);
+  kept.clear();
+  ASSERT_OK(files.Make(InodeId{1000}, 1000 * kChunkBytes, 1000));
+  EXPECT_EQ(files.counters().evictions, 1000U);
+}
+
+TEST(HotFiles, AnIdleContentBehindManyInUseIsFound) {
+  HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
+  std::vector<UniqueFd> kept = Fill(files, 1000, 999);
+  Result<HotFilePtr> made = ErrorCode::kNoMemory;
+  for (int i = 0; i < 1000 && !made; ++i) made = files.Make(InodeId{1000}, 1, 1);
+  ASSERT_OK(made);
+  EXPECT_EQ(files.Find(InodeId{999}), nullptr);
+  EXPECT_EQ(files.counters().evictions, 1U);
+  // Those that were found in use are found again when they are not.
+  files.Begin(*made);
+  ASSERT_OK(files.Reserve(**made, 0, 1));
+  kept.erase(kept.begin() + 100);
+  bool found = false;
+  for (int i = 0; i < 1000 && !found; ++i) found = files.Make(InodeId{1001}, 1, 1).has_value();
+  EXPECT_TRUE(found);
+  EXPECT_EQ(files.Find(InodeId{100}), nullptr);
+}
+
+TEST(HotFiles, ManyReplacedContentsInUseDelayNoRequest) {
+  HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
+  std::vector<UniqueFd> kept = Fill(files, 1000, 1000);
+  for (uint64_t i = 0; i < 1000; ++i) files.Forget(InodeId{i});
+  const auto begun = std::chrono::steady_clock::now();
+  for (int i = 0; i < 2000; ++i) ASSERT_EQ(files.Make(InodeId{1000}, 1, 1).error().code, ErrorCode::kNoMemory);
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
+  kept.clear();
+  ASSERT_OK(files.Make(InodeId{1000}, 1000 * kChunkBytes, 1000));
+}
+
+// Half of the memory is enough, although each thread may have found no content.
+TEST(HotFiles, LoadsOfOneFileAtOnceReserveItOnce) {
+  TestStore store(WithHot(3 * kChunkBytes));
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 2 * kChunkBytes)));
+  ASSERT_OK(store->SyncAll());
+  for (int round = 0; round < 200; ++round) {
+    store->files().DropCached(file);
+    while (store->Hot().used > 0) store->CountHot();  // the thread that has loaded the last chunk lets go of it
+    std::barrier start(2);
+    const auto map = [&] {
+      start.arrive_and_wait();
+      return store->files().LeaseMap(file, 0, kEnd);
+    };
+    auto other = std::async(std::launch::async, map);
+    const auto one = map();
+    const auto two = other.get();
+    ASSERT_OK(one);
+    ASSERT_OK(two);
+    ASSERT_EQ(one->content, two->content);
+  }
+}
+
 
 TEST(HotFiles, AreCountedWhileOthersAreMade) {
   HotFiles files(SharedPages::Create(), ByteCount{16 * kMiB});
@@ -262,7 +354,7 @@ TEST(HotFiles, AreCountedWhileOthersAreMade) {
   std::thread counts([&] {
     while (!ended) files.Count();
   });
-  for (uint64_t i = 0; i < 3000; ++i) ASSERT_OK(files.Make(InodeId{i}, kMiB));
+  for (uint64_t i = 0; i < 3000; ++i) ASSERT_OK(files.Make(InodeId{i}, kMiB, 1));
   ended = true;
   counts.join();
 }
@@ -271,7 +363,7 @@ TEST(HotFiles, AreCountedWhileOthersAreMade) {
 TEST(HotFiles, ManyMakeRoomInOneGo) {
   HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
   for (uint64_t i = 0; i < 1000; ++i) {
-    const HotFilePtr file = Must(files.Make(InodeId{i}, 1));
+    const HotFilePtr file = Must(files.Make(InodeId{i}, 1, 1));
     ASSERT_OK(files.Reserve(*file, 0, 1));
     files.Begin(file);
   }
@@ -281,14 +373,15 @@ TEST(HotFiles, ManyMakeRoomInOneGo) {
   EXPECT_EQ(files.counters().evictions, 990U);
   EXPECT_EQ(files.Find(InodeId{989}), nullptr);
   EXPECT_NE(files.Find(InodeId{990}), nullptr);
-  const HotFilePtr large = Must(files.Make(InodeId{1000}, 1000 * kChunkBytes));
+  const HotFilePtr large = Must(files.Make(InodeId{1000}, 1000 * kChunkBytes, 1000));
   ASSERT_OK(files.Reserve(*large, 0, 1000));
   EXPECT_EQ(files.used_bytes(), 1000 * kChunkBytes);
 }
 
-TEST_F(HotFilesTest, ReadsTakeNoMoreMemoryWhileProgramsHaveTouchedMoreThanTheLimit) {
+// A file of a published directory, which passthrough serves.
+void HotFilesTest::Publish(const std::string& data) {
   ASSERT_OK(store_->names().Create(kRootInode, "published", {.mode = S_IFDIR | 0755}));
-  const InodePtr file = Make("published/a", Pattern(3, 4 * kMiB));
+  const InodePtr file = Make("published/a", data);
   store_->CloseFile(file);
   const Credentials root{.uid = 0, .capabilities = uint64_t{1} << CAP_FOWNER};
   Namespace::PublishCall publish(Must(store_.Resolve("published")), root, std::nullopt);
@@ -296,6 +389,26 @@ TEST_F(HotFilesTest, ReadsTakeNoMoreMemoryWhileProgramsHaveTouchedMoreThanTheLim
   while (!published && published.error().code == ErrorCode::kAgain) published = store_->PublishTree(&publish);
   ASSERT_OK(published);
   store_->UsePassthrough(true);
+}
+
+TEST_F(HotFilesTest, APassThatTheKernelRefusedCountsNoMore) {
+  Publish(Pattern(3, 4 * kMiB));
+  const InodePtr file = Must(store_->OpenFile(Must(store_.Resolve("published/a")), false));
+  FileIo& files = store_->files();
+  EXPECT_FALSE(Must(files.Pass(file)).memory) << "it is not loaded";
+  const Mapping mapped = MustMap(file);
+  EXPECT_FALSE(files.IsPassed(*file)) << "only a program has it";
+  const PassedMemory accepted = Must(files.Pass(file)), refused = Must(files.Pass(file));
+  ASSERT_TRUE(accepted.memory && refused.memory);
+  files.PassRefused(refused);
+  EXPECT_TRUE(files.IsPassed(*file)) << "another one was accepted";
+  files.PassRefused(accepted);
+  EXPECT_FALSE(files.IsPassed(*file));
+  store_->CloseFile(file);
+}
+
+TEST_F(HotFilesTest, ReadsTakeNoMoreMemoryWhileProgramsHaveTouchedMoreThanTheLimit) {
+  Publish(Pattern(3, 4 * kMiB));
   const Mapping one = MustMap(Make("one", Pattern(1, 12 * kMiB)), 0, 10);
   const Mapping other = MustMap(Make("other", Pattern(2, 12 * kMiB)), 0, 10);
   for (const Mapping* each : {&one, &other}) {

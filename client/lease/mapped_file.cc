@@ -40,9 +40,11 @@ Result<UniqueFd> Load(const std::shared_ptr<LeaseConnections>& connections, int 
 
 Result<UniqueFd> MapOpenFile(const std::shared_ptr<LeaseConnections>& connections, int descriptor, uint64_t offset,
                              uint64_t length, bool load, const std::function<bool()>& interrupted) {
-  const lease::Kind kind = load ? lease::Kind::kMap : lease::Kind::kMapLoaded;
+  // First what is loaded, which does not wait behind the loads of other programs.
+  auto loaded = Load(connections, descriptor, offset, length, lease::Kind::kMapLoaded, interrupted);
+  if (!load || loaded || loaded.error().code != ErrorCode::kNoMemory) return loaded;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    ASSIGN_OR_RETURN(UniqueFd memory, Load(connections, descriptor, offset, length, kind, interrupted));
+    ASSIGN_OR_RETURN(UniqueFd memory, Load(connections, descriptor, offset, length, lease::Kind::kMap, interrupted));
     if (memory) return memory;
   }
   return Error{ErrorCode::kAgain, "the file is being written all the time"};

@@ -39,6 +39,26 @@ class LeaseTest : public KernelHooksTest {
   FakeLeaseMount mount_;
 };
 
+// So that what is loaded does not wait behind loads of others.
+TEST_F(LeaseTest, AMapFirstAsksForWhatIsLoaded) {
+  WriteFile(mount_ / "file", RandomBytes(1 << 20, 1));
+  const UniqueFd file(open((mount_ / "file").c_str(), O_RDONLY | O_CLOEXEC));
+  const auto handle = Make();
+  int loaded_error = ENOMEM;
+  mount_.on_request = [&](Kind kind) { return kind == Kind::kMapLoaded ? loaded_error : kind == Kind::kMap ? EIO : 0; };
+  const auto error = [&](bool load) {
+    return static_cast<int>(handle->Map(file.get(), 0, 1 << 20, load).error().code);
+  };
+  const auto counts = [&] { return std::pair(mount_.requests(Kind::kMapLoaded), mount_.requests(Kind::kMap)); };
+  EXPECT_EQ(error(true), EIO);
+  EXPECT_EQ(counts(), std::pair(size_t{1}, size_t{1}));
+  EXPECT_EQ(error(false), ENOMEM);
+  EXPECT_EQ(counts(), std::pair(size_t{2}, size_t{1}));
+  loaded_error = EPERM;
+  EXPECT_EQ(error(true), EPERM);
+  EXPECT_EQ(counts(), std::pair(size_t{3}, size_t{1}));
+}
+
 // Around blocks, extents and slices, with holes; memory of every alignment.
 TEST_F(LeaseTest, EveryRangeIsReadToTheLastByteAndNoFurther) {
   const Bytes content = Sparse(2'500'123);

@@ -158,6 +158,8 @@ class Pusher {
 
   Result<void> Send(bool first) {
     ASSIGN_OR_RETURN(const Leftovers leftovers, FindLeftovers(first));
+    // It may have been taken over meanwhile, and no guard is compared before the first attempt of a request.
+    if (!first || !claim_->is_new()) RETURN_IF_ERROR(claim_->held().Check());
     UploadOptions options;
     if (options_.progress) options.progress = [&](uint64_t done) { options_.progress(done, report_.bytes); };
     // A push that was taken over must not write into the version of the other one.
@@ -175,8 +177,11 @@ class Pusher {
     abandoned_.merge(uploaded.abandoned);
     etags_ = std::move(uploaded.etags);
     manifest().slices = std::move(uploaded.slices);
-    if (done || done.error().code != ErrorCode::kBusy) return done;
-    RETURN_IF_ERROR(claim_->held().Check());
+    if (done) return done;
+    const ErrorCode code = done.error().code;
+    const bool may_be_lost = code == ErrorCode::kBusy || code == ErrorCode::kNotFound || code == ErrorCode::kAgain;
+    if (may_be_lost) RETURN_IF_ERROR(claim_->held().Check());
+    if (code != ErrorCode::kBusy) return done;
     return Error{ErrorCode::kAgain, done.error().what};  // the claim changed on its way
   }
 

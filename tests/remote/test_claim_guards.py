@@ -135,6 +135,24 @@ def test_a_claim_that_changes_on_its_way_ends_no_push(server, tree, target):
     assert_pulled(server, tree, target)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_push_that_stalls_while_it_is_taken_over_sends_nothing_more(server, start, other, local, target, begun):
+    """Its part belongs to no upload any more, or its list of the objects is too old; and not all sizes are the same."""
+    tree, rival = make_tree(local / "source"), make_tree(local / "rival")
+    (rival / "one").write_bytes(b"of another size")
+    if begun:
+        begin_push(server, tree)
+    held = server.fail(1, "hold", method="GET", key="^$") if begun else server.fail(1, "hold", "PUT", "/large$")
+    pushing = start(server, "push", tree, URL, "--version", 1, "--claim-check-ms", 600_000)
+    wait_for(server, held)
+    push(other, rival, "--take-over")
+    count = len(server.requests)
+    server.heal()
+    assert "was taken over from" in process.finish(pushing, codes=(1,)).err
+    assert {record.method for record in server.requests[count:]} == {"GET"}
+    assert_pulled(server, rival, target)
+
+
 def test_an_object_that_is_replaced_after_a_lost_answer_is_sent_again(server, start, local, target):
     """The service has completed the upload, and does not know it any more."""
     tree = make_tree(local / "source")

@@ -84,10 +84,10 @@ struct ClientStatistics {
 // its first attempt succeeded, and CompleteMultipartUpload with kNotFound. The caller looks at the object to find out.
 //
 // Errors are one full line: method, object, reason, number of attempts and the next step. Codes:
-//   kNotFound   404: no such bucket, object or upload      kAccess     403, 401, or no credentials
+//   kNotFound   404: no such object or upload              kAccess     403, 401, or no credentials
 //   kExists     412 or a lasting 409 of a change           kStale      412 of a GET or HEAD: the object was replaced
 //   kNoSpace    507, QuotaExceeded                         kTooLarge   see Request::body_limit
-//   kCancelled  `interrupted`                              kInvalid    the request cannot be sent (a line break)
+//   kCancelled  `interrupted`                              kInvalid    no such bucket, or a line break in a header
 //   kRange      416: the object is shorter                 kNotSupported  501, or OpenSSL has no SHA-256
 //   kBusy       Request::guard has changed: the attempts before may have taken effect
 //   kIo         everything else

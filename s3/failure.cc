@@ -45,7 +45,7 @@ constexpr KnownCode kKnownCodes[] = {
     {"InvalidAccessKeyId", Remedy::kNone, ErrorCode::kAccess, kCheckKeys},
     {"SignatureDoesNotMatch", Remedy::kNone, ErrorCode::kAccess, kCheckKeys},
     {"InvalidToken", Remedy::kNone, ErrorCode::kAccess, kCheckKeys},
-    {"NoSuchBucket", Remedy::kNone, ErrorCode::kNotFound, "create the bucket, or check its name and the endpoint URL"},
+    {"NoSuchBucket", Remedy::kNone, ErrorCode::kInvalid, "create the bucket, or check its name and the endpoint URL"},
     {"QuotaExceeded", Remedy::kNone, ErrorCode::kNoSpace, "delete objects, or have the quota raised"},
     {"XMinioStorageFull", Remedy::kNone, ErrorCode::kNoSpace, "delete objects, or add storage"},
     {"EntityTooSmall", Remedy::kNone, ErrorCode::kInvalid, ""},

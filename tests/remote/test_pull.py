@@ -62,6 +62,9 @@ def test_the_greatest_complete_version_is_the_default(server, tree, target):
     assert "no such version" in error and "weightfs versions" in error
     assert "name one of them" in refused(server, "pull", f"{URL}/9", target.with_name("x"), "--version", 2)
     assert "no version was pushed" in refused(server, "pull", "s3://tests/other", target.with_name("x"))
+    for words in (("s3://no-such-bucket/x", "--version", 1), ("s3://no-such-bucket/x/1",)):   # no missing version
+        error = refused(server, "pull", words[0], target.with_name("x"), *words[1:])
+        assert "create the bucket, or check its name" in error
 
 
 def test_a_series_may_have_a_number_as_its_name(server, tree, target):

@@ -136,7 +136,7 @@ def test_what_does_not_exist_is_not_found(any_probe):
     assert error.code == errno.ENOENT and "GET s3://tests/missing: HTTP 404 NoSuchKey" in error.text
     assert any_probe.refused("head", key="missing").code == errno.ENOENT
     error = any_probe.refused("list", bucket="no-such-bucket")
-    assert error.code == errno.ENOENT and "create the bucket, or check its name" in error.text
+    assert error.code == errno.EINVAL and "create the bucket, or check its name" in error.text
 
 
 def test_wrong_keys_are_refused_with_the_next_step(any_probe):

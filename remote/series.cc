@@ -89,7 +89,7 @@ Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t coun
 
 Result<std::optional<StoredClaim>> Series::FindClaim(uint64_t version) const {
   for (ReadAttempts attempts;;) {
-    auto content = bucket_.GetObject(ClaimKey(version), kMaximumClaim);
+    auto content = bucket_.GetObject(ClaimKey(version), kMaximumClaim, /*urgent=*/true);
     if (!content && content.error().code == ErrorCode::kNotFound) return std::optional<StoredClaim>();
     // No program writes such a claim.
     if (!content && content.error().code == ErrorCode::kTooLarge) return StoredClaim{.text = content.error().what};

@@ -145,8 +145,9 @@ Result<RangeInfo> CheckRange(const Response& response, uint64_t offset, size_t s
 
 }  // namespace
 
-Result<ObjectContent> Bucket::GetObject(const std::string& key, size_t limit) const {
-  ASSIGN_OR_RETURN(auto response, Send({.method = "GET", .object = {name_, key}, .body_limit = limit}));
+Result<ObjectContent> Bucket::GetObject(const std::string& key, size_t limit, bool urgent) const {
+  const Request request{.method = "GET", .object = {name_, key}, .body_limit = limit, .urgent = urgent};
+  ASSIGN_OR_RETURN(auto response, Send(request));
   std::string etag(response.header("etag"));
   return ObjectContent{.body = std::move(response.body), .etag = std::move(etag)};
 }

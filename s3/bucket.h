@@ -119,8 +119,8 @@ class Bucket {
   Client& client() const { return client_; }
   bool is_interrupted() const { return interrupted_ && interrupted_(); }
 
-  // Returns a whole object of at most `limit` bytes; a larger one fails with kTooLarge.
-  Result<ObjectContent> GetObject(const std::string& key, size_t limit) const;
+  // Returns a whole object of at most `limit` bytes; a larger one fails with kTooLarge. See Request::urgent.
+  Result<ObjectContent> GetObject(const std::string& key, size_t limit, bool urgent = false) const;
   // Reads exactly memory.size() bytes; not for empty memory. A range that reaches past the end of the object fails with
   // kRange.
   Result<RangeInfo> GetRange(const ObjectRange& range, std::span<std::byte> memory) const;

@@ -89,7 +89,7 @@ Result<Response> Client::Send(const Request& request, const Interrupted& interru
 
 Result<std::unique_ptr<Transfer>> Client::TakeTransfer(const Request& request, const Interrupted& interrupted) {
   MutexLock lock(mutex_);
-  while (taken_ == settings_.connections) {
+  while (taken_ >= settings_.connections + (request.urgent ? 1 : 0)) {
     free_.wait_for(lock.native(), kInterruptionPoll);
     lock.Unlock();
     if (IsTrue(interrupted)) return Cancelled(request);

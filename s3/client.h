@@ -43,6 +43,8 @@ struct Request {
   // The service may work for minutes before it answers (CompleteMultipartUpload, CopyObject): it may be silent ten
   // times as long as Settings::stall_timeout_s, and an attempt may take an hour.
   bool slow_answer = false;
+  // Does not wait for the connections of others: there is one more for these requests.
+  bool urgent = false;
   // Read and compared immediately before each attempt but the first, whatever the failure was; the caller has compared
   // it before the first one. If it has changed, the request ends with kBusy. Null: none.
   GuardPtr guard = {};
@@ -67,8 +69,8 @@ struct ClientStatistics {
   uint64_t bytes_received = 0;  // the same
 };
 
-// Sends requests over at most Settings::connections kept connections, each on the thread that calls Send. The others
-// wait for a connection.
+// Sends requests over at most Settings::connections kept connections, and one for Request::urgent, each on the thread
+// that calls Send. The others wait for a connection.
 //
 // Retried, with exponential backoff and full jitter (at least what Retry-After says, at most 60 s): connections that
 // cannot be made or that break, stalls, bodies of a wrong length, the statuses 429, 500, 502, 503, 504, SlowDown,

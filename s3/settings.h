@@ -30,7 +30,7 @@ struct Settings {
   std::string profile = "default";
   bool profile_given = false;  // the profile was named in an option, so the keys of the environment are ignored
   bool sign = true;            // false: anonymous requests, for public buckets
-  unsigned connections = 16;   // maximum number of concurrent requests; the others wait in a queue
+  unsigned connections = 16;   // maximum number of concurrent requests, but for Request::urgent; the others wait
   unsigned attempts = 10;      // of one request, the first included
   unsigned connect_timeout_s = 10;
   // A transfer that moves less than 1 KiB/s for so long is stalled and is retried, and so is a request that gets no

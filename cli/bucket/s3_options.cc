@@ -83,7 +83,8 @@ void AddS3Options(Command* command, S3Arguments* arguments) {
                "Address a bucket as https://ENDPOINT/BUCKET; default for every service but AWS");
   command->Add("--requester-pays", &arguments->requester_pays, "Pay for the requests, which some buckets demand");
   command->AddNumber("--connections N", &arguments->connections,
-                     "Maximum number of concurrent requests; default: 16", "32", 1, kMaximumConnections);
+                     "Maximum number of concurrent requests, and one that reads the claim; default: 16", "32", 1,
+                     kMaximumConnections);
 }
 
 Result<OpenedSeries> OpenSeriesToChange(const std::string& url, const S3Arguments& arguments) {

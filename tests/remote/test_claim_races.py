@@ -28,13 +28,14 @@ def sent(server, method, key):
 
 # Pushes that have lost their claim.
 
-def test_a_slow_push_ends_soon_after_it_was_taken_over(server, start, other, tree, rival, target):
+@pytest.mark.parametrize("connections", [16, 1])
+def test_a_slow_push_ends_soon_after_it_was_taken_over(server, start, other, tree, rival, target, connections):
     """It waits for the answer to a file, and has not looked at its claim for the last time."""
     fault = server.fail(1, "hold", method="PUT", key="/one$")
-    pushing = start(server, "push", tree, URL, "--version", 1)
+    pushing = start(server, "push", tree, URL, "--version", 1, "--connections", connections)
     wait_for(server, fault)
     push(other, rival, "--take-over")
-    assert "was taken over from" in process.finish(pushing, codes=(1,)).err
+    assert "was taken over from" in process.finish(pushing, limit=20, codes=(1,)).err   # the request ends after 30 s
     assert_pulled(other, rival, target)
 
 

@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import signal
+import socket
 import stat
 import sys
 
@@ -12,10 +13,11 @@ import pytest
 
 from harness import needs, process, s3_versions
 from harness.filesystems import program
+from harness.namespaces import MS_BIND, mount, own_mounts
 from harness.s3_probe import clean_environment
 from harness.tree import differences
 from harness.users import NOBODY
-from versions import MIB, SERIES, URL, comparable, is_untouched, keys, pull, put, refused, weightfs, write
+from versions import MIB, SERIES, URL, command, comparable, is_untouched, keys, pull, put, refused, weightfs, write
 
 
 def assert_equal(tree, target):
@@ -291,6 +293,21 @@ def test_a_stalled_service_does_not_keep_a_pull_from_ending(server, start, tree,
     finished = process.finish(pulling, limit=25, codes=(1,))   # a stalled request ends after 30 s
     assert "interrupted" in finished.err and finished.err.count("\n") == 1
     assert is_untouched(target)
+
+
+def test_a_silent_name_server_does_not_keep_a_pull_from_ending(server, processes, local, target):
+    assert os.geteuid() == 0, "it mounts a file"
+    (local / "resolv.conf").write_text("nameserver 127.0.0.77\noptions timeout:30\n")
+    environment = {**server.environment(), "AWS_ENDPOINT_URL": "http://storage.example"}
+    with socket.socket(type=socket.SOCK_DGRAM) as silent:
+        silent.settimeout(20)
+        silent.bind(("127.0.0.77", 53))
+        with own_mounts(own=local):
+            mount(local / "resolv.conf", "/etc/resolv.conf", "", MS_BIND)
+            pulling = processes.start(command("pull", URL, target), env=clean_environment(environment))
+            silent.recv(512)
+            pulling.send_signal(signal.SIGINT)
+            assert "cancelled" in process.finish(pulling, limit=20, codes=(1,)).err
 
 
 def test_what_a_killed_pull_left_is_removed_by_the_next(server, start, tree, target):

@@ -41,10 +41,11 @@ Result<Credentials> CredentialProvider::Get(const Interrupted& interrupted) {
   loading_ = false;
   loaded_.notify_all();
   failure_ = loaded ? std::nullopt : std::optional(loaded.error());
-  if (loaded) current_ = *std::move(loaded);
-  if (IsValidLocked(kMargin)) return *current_;
-  if (!failure_) failure_ = Error{ErrorCode::kAccess, "the S3 credentials have expired; renew them"};
-  return *failure_;
+  if (loaded) {
+    current_ = *std::move(loaded);
+    if (!IsValidLocked(kMargin)) current_->expires.reset();  // the service decides: this machine's clock may be wrong
+  }
+  return IsValidLocked(kMargin) ? Result<Credentials>(*current_) : *failure_;
 }
 
 void CredentialProvider::Invalidate(const Credentials& rejected) {

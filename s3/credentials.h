@@ -38,10 +38,11 @@ class CredentialProvider {
   CredentialProvider& operator=(const CredentialProvider&) = delete;
 
   // Returns credentials that do not expire within five minutes, or, while they cannot be renewed, some that are still
-  // valid. May read files, run credential_process or ask a metadata service: up to a few seconds, and up to a minute
-  // for a process. One thread loads at a time; others wait for it if there are no valid credentials. Fails with kAccess
-  // and one full line that names every place where it looked, and with kCancelled soon after `interrupted` returns
-  // true.
+  // valid. Those that have expired when they are loaded count as valid: this machine's clock may be wrong, and the
+  // service says whether they have. May read files, run credential_process or ask a metadata service: up to a few
+  // seconds, and up to a minute for a process. One thread loads at a time; others wait for it if there are no valid
+  // credentials. Fails with kAccess and one full line that names every place where it looked, and with kCancelled soon
+  // after `interrupted` returns true.
   Result<Credentials> Get(const Interrupted& interrupted = {}) EXCLUDES(mutex_);
 
   // Drops `rejected` if these are the current credentials, so that the next Get loads others. For a service that

@@ -357,12 +357,15 @@ void OpenedFile::Rollback() {
   if (!writes() || !options_.whole_file || keep_on_failure_) return;
   struct stat ours {};
   if (fstat(any(), &ours) != 0 || !S_ISREG(ours.st_mode)) return;
+  const auto size = static_cast<uint64_t>(ours.st_size);
+  // A larger file has bytes of another writer.
+  if (!options_.atomic && size > (writes_elsewhere_ ? 0 : options_.size)) return;
   if (created_) {
     struct stat named {};
     if (lstat(written_path_.c_str(), &named) == 0 && named.st_ino == ours.st_ino && named.st_dev == ours.st_dev) {
       unlink(written_path_.c_str());
     }
-  } else if (ours.st_size > status_.st_size) {
+  } else if (size > static_cast<uint64_t>(status_.st_size)) {
     [[maybe_unused]] const int ignored = ftruncate(any(), status_.st_size);
   }
 }

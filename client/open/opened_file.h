@@ -63,6 +63,8 @@ class OpenedFile final : public Access, public Layout {
   std::optional<FileId> id() const;
   // Announces that the operation will open the file again at its turn: Finish and the destructor leave it unchanged.
   void KeepOnFailure() { keep_on_failure_ = !options_.atomic; }  // an atomic write owns its temporary file
+  // Announces that the file has none of the bytes until the write is complete.
+  void WriteElsewhere() { writes_elsewhere_ = true; }
   // Must be called before the first transfer, when no overlapping operation is pending any more. Does everything that
   // depends on the state of the file at that time: it reserves blocks for a write, and checks that the file contains
   // all bytes of a read (ENODATA). Returns the file offset at which the operation begins. ESTALE: the path names
@@ -120,6 +122,7 @@ class OpenedFile final : public Access, public Layout {
   std::string final_path_;    // with `atomic`: the file that is replaced
   bool created_ = false;
   bool keep_on_failure_ = false;  // leave the existing file in place
+  bool writes_elsewhere_ = false;
   bool owns_flags_ = false;       // any() is an open file of ours, not a duplicate of the caller's
   struct stat status_ {};         // as of Open, then as of Prepare
   UniqueFd direct_;

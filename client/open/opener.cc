@@ -109,6 +109,7 @@ Result<std::shared_ptr<PendingRanges::Registration>> Opener::List(const OpenedFi
 
 Result<Target> Opener::Complete(std::unique_ptr<OpenedFile> file, const Request& request) const {
   const OpenedFile::Options& options = request.file;
+  OpenedFile& opened = *file;
   Target target{.access = std::move(file)};
   const bool required = direct_ == Direct::kRequire;
   const bool wanted = required || (direct_ == Direct::kAuto && request.may_lease && options.size >= kLeaseFrom);
@@ -119,7 +120,10 @@ Result<Target> Opener::Complete(std::unique_ptr<OpenedFile> file, const Request&
     // Through the mount, the part that fits would destroy the old file.
     const bool full = options.whole_file && !leased.has_value() && leased.error().error_number() == ENOSPC;
     if (!leased.has_value() && (required || full)) return std::move(leased).error();
-    if (leased.has_value()) target.access = *std::move(leased);
+    if (leased.has_value()) {
+      opened.WriteElsewhere();
+      target.access = *std::move(leased);
+    }
   }
   // The ring would need the descriptor for the partial blocks of a read. If it cannot be opened, they fail.
   if (!target.leased() && !options.writes() &&

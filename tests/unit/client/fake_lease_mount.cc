@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/unit/client/fake_lease_mount.h"
 
+#include <linux/magic.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <array>
@@ -415,6 +417,13 @@ extern "C" int fsetxattr(int descriptor, const char* name, const void* value, si
     return mount->change_error == 0 ? 0 : -1;
   }
   return static_cast<int>(syscall(SYS_fsetxattr, descriptor, name, value, size, flags));
+}
+
+extern "C" int fstatfs(int descriptor, struct statfs* filesystem) noexcept {
+  const int result = static_cast<int>(syscall(SYS_fstatfs, descriptor, filesystem));
+  auto* mount = weightfs::client::the_mount.load();
+  if (result == 0 && mount != nullptr && mount->Has(descriptor)) filesystem->f_type = FUSE_SUPER_MAGIC;
+  return result;
 }
 
 extern "C" int ioctl(int descriptor, unsigned long request, ...) noexcept {

@@ -364,6 +364,24 @@ TEST_F(LeaseTest, AFailedWriteLeavesTheOldFileAndNoNewOne) {
   mount_.WaitForNoLease();
 }
 
+TEST_F(LeaseTest, AFailedWriteKeepsWhatAnotherProgramHasCommitted) {
+  const auto handle = Make();
+  Bytes bytes = RandomBytes(3'000'000, 5);
+  const Bytes others = RandomBytes(3'000'000, 6);
+  for (const bool present : {false, true}) {
+    std::filesystem::remove(mount_ / "file");
+    if (present) WriteFile(mount_ / "file", RandomBytes(2'000'000, 4));
+    mount_.on_request = [&](Kind kind) {
+      if (kind != Kind::kCommit) return 0;
+      WriteFile(mount_ / "file", others);
+      return ENOSPC;
+    };
+    EXPECT_EQ(handle->Write(mount_ / "file", View(bytes)).error().error_number(), ENOSPC);
+    EXPECT_TRUE(ReadFile(mount_ / "file") == others);
+  }
+  mount_.WaitForNoLease();
+}
+
 TEST_F(LeaseTest, ARefusedLeaseIsAnErrorOnlyWhereOneIsRequired) {
   Bytes bytes = RandomBytes(5'000'000, 6);
   Bytes target(bytes.size());

@@ -76,6 +76,31 @@ TEST(OpenedFileTest, AFailedWriteIntoAnOldFileKeepsItsSize) {
   EXPECT_EQ(ReadFile(folder / "old"), RandomBytes(5000));
 }
 
+// The file is then not what this write made of it.
+TEST(OpenedFileTest, AFailedWriteKeepsWhatAnotherWriterHasWrittenAfterPrepare) {
+  const Folder folder;
+  const auto fail = [&](uint64_t size, bool elsewhere, const Bytes& others) {
+    const auto target = Prepared(ToWrite(folder / "file", size));
+    if (elsewhere) target->WriteElsewhere();
+    if (!others.empty()) WriteFile(folder / "file", others);
+    EXPECT_TRUE(target->Finish(false).has_value());
+    return std::filesystem::exists(folder / "file") ? ReadFile(folder / "file") : Bytes();
+  };
+  for (const uint64_t old : {0, 3000, 9000}) {
+    for (const bool elsewhere : {false, true}) {
+      SCOPED_TRACE(fmt::format("old {} elsewhere {}", old, elsewhere));
+      std::filesystem::remove(folder / "file");
+      if (old > 0) WriteFile(folder / "file", RandomBytes(old));
+      EXPECT_EQ(fail(8000, elsewhere, Bytes()).size(), old);
+      EXPECT_EQ(fail(8000, elsewhere, RandomBytes(10'000, 2)), RandomBytes(10'000, 2));
+      if (!elsewhere) continue;
+      std::filesystem::remove(folder / "file");
+      if (old > 0) WriteFile(folder / "file", RandomBytes(old));
+      EXPECT_EQ(fail(8000, elsewhere, RandomBytes(8000, 2)), RandomBytes(8000, 2));
+    }
+  }
+}
+
 TEST(OpenedFileTest, ADroppedFileRemovesTheFileThatItCreated) {
   const Folder folder;
   { const auto target = Prepared(ToWrite(folder / "new", 4096)); }

@@ -7,6 +7,8 @@ import io
 import os
 import pickle
 import random
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -137,6 +139,17 @@ def test_it_has_the_rules_of_a_file(folder):
         with pytest.raises(ValueError, match="mode"):
             weightfs.open(path, mode)
     assert path.read_bytes() == bytes(5)
+
+
+@pytest.mark.parametrize("used", ["None", "weightfs.Handle()"])
+def test_what_is_not_closed_is_written_at_exit(local, used):
+    program = f"""
+import weightfs
+stream = weightfs.open({str(local / "file")!r}, "wb", handle={used})
+stream.write(bytes(3 << 20))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    assert (local / "file").read_bytes() == bytes(3 << 20)
 
 
 def test_what_is_no_regular_file_is_one_of_python(local):

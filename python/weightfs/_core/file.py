@@ -11,6 +11,7 @@ from typing import BinaryIO
 from weightfs._core.files import check_mounted
 from weightfs._core.handle import Handle, chosen, the_handle
 from weightfs._core.memory import advise_huge_pages
+from weightfs._core.opened import closes_at_exit
 from weightfs._core.streams import errors_of, name_of
 from weightfs._core.types import Direct, Path
 
@@ -21,7 +22,8 @@ _WRITE_BUFFER = 4 << 20   # it is written directly
 
 class File(io.FileIO):
     """An unbuffered file. Large reads and writes of regular files go directly between the caller's memory and the
-    device; all others, and those at the end of a file that is open for appending, are those of io.FileIO."""
+    device; all others, those at the end of a file that is open for appending, and those while the interpreter exits,
+    are those of io.FileIO."""
 
     def __init__(self, path, mode, used):
         super().__init__(os.fsdecode(path), mode)
@@ -31,7 +33,7 @@ class File(io.FileIO):
 
     def readinto(self, buffer):
         view = memoryview(buffer)
-        if view.nbytes >= _DIRECT and self._regular and self.readable():
+        if view.nbytes >= _DIRECT and self._regular and self.readable() and closes_at_exit():
             at = self.tell()
             wanted = min(view.nbytes, os.fstat(self.fileno()).st_size - at)
             if wanted >= _DIRECT:
@@ -49,7 +51,7 @@ class File(io.FileIO):
 
     def write(self, data):
         view = memoryview(data)
-        if view.nbytes < _DIRECT or not self._writes:
+        if view.nbytes < _DIRECT or not self._writes or not closes_at_exit():
             return super().write(data)
         at = self.tell()
         with errors_of(self.name, self._opened_as), the_handle(self._used) as handle:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The replacement for deepspeed.ops.op_builder."""
 
+import errno
+import os
+
 import pytest
 import torch
 
@@ -30,6 +33,23 @@ def test_a_handle_of_deepnvme_is_a_handle_with_counts(folder):
         assert counting.sync_pread(tensor, folder / "missing") == -1
         with pytest.raises(FileNotFoundError):
             handle.read_into(tensor, folder / "missing")
+
+
+def test_an_interrupted_wait_reports_nothing_and_the_next_one_everything(local, monkeypatch):
+    def interrupt(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with weightfs.aio_handle() as handle:
+        assert handle.async_pwrite(random_tensor(4096), "/dev/full") == 0
+        assert handle.pwrite(random_tensor(4096), local / "file", True, True) == 0
+        monkeypatch.setattr(os, "pread", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait()
+        with pytest.raises(OSError) as caught:
+            handle.wait()
+        assert (caught.value.errno, caught.value.completed) == (errno.ENOSPC, 1)
+        assert handle.wait() == 0
 
 
 @pytest.mark.parametrize("validate", [False, True])

@@ -32,6 +32,7 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
     unnoticed. The arguments are those of Handle."""
 
     _last_error = None
+    _undrained = 0, []   # of a wait() that an exception of a signal handler has ended
 
     def sync_pread(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
         """Reads. Returns the number of completed operations, including earlier asynchronous ones, or -1."""
@@ -158,8 +159,17 @@ class aio_handle(Handle):  # noqa: N801  (DeepNVMe's name)
 
     def _drain(self):
         """Waits. Returns (number of operations that succeeded, errors of those that failed)."""
-        completed, errors, differing = self._native.wait(), [], []
-        for future in self._pending.take_done():
+        completed, done = self._native.wait(), self._pending.take_done()
+        (earlier, futures), self._undrained = self._undrained, (0, [])
+        try:
+            return self._settle(earlier + completed, futures + done)
+        except BaseException:
+            self._undrained = earlier + completed, futures + done
+            raise
+
+    def _settle(self, completed, done):
+        errors, differing = [], []
+        for future in done:
             error = future._failure()
             if error is not None:
                 errors.append(error)

@@ -448,3 +448,34 @@ def test_a_save_is_durable_when_its_future_is_done(factory, weightfs_only):
     mount.mount()
     with checkpoint.Manager(mount.path / "new/run") as manager:
         assert manager.steps() == [1, 2] and same(manager.load(), state(2, scale=4))
+
+
+def test_an_interrupt_before_the_write_begins_leaves_nothing_to_wait_for(local, monkeypatch):
+    def interrupt(_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with checkpoint.Manager(local) as manager:
+        monkeypatch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            manager.save(1, state(1))
+        assert manager._saving is None   # otherwise the next call waits forever
+        manager.save(2, state(2))
+    assert manager.steps() == [2]
+
+
+def test_an_interrupted_close_raises_the_interrupt(local, monkeypatch):
+    def interrupt():
+        held.begun.wait(100)
+        raise KeyboardInterrupt
+
+    held = Held(local)
+    manager = held.manager
+    saving = manager.save(1, state(1))
+    monkeypatch.setattr(manager, "_wait_saved", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        manager.close()
+    held.go.set()
+    saving.result()
+    held._handle.close()
+    assert manager.steps() == [1]

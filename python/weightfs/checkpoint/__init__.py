@@ -46,6 +46,11 @@ class _Saving(Future[str]):
     def __init__(self, step: int, after: list[int | None], pushed: Future[s3.Pushed] | None) -> None:
         super().__init__()
         self.step, self.after, self.pushed = step, after, pushed
+        self._begun = threading.Lock()
+
+    def begins(self) -> bool:
+        """True for the first call: its caller sets the outcome."""
+        return self._begun.acquire(blocking=False)
 
 
 class Manager(Closing):
@@ -116,12 +121,17 @@ class Manager(Closing):
             self._wait_saved()
             self._steps.check_mounted()
             self._snapshot.take(state)
-            self._saving = saving = _Saving(step, self._after, None if self._pushes is None else Future())
-            writer = threading.Thread(target=self._write, args=(saving,), name=f"weightfs step {step}")
+            saving = _Saving(step, self._after, None if self._pushes is None else Future())
             try:
-                writer.start()
+                self._saving = saving
+                threading.Thread(target=self._write, args=(saving,), name=f"weightfs step {step}").start()
             except RuntimeError:   # no more threads; since Python 3.12 also while the interpreter exits
                 self._write(saving)
+            except BaseException as error:   # of a signal handler
+                if saving.begins():
+                    self._saving = None
+                    saving.set_exception(error)
+                raise
         if wait:
             saving.result()
         return saving
@@ -231,6 +241,8 @@ class Manager(Closing):
 
     def _write(self, saving):
         """Writes the snapshot and publishes it as a step. Sets the outcome of `saving`."""
+        if not saving.begins():
+            return
         with self._files:
             failure = None
             try:

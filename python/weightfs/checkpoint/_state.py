@@ -47,7 +47,8 @@ class Snapshot:
         """Frees the memory."""
         memory, self._memory = self._memory, None
         if memory is not None:
-            memory.close()
+            with contextlib.suppress(BufferError):   # after an interrupt, the thread that writes it frees it
+                memory.close()
 
     def _append(self, data):
         end = self._end + data.nbytes

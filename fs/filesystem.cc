@@ -23,7 +23,7 @@ namespace {
 // Of each user.
 constexpr unsigned kExecutorThreads = 4, kPageThreads = 2;
 constexpr uint64_t kMostOpens = 65536;              // of a user
-constexpr uint64_t kMostWaitingValues = 16 * kMiB;  // of a user
+constexpr uint64_t kMostWaiting = 16 * kMiB;        // of values, and of writes, of a user
 constexpr uint64_t kMostPublications = 2;           // of a user
 // The deletion of a larger file takes longer than a receiver may be busy.
 constexpr uint64_t kQuickDeletion = 64 * kMiB / kBlockSize;
@@ -54,7 +54,8 @@ Filesystem::Filesystem(Store& store, const MountOptions& options)
     : store_(store),
       options_(options),
       opens_(kMostOpens),
-      waiting_values_(kMostWaitingValues),
+      waiting_values_(kMostWaiting),
+      waiting_writes_(kMostWaiting),
       publications_(kMostPublications),
       spare_receivers_(static_cast<int>(options.threads) - 1),
       executor_(kExecutorThreads),

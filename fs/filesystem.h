@@ -108,6 +108,8 @@ class Filesystem {
   UserLimit& opens() { return opens_; }
   // The bytes of attribute values of each user that wait to be stored.
   UserLimit& waiting_values() { return waiting_values_; }
+  // The bytes of each user's writes that wait for space.
+  UserLimit& waiting_writes() { return waiting_writes_; }
   // The publications of each user that are made at a time.
   UserLimit& publications() { return publications_; }
 
@@ -215,7 +217,7 @@ class Filesystem {
   const MountOptions& options_;
   std::atomic<uint64_t> listing_memory_{0};  // of all open directories
   RemovedNames removed_names_;
-  UserLimit opens_, waiting_values_, publications_;
+  UserLimit opens_, waiting_values_, waiting_writes_, publications_;
   Mutex unused_mutex_;
   std::vector<InodePtr> unused_ GUARDED_BY(unused_mutex_);  // for the deleter
   std::atomic<int> spare_receivers_;                        // that may run long operations while one more stays free

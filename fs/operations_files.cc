@@ -116,6 +116,7 @@ struct PendingWrite {
   Buffer holder;                     // owns the data; empty if the data is elsewhere
   std::vector<std::byte> copy = {};  // same
   InodePages::DirectWrite direct = {};
+  UserLimit::Share share = {};  // of waiting_writes()
 };
 
 void ApplyWrite(Filesystem& filesystem, Reply reply, PendingWrite& write) {
@@ -181,11 +182,14 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   if (!from_page_cache && file->mode == OpenMode::kDirect) {
     write.direct = {*file->pages, {offset, offset + data.size()}};
   }
-  if (write.direct.must_drop() || filesystem.store().WaitsToWrite(ByteCount{data.size()})) {
-    ApplyWriteLater(filesystem, std::move(reply), std::move(write));
-  } else {
-    ApplyWrite(filesystem, std::move(reply), write);
+  bool later = write.direct.must_drop();
+  if (!later && filesystem.store().WaitsToWrite(ByteCount{data.size()})) {
+    auto share = filesystem.waiting_writes().Take(reply.caller().uid, data.size());
+    later = share.has_value();  // otherwise this receiver waits, and the kernel keeps the writes that follow
+    if (later) write.share = std::move(*share);
   }
+  if (later) return ApplyWriteLater(filesystem, std::move(reply), std::move(write));
+  ApplyWrite(filesystem, std::move(reply), write);
 }
 
 // Reports failed writes only to handles opened for writing, because a reader cannot act on them.

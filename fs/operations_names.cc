@@ -2,9 +2,13 @@
 // Names: lookup, creation without an open, removal, renames, links.
 #include <sys/sysmacros.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "fs/operations.h"
 
@@ -48,8 +52,24 @@ void ReadLink(Filesystem& filesystem, Reply reply, InodeId ino) {
   reply.Link(filesystem.names().ReadLink(ino));
 }
 
+// Runs `change` after the store has what shared mappings have changed in the files: no name survives without its data.
+void AfterMappedChanges(Filesystem& filesystem, Reply reply, std::vector<InodeId> files,
+                        std::function<void(Reply)> change) {
+  std::erase_if(files, [&](InodeId ino) { return !filesystem.MayHaveMappedChanges(ino); });
+  if (files.empty()) return change(std::move(reply));
+  filesystem.RunOnPagePool(std::move(reply), [&filesystem, files = std::move(files), change](Reply kept) {
+    for (const InodeId ino : files) {
+      if (const auto taken = filesystem.TakeMappedChanges(ino); !taken) return kept.Fail(taken.error());
+    }
+    change(std::move(kept));
+  });
+}
+
 void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, std::string_view name) {
-  filesystem.ReplyEntry(std::move(reply), filesystem.names().Link(ino, parent, name));
+  const auto link = [&filesystem, ino, parent, name = std::string(name)](Reply kept) {
+    filesystem.ReplyEntry(std::move(kept), filesystem.names().Link(ino, parent, name));
+  };
+  AfterMappedChanges(filesystem, std::move(reply), {ino}, link);
 }
 
 void Unlink(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name) {
@@ -76,19 +96,26 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     kept.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
   };
   bool others = false, slow = false;
+  std::vector<InodeId> files;
   const auto consider = [&](InodeId directory, std::string_view entry) {
     const auto found = filesystem.names().Lookup(directory, entry);
     if (!found.has_value()) return;
     others = others || !S_ISREG(found->mode);
     slow = slow || filesystem.store().CommitsSlowly(found->ino);
+    if (S_ISREG(found->mode)) files.push_back(found->ino);
   };
   consider(parent, name);
   if (mode == RenameMode::kExchange) consider(new_parent, new_name);
-  if (!others && !slow) return filesystem.RunOnReceiverOrPool(std::move(reply), rename);
-  filesystem.RunOnPool(std::move(reply), [&filesystem, rename, others](Reply kept) {
-    // The name of a directory or a symbolic link is one of other files, too, also of those whose close has returned.
-    if (others) filesystem.WaitForReleases();
-    rename(std::move(kept));
+  const bool mapped =
+      std::ranges::any_of(files, [&](InodeId ino) { return filesystem.MayHaveMappedChanges(ino); });
+  if (!others && !slow && !mapped) return filesystem.RunOnReceiverOrPool(std::move(reply), rename);
+  // The name of a directory or a symbolic link is one of other files, too, also of those whose close has returned.
+  if (others) files = filesystem.page_cache().AllThatMayHoldChanges();
+  AfterMappedChanges(filesystem, std::move(reply), std::move(files), [&filesystem, rename, others](Reply now) {
+    filesystem.RunOnPool(std::move(now), [&filesystem, rename, others](Reply kept) {
+      if (others) filesystem.WaitForReleases();
+      rename(std::move(kept));
+    });
   });
 }
 

@@ -28,7 +28,7 @@ struct Attributes {
   uint32_t mode = 0, uid = 0, gid = 0, links = 0;
   uint32_t device_major = 0, device_minor = 0;
   uint64_t size = 0;
-  uint64_t blocks_512 = 0;  // st_blocks: the mapped blocks. Dirty data counts once its writeback starts.
+  uint64_t blocks_512 = 0;  // st_blocks, with the blocks that are to be written: a file without any is one hole
   Timestamp accessed, modified, changed, created;
 };
 

@@ -17,10 +17,10 @@ bool DirtyMap::Overlaps(FileBlock first, BlockCount count) const {
   return ranges_.Overlaps(first.value, first.value + count.value);
 }
 
-bool DirtyMap::HasWriteback(FileBlock first, BlockCount count) const {
+bool DirtyMap::HasWriteback(FileBlock first, BlockCount count, uint64_t next) const {
   const uint64_t end = first.value + count.value;
   for (auto at = FirstFrom(first); at != ranges_.end() && at->first < end; ++at) {
-    if (at->second.value.under_writeback()) return true;
+    if (at->second.value.under_writeback() && at->second.value.write < next) return true;
   }
   return false;
 }

@@ -57,9 +57,10 @@ class DirtyMap {
 
   // True when every block of the range is dirty.
   bool IsDirty(FileBlock first, BlockCount count) const;
-  // Overlaps: true when a block of the range is in the map. HasWriteback: true when one is under writeback.
+  // Overlaps: true when a block of the range is in the map. HasWriteback: true when one is under writeback by a write
+  // before `next`.
   bool Overlaps(FileBlock first, BlockCount count) const;
-  bool HasWriteback(FileBlock first, BlockCount count) const;
+  bool HasWriteback(FileBlock first, BlockCount count, uint64_t next) const;
 
   // Every range, in order, keyed by its first block.
   const Ranges& ranges() const { return ranges_; }

@@ -165,9 +165,21 @@ void File::WaitForAllWrites(MutexLock& lock) {
 }
 
 void File::WaitForRange(MutexLock& lock, FileBlock first, BlockCount count) {
+  const uint64_t next = next_write_;
   ++range_waiters_;
-  drained_.wait(lock.native(), [&] { return !dirty_.HasWriteback(first, count); });
+  drained_.wait(lock.native(), [&] { return !dirty_.HasWriteback(first, count, next); });
   --range_waiters_;
+}
+
+BlockCount File::WithoutExtent() const {
+  BlockCount count;
+  for (const auto& [begin, range] : dirty_.ranges()) {
+    extents_.ForEachPiece(FileBlock{begin}, FileBlock{range.end}, [&](const ExtentMap::Piece& piece) {
+      if (!piece.extent) count += piece.count;
+      return true;
+    });
+  }
+  return count;
 }
 
 void File::WaitForCommit(MutexLock& lock, const std::atomic<bool>& failed) {

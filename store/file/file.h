@@ -163,7 +163,10 @@ class File {
   // These wait for the writes of the last seal; for all writes; until no block of a range is under writeback.
   void WaitForSealedWrites(MutexLock& lock);
   void WaitForAllWrites(MutexLock& lock);
+  // Waits for the writes of the range that have begun, not for later ones.
   void WaitForRange(MutexLock& lock, FileBlock first, BlockCount count);
+  // Blocks that are to be written, and that no extent maps yet.
+  BlockCount WithoutExtent() const;
   // Waits for the end of a commit in progress, or until commits have failed. Call WakeCommits after setting `failed`.
   void WaitForCommit(MutexLock& lock, const std::atomic<bool>& failed);
   void WakeCommits() { drained_.notify_all(); }

@@ -191,16 +191,7 @@ Result<std::vector<FileExtent>> FileIo::Extents(const InodePtr& inode, FileBlock
 }
 
 Result<BlockCount> FileIo::WithoutExtent(const InodePtr& inode) {
-  return WhenLoaded(inode, [&](const File& file) -> Result<BlockCount> {
-    BlockCount count;
-    for (const auto& [begin, range] : file.dirty().ranges()) {
-      file.extents().ForEachPiece(FileBlock{begin}, FileBlock{range.end}, [&](const ExtentMap::Piece& piece) {
-        if (!piece.extent) count += piece.count;
-        return true;
-      });
-    }
-    return count;
-  });
+  return WhenLoaded(inode, [&](const File& file) -> Result<BlockCount> { return file.WithoutExtent(); });
 }
 
 }  // namespace weightfs

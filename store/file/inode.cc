@@ -71,7 +71,8 @@ Attributes Inode::Stat() const {
   out.device_major = attributes.device_major;
   out.device_minor = attributes.device_minor;
   out.size = attributes.size;
-  out.blocks_512 = attributes.blocks * (kBlockSize / 512);
+  const uint64_t pending = file == nullptr ? 0 : file->WithoutExtent().value;
+  out.blocks_512 = (attributes.blocks + pending) * (kBlockSize / 512);
   out.accessed = attributes.accessed;
   out.modified = attributes.modified;
   out.changed = attributes.changed;

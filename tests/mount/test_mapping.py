@@ -113,6 +113,32 @@ def test_mapping_written_without_msync_is_kept_by_fsync_and_unmount(mount, work)
     assert path.read_bytes() == b"\x5a" * (4 * MIB)
 
 
+@pytest.mark.parametrize("change", ["rename", "link", "rename of the directory"])
+def test_a_new_name_survives_with_what_a_mapping_has_stored(factory, change):
+    mount = factory.mount(factory.store("64M"))
+    directory, final = mount.path / "directory", mount.path / "final"
+    directory.mkdir()
+    temporary = directory / "temporary"
+    temporary.write_bytes(bytes(MIB))
+    mapping = mapped(temporary, MIB)
+    mapping[:] = b"\x5a" * MIB
+    if change == "link":
+        os.link(temporary, final)
+    elif change == "rename":
+        final.write_bytes(b"old")
+        os.rename(temporary, final)
+    else:
+        os.rename(directory, mount.path / "other")
+        final = mount.path / "other" / "temporary"
+    root = os.open(mount.path, os.O_RDONLY)
+    os.fsync(root)
+    os.close(root)
+    mount.kill9()
+    mapping.close()
+    mount.mount()
+    assert final.read_bytes() == b"\x5a" * MIB
+
+
 def test_mapping_outlives_the_descriptor_and_the_name(work):
     path = work / "file"
     path.write_bytes(b"lives" + bytes(8192))

@@ -31,6 +31,17 @@ def data_runs(descriptor):
     return runs
 
 
+def test_data_that_is_not_written_yet_counts_as_blocks(work):
+    """A program like `tar --sparse` takes a file without blocks for one hole. The kernel keeps the number."""
+    descriptor = open_new(work / "file")
+    os.pwrite(descriptor, b"x" * 65536, 0)
+    os.fchmod(descriptor, 0o640)
+    for when in ("in memory", "on the device"):
+        assert os.fstat(descriptor).st_blocks * 512 == 65536, when
+        os.fsync(descriptor)
+    os.close(descriptor)
+
+
 def test_data_and_holes_are_told_apart(mount, work):
     descriptor = open_new(work / "file")
     for start in (1, 5, 9):

@@ -42,8 +42,9 @@ TEST_F(DirtyMapTest, BlocksUnderWritebackAreNotWritable) {
   EXPECT_EQ(map_.dirty().value, 5U);
   EXPECT_TRUE(map_.Writable(FileBlock{3}).empty());
   EXPECT_EQ(map_.Writable(FileBlock{0}).size(), 2 * kBlockSize);
-  EXPECT_TRUE(map_.HasWriteback(FileBlock{0}, BlockCount{3}));
-  EXPECT_FALSE(map_.HasWriteback(FileBlock{5}, BlockCount{3}));
+  EXPECT_TRUE(map_.HasWriteback(FileBlock{0}, BlockCount{3}, UINT64_MAX));
+  EXPECT_FALSE(map_.HasWriteback(FileBlock{5}, BlockCount{3}, UINT64_MAX));
+  EXPECT_FALSE(map_.HasWriteback(FileBlock{0}, BlockCount{3}, 7)) << "it began later";
   EXPECT_TRUE(map_.Overlaps(FileBlock{3}, BlockCount{1}));
 }
 

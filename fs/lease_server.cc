@@ -416,6 +416,7 @@ void LeaseServer::Serve(const LeaseConnectionPtr& connection, const std::optiona
     MutexLock lock(mutex_);
     if (map_executor_ == nullptr) return;
     return map_executor_->Run(connection->peer().uid, [this, connection, kind, kept, sender] {
+      if (stopping_.load()) return;
       requests_.Handle(connection, kind, kept->body(), sender);
     });
   }

@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -17,6 +19,7 @@
 #include "fs/filesystem.h"
 #include "store/volume/store_session.h"
 #include "tests/support/aligned_memory.h"
+#include "tests/support/result_asserts.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/test_store.h"
 #include "tests/support/thread_state.h"
@@ -33,7 +36,7 @@ class LeaseServerTest : public testing::Test {
     format.size = ByteCount{64 * kMiB};
     format.fill = PoolFill::kNone;
     ASSERT_TRUE(FormatStore(path, format).has_value());
-    auto session = StoreSession::Open(path, {}, {.memory = ByteCount{48 * kMiB}});
+    auto session = StoreSession::Open(path, {}, {.memory = ByteCount{48 * kMiB}, .hot_memory = ByteCount{32 * kMiB}});
     ASSERT_TRUE(session.has_value()) << ToString(session.error());
     session_ = std::move(*session);
     filesystem_ = std::make_unique<Filesystem>(store(), options_);
@@ -337,6 +340,34 @@ TEST_F(LeaseServerTest, StopsWithProgramsInTheMiddleOfTheirWork) {
   for (std::thread& program : programs) program.join();
   EXPECT_EQ(server().leases(), 0U);
   store().CloseFile(file->inode);
+}
+
+TEST_F(LeaseServerTest, StopsWithoutTheLoadsThatWait) {
+  const auto slow = Open("slow", O_RDWR), file = Open("a", O_RDWR);
+  const std::string data = Pattern(1, 4 * kMiB);
+  for (const auto& each : {slow, file}) {
+    ASSERT_OK(store().files().Write(each->inode, ByteOffset{0}, std::as_bytes(std::span(data))));
+  }
+  std::vector<std::unique_ptr<Program>> programs;
+  const auto ask = [&](const std::shared_ptr<FileHandle>& handle) {
+    programs.push_back(std::make_unique<Program>(server()));
+    const lease::ReadRequest request{Ticket(handle), 0, lease::kToEnd};
+    lease::Header header;
+    header.kind = static_cast<uint32_t>(lease::Kind::kMap);
+    const int socket = programs.back()->socket.get();
+    ASSERT_TRUE(lease::Send(socket, header, std::vector{lease::BytesOf(request)}, {}).has_value());
+    for (int unread = 1; unread != 0; std::this_thread::yield()) ASSERT_EQ(ioctl(socket, SIOCOUTQ, &unread), 0);
+  };
+  std::future<void> stopped;
+  {
+    MutexLock lock(slow->inode->mutex);
+    for (int index = 0; index < 4; ++index) ask(slow);  // all threads
+    for (int index = 0; index < 4; ++index) ask(file);
+    stopped = StartUntilBlocked([&] { server().Stop(); });
+  }
+  stopped.get();
+  EXPECT_LE(store().Hot().loaded, 4 * kMiB);
+  for (const auto& each : {slow, file}) store().CloseFile(each->inode);
 }
 
 TEST_F(LeaseServerTest, BecomingReadOnlyWaitsForCommitsUnderWay) {

@@ -49,17 +49,19 @@ Error HeldByThisThread(const std::string& path, uint64_t offset) {
 Result<Opener::Opened> Opener::Open(Request& request, bool first) const {
   OpenedFile::Options& file = request.file;
   const FileId named = first ? IdOfPath(file.where) : FileId();
+  bool must_wait = first;
   for (unsigned tries = 1;; ++tries) {
     Opened opened;
     const uint64_t renames = ranges_->renames();
     // A write that may have to wait creates its file at its turn.
-    const bool may_create = !first || !ranges_->contains(named);
+    const bool may_create = !must_wait || !ranges_->contains(named);
     auto made = OpenedFile::Open(file, may_create);
     const bool absent = !made.has_value() && made.error().error_number() == ENOENT;
     if (absent && first && (!file.writes() || !may_create)) {
       // An earlier operation on the path may create the file, which has no inode yet.
       ASSIGN_OR_RETURN(opened.registration, List(file, named, named));
       if (opened.waits()) return opened;
+      must_wait = false;  // the earlier operations have other ranges
       if (ranges_->renames() != renames || file.writes()) continue;
     }
     if (!made.has_value()) return std::move(made).error();

@@ -43,6 +43,19 @@ TEST(OrderTest, AnOverlappingWriteWaitsForTheEarlierOneAndOthersDoNot) {
   EXPECT_EQ(handle->Wait().count, 4U);
 }
 
+TEST(OrderTest, AWriteOfAFileThatWasDeletedUnderAnotherRangeCreatesItAtOnce) {
+  const Folder folder;
+  const auto handle = MakeHandle();
+  Bytes first = RandomBytes(4096, 1);
+  Bytes second = RandomBytes(4096, 2);
+  StandingWrite standing(*handle, folder / "file", first);
+  std::filesystem::remove(folder / "file");
+  const auto beside = handle->StartWrite(folder / "file", View(second), {.offset = 8192}).value();
+  EXPECT_TRUE(beside->Wait());
+  EXPECT_FALSE(standing->done());
+  EXPECT_EQ(ReadFile(folder / "file"), AfterWrite(Bytes(8192), 8192, second));
+}
+
 TEST(OrderTest, AReadWaitsForAWriteOfItsRangeAndReadsDoNotWaitForEachOther) {
   const Folder folder;
   const auto handle = MakeHandle(3);

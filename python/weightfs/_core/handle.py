@@ -168,7 +168,7 @@ class Handle(Opened):
     def load_many(self, buffers: Mapping[str, Any], directory: Path, *, verify: bool = False,
                   progress: Progress = None) -> int:
         """Loads files of a directory into the buffers of a dict, by name, and returns the number of bytes. Each file
-        must be as large as its buffer.
+        must be as large as its buffer. Buffers that share memory get a mixture of their files, or an error.
 
         Each tensor is a consistent snapshot of its file, but the set is not: while another program saves the files,
         some may come from one save_many and some from the next. A file that cannot be leased, such as a symbolic link,

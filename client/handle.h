@@ -214,9 +214,10 @@ class WEIGHTFS_EXPORT Handle {
   Result<void> SaveMany(const std::string& directory, std::span<const NamedMemory> files,
                         const SaveManyOptions& options = {});
   // Loads many files into memory. Each file must be as large as its memory. Memories that overlap get a mixture of
-  // their files, or an error. Returns the errors of the files that could not be read; all other files are loaded. Each file is a consistent snapshot, but the set is not: while another
-  // program saves the files, some may come from one SaveMany and some from the next. A file that cannot be leased (a
-  // symbolic link, for example) is read through the mount; with Direct::kRequire it is an error.
+  // their files, or an error. Returns the errors of the files that could not be read; all other files are loaded. Each
+  // file is a consistent snapshot, but the set is not: while another program saves the files, some may come from one
+  // SaveMany and some from the next. A file that cannot be leased (a symbolic link, for example) is read through the
+  // mount; with Direct::kRequire it is an error.
   Result<std::vector<NamedError>> LoadMany(const std::string& directory, std::span<const NamedMemory> files,
                                            const LoadManyOptions& options = {});
 

@@ -34,7 +34,7 @@ MUTANTS = [
            ("unit_client:OpenedFileTest.AFailedWriteKeepsWhat*",)),
     Mutant("rollback-lease", "A write by a lease that fails removes no file that another program has written.",
            "client/open/opener.cc",
-           "      opened.WriteElsewhere();\n", "",
+           "      opened.WriteElsewhere();\n", "      static_cast<void>(opened);\n",
            ("unit_client_lease:LeaseTest.AFailedWriteKeeps*",)),
     Mutant("save-many-durable", "A leased save_many is durable when it returns.",
            "client/lease/leased_folder.cc",

@@ -112,7 +112,7 @@ def test_a_bucket_whose_versioning_is_suspended_is_emptied(server, tree):
     assert not [key for _, key in server.objects.history if not key.startswith(f"{SERIES}/3/")]
 
 
-@pytest.mark.parametrize("every", [3, 5])
+@pytest.mark.parametrize("every", [5, 7])
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_service_that_fails_again_and_again_is_survived(server, tree, rival, target, failure, every):
     kind, arguments = FAILURES[failure]

@@ -2,7 +2,6 @@
 // Names: lookup, creation without an open, removal, renames, links.
 #include <sys/sysmacros.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <functional>
 #include <string>
@@ -54,8 +53,7 @@ void ReadLink(Filesystem& filesystem, Reply reply, InodeId ino) {
 
 // Runs `change` after the store has what shared mappings have changed in the files: no name survives without its data.
 void AfterMappedChanges(Filesystem& filesystem, Reply reply, std::vector<InodeId> files,
-                        std::function<void(Reply)> change) {
-  std::erase_if(files, [&](InodeId ino) { return !filesystem.MayHaveMappedChanges(ino); });
+                        const std::function<void(Reply)>& change) {
   if (files.empty()) return change(std::move(reply));
   filesystem.RunOnPagePool(std::move(reply), [&filesystem, files = std::move(files), change](Reply kept) {
     for (const InodeId ino : files) {
@@ -69,6 +67,7 @@ void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, 
   const auto link = [&filesystem, ino, parent, name = std::string(name)](Reply kept) {
     filesystem.ReplyEntry(std::move(kept), filesystem.names().Link(ino, parent, name));
   };
+  if (!filesystem.MayHaveMappedChanges(ino)) return link(std::move(reply));
   AfterMappedChanges(filesystem, std::move(reply), {ino}, link);
 }
 
@@ -102,13 +101,11 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     if (!found.has_value()) return;
     others = others || !S_ISREG(found->mode);
     slow = slow || filesystem.store().CommitsSlowly(found->ino);
-    if (S_ISREG(found->mode)) files.push_back(found->ino);
+    if (filesystem.MayHaveMappedChanges(found->ino)) files.push_back(found->ino);
   };
   consider(parent, name);
   if (mode == RenameMode::kExchange) consider(new_parent, new_name);
-  const bool mapped =
-      std::ranges::any_of(files, [&](InodeId ino) { return filesystem.MayHaveMappedChanges(ino); });
-  if (!others && !slow && !mapped) return filesystem.RunOnReceiverOrPool(std::move(reply), rename);
+  if (!others && !slow && files.empty()) return filesystem.RunOnReceiverOrPool(std::move(reply), rename);
   // The name of a directory or a symbolic link is one of other files, too, also of those whose close has returned.
   if (others) files = filesystem.page_cache().AllThatMayHoldChanges();
   AfterMappedChanges(filesystem, std::move(reply), std::move(files), [&filesystem, rename, others](Reply now) {

@@ -157,9 +157,11 @@ class CatalogFileSystem final : public rocksdb::FileSystemWrapper {
 }  // namespace
 
 bool IsFull(const rocksdb::Status& status) {
-  if (status.ok()) return false;
-  const auto says = [&](int error) { return status.ToString().find(std::strerror(error)) != std::string::npos; };
-  return status.IsNoSpace() || (status.IsIOError() && (says(ENOSPC) || says(EDQUOT)));
+  return status.IsNoSpace() || (status.IsIOError() && (Names(status, ENOSPC) || Names(status, EDQUOT)));
+}
+
+bool Names(const rocksdb::Status& status, int error) {
+  return status.ToString().find(std::strerror(error)) != std::string::npos;
 }
 
 std::unique_ptr<rocksdb::Env> MakeCatalogEnv(const GuardedDirectory& directory, CatalogSpace& space,

@@ -240,7 +240,8 @@ def test_io_prints_the_result_of_the_repetitions_so_far(local, number, status, l
     if loop == 1:
         assert out == ""
     else:
-        assert float(match[2]) == pytest.approx(2 * (1 << 20) / float(match[1]) / 1024 ** 3)
+        # The result of the second repetition may be on its way.
+        assert float(match[2]) * float(match[1]) * 1024 in (pytest.approx(1, rel=1e-3), pytest.approx(2, rel=1e-3))
     assert os.listdir(local / "files") == []
 
 

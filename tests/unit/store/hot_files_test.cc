@@ -4,17 +4,12 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <linux/capability.h>
-#include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <barrier>
 #include <chrono>
-#include <cstring>
-#include <fstream>
 #include <future>
 #include <string>
 #include <thread>
@@ -253,77 +248,6 @@ TEST_F(HotFilesTest, WhatIsLoadedIsMappedAlsoBeyondTheLimit) {
   EXPECT_EQ(DeviceReads(), before);
 }
 
-TEST(HotFiles, HugeFilesTakeNoLargeTablesAndFewAddresses) {
-  HotFiles files(SharedPages::Create(), ByteCount{16 * kMiB});
-  constexpr uint64_t kHuge = uint64_t{1} << 43, kMost = uint64_t{1} << 46;
-  const auto before = mallinfo2();
-  std::vector<HotFilePtr> made;
-  while (made.size() <= kMost / kHuge) {
-    auto file = files.Make(InodeId{made.size()}, kHuge, 1);
-    if (!file) break;
-    made.push_back(std::move(*file));
-  }
-  EXPECT_GT(made.size(), 0U);
-  EXPECT_LT(made.size(), kMost / kHuge);
-  const auto after = mallinfo2();
-  EXPECT_LT(after.uordblks + after.hblkhd, before.uordblks + before.hblkhd + kMiB);
-  EXPECT_EQ(files.Reserve(*made[0], 0, kHuge / kChunkBytes).error().code, ErrorCode::kNoMemory);
-}
-
-// Contents of one chunk, of which the first ones are in use.
-std::vector<UniqueFd> Fill(HotFiles& files, uint64_t count, uint64_t used) {
-  std::vector<UniqueFd> kept;
-  for (uint64_t i = 0; i < count; ++i) {
-    const HotFilePtr file = Must(files.Make(InodeId{i}, 1, 1));
-    files.Begin(file);
-    EXPECT_TRUE(files.Reserve(*file, 0, 1).has_value());
-    if (i < used) kept.push_back(Must(files.OpenForReading(*file)));
-  }
-  return kept;
-}
-
-// Each asks the kernel about few of the contents in use, although every read waits meanwhile.
-TEST(HotFiles, ManyRefusedRequestsTakeLittleTime) {
-  HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
-  std::vector<UniqueFd> kept = Fill(files, 1000, 1000);
-  const auto begun = std::chrono::steady_clock::now();
-  for (int i = 0; i < 2000; ++i) ASSERT_EQ(files.Make(InodeId{1000}, 1, 1).error().code, ErrorCode::kNoMemory);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
-  EXPECT_EQ(files.counters().evictions, 0U);
-  kept.clear();
-  ASSERT_OK(files.Make(InodeId{1000}, 1000 * kChunkBytes, 1000));
-  EXPECT_EQ(files.counters().evictions, 1000U);
-}
-
-TEST(HotFiles, AnIdleContentBehindManyInUseIsFound) {
-  HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
-  std::vector<UniqueFd> kept = Fill(files, 1000, 999);
-  Result<HotFilePtr> made = ErrorCode::kNoMemory;
-  for (int i = 0; i < 1000 && !made; ++i) made = files.Make(InodeId{1000}, 1, 1);
-  ASSERT_OK(made);
-  EXPECT_EQ(files.Find(InodeId{999}), nullptr);
-  EXPECT_EQ(files.counters().evictions, 1U);
-  // Those that were found in use are found again when they are not.
-  files.Begin(*made);
-  ASSERT_OK(files.Reserve(**made, 0, 1));
-  kept.erase(kept.begin() + 100);
-  bool found = false;
-  for (int i = 0; i < 1000 && !found; ++i) found = files.Make(InodeId{1001}, 1, 1).has_value();
-  EXPECT_TRUE(found);
-  EXPECT_EQ(files.Find(InodeId{100}), nullptr);
-}
-
-TEST(HotFiles, ManyReplacedContentsInUseDelayNoRequest) {
-  HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
-  std::vector<UniqueFd> kept = Fill(files, 1000, 1000);
-  for (uint64_t i = 0; i < 1000; ++i) files.Forget(InodeId{i});
-  const auto begun = std::chrono::steady_clock::now();
-  for (int i = 0; i < 2000; ++i) ASSERT_EQ(files.Make(InodeId{1000}, 1, 1).error().code, ErrorCode::kNoMemory);
-  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
-  kept.clear();
-  ASSERT_OK(files.Make(InodeId{1000}, 1000 * kChunkBytes, 1000));
-}
-
 // Half of the memory is enough, although each thread may have found no content.
 TEST(HotFiles, LoadsOfOneFileAtOnceReserveItOnce) {
   TestStore store(WithHot(3 * kChunkBytes));
@@ -345,37 +269,6 @@ TEST(HotFiles, LoadsOfOneFileAtOnceReserveItOnce) {
     ASSERT_OK(two);
     ASSERT_EQ(one->content, two->content);
   }
-}
-
-
-TEST(HotFiles, AreCountedWhileOthersAreMade) {
-  HotFiles files(SharedPages::Create(), ByteCount{16 * kMiB});
-  std::atomic<bool> ended{false};
-  std::thread counts([&] {
-    while (!ended) files.Count();
-  });
-  for (uint64_t i = 0; i < 3000; ++i) ASSERT_OK(files.Make(InodeId{i}, kMiB, 1));
-  ended = true;
-  counts.join();
-}
-
-// Contents that nobody uses are dropped one after the other, whatever their number.
-TEST(HotFiles, ManyMakeRoomInOneGo) {
-  HotFiles files(SharedPages::Create(), ByteCount{1000 * kChunkBytes});
-  for (uint64_t i = 0; i < 1000; ++i) {
-    const HotFilePtr file = Must(files.Make(InodeId{i}, 1, 1));
-    ASSERT_OK(files.Reserve(*file, 0, 1));
-    files.Begin(file);
-  }
-  EXPECT_EQ(files.used_bytes(), 1000 * kChunkBytes);
-  files.Shrink(10 * kChunkBytes);
-  EXPECT_EQ(files.used_bytes(), 10 * kChunkBytes);
-  EXPECT_EQ(files.counters().evictions, 990U);
-  EXPECT_EQ(files.Find(InodeId{989}), nullptr);
-  EXPECT_NE(files.Find(InodeId{990}), nullptr);
-  const HotFilePtr large = Must(files.Make(InodeId{1000}, 1000 * kChunkBytes, 1000));
-  ASSERT_OK(files.Reserve(*large, 0, 1000));
-  EXPECT_EQ(files.used_bytes(), 1000 * kChunkBytes);
 }
 
 // A file of a published directory, which passthrough serves.
@@ -533,46 +426,6 @@ TEST_F(HotFilesTest, LeasesHaveTheMemoryOfWhatIsLoaded) {
   EXPECT_EQ(Map(Make("b", Pattern(14, 8 * kMiB))).error().code, ErrorCode::kNoMemory);
   ASSERT_EQ(pread(kept.memory.get(), read.data(), read.size(), 0), static_cast<ssize_t>(data.size()));
   EXPECT_TRUE(read == data);
-}
-
-TEST(SharedPages, AskForHugePages) {
-  const auto pages = SharedPages::Create();
-  const auto file = Must(pages->Make(ByteCount{5 * kMiB}));
-  std::ifstream mappings("/proc/self/smaps");
-  const std::string begin = fmt::format("{:x}-", reinterpret_cast<uintptr_t>(file->data()));
-  std::string line;
-  while (std::getline(mappings, line) && !line.starts_with(begin)) {
-  }
-  while (std::getline(mappings, line) && !line.starts_with("VmFlags:")) {
-  }
-  EXPECT_NE(line.find(" hg"), std::string::npos) << "of " << begin << ": " << line;
-}
-
-TEST(SharedPages, SayWhetherAnybodyHasAFile) {
-  for (const bool may_mount : {true, false}) {
-    const auto pages = SharedPages::Create(may_mount);
-    ASSERT_NE(pages, nullptr);
-    const auto file = Must(pages->Make(ByteCount{5 * kMiB}));
-    std::memcpy(file->data() + kMiB, "bytes", 5);
-    EXPECT_FALSE(file->IsShared());
-    UniqueFd descriptor = Must(file->OpenForReading());
-    if (!pages->on_tmpfs()) {
-      EXPECT_EQ(fchmod(descriptor.get(), 0600), 0);  // its user may do that
-      const UniqueFd writing(
-          open(("/proc/self/fd/" + std::to_string(descriptor.get())).c_str(), O_RDWR | O_CLOEXEC));
-      EXPECT_TRUE(!writing || (pwrite(writing.get(), "x", 1, 0) < 0 && ftruncate(writing.get(), 0) != 0));
-      EXPECT_EQ(mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, writing.get(), 0), MAP_FAILED);
-    }
-    EXPECT_TRUE(file->IsShared());
-    void* mapped = mmap(nullptr, 2 * kMiB, PROT_READ, MAP_SHARED, descriptor.get(), 0);
-    ASSERT_NE(mapped, MAP_FAILED);
-    EXPECT_EQ(mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0), MAP_FAILED);
-    descriptor = UniqueFd();
-    EXPECT_TRUE(file->IsShared()) << "mapped";
-    EXPECT_EQ(std::memcmp(static_cast<std::byte*>(mapped) + kMiB, "bytes", 5), 0);
-    munmap(mapped, 2 * kMiB);
-    EXPECT_FALSE(file->IsShared());
-  }
 }
 
 TEST_F(HotFilesTest, ManyLeaveDescriptorsForOtherThings) {

@@ -10,7 +10,6 @@
 #include "common/printable.h"
 #include "common/result.h"
 #include "s3/failure.h"
-#include "s3/request_url.h"
 #include "s3/text.h"
 
 namespace weightfs::s3 {

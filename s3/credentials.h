@@ -63,4 +63,10 @@ class CredentialProvider {
   std::chrono::steady_clock::time_point next_renewal_ GUARDED_BY(mutex_) = {};
 };
 
+// Runs `command` with /bin/sh and returns its standard output, at most 1 MiB. Its standard error is that of this
+// process. Fails with kIo if it exits with an error or is not done after `timeout`, and with kCancelled soon after
+// `interrupted` returns true; in both cases the command is killed. The error does not contain the output.
+Result<std::string> ProcessOutput(const std::string& command, std::chrono::seconds timeout,
+                                  const Interrupted& interrupted = {});
+
 }  // namespace weightfs::s3

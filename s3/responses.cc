@@ -63,27 +63,32 @@ struct Marker {
   const char* parameter;
 };
 
-// The first marker must not be missing. `take` returns no entry for elements that are none.
+// Parses a page whose root has this name. The first marker of a page that is not the last must not be missing. `take`
+// returns no entry for elements that are none.
 template <typename Entry>
-Result<void> ParsePage(pugi::xml_node root, std::initializer_list<Marker> markers, Page<Entry>* page,
-                       Result<std::optional<Entry>> (*take)(pugi::xml_node node, bool encoded)) {
+Result<Page<Entry>> ParsePage(std::string_view body, const char* name, std::initializer_list<Marker> markers,
+                              Result<std::optional<Entry>> (*take)(pugi::xml_node node, bool encoded)) {
+  pugi::xml_document document;
+  ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, name));
+  Page<Entry> page;
+  ASSIGN_OR_RETURN(page.checksum_algorithm, ShortTextOf(root, "ChecksumAlgorithm"));
   const bool encoded = HasEncodedKeys(root);
   for (const auto node : root.children()) {
     if (std::string_view(node.name()) == "CommonPrefixes") {
       ASSIGN_OR_RETURN(auto prefix, KeyOf(encoded, node, "Prefix"));
-      page->prefixes.push_back(std::move(prefix));
+      page.prefixes.push_back(std::move(prefix));
     }
     ASSIGN_OR_RETURN(auto entry, take(node, encoded));
-    if (entry) page->entries.push_back(std::move(*entry));
+    if (entry) page.entries.push_back(std::move(*entry));
   }
-  if (std::string_view(root.child_value("IsTruncated")) != "true") return {};
+  if (std::string_view(root.child_value("IsTruncated")) != "true") return page;
   for (const auto& [element, parameter] : markers) {
     const bool is_key = std::string_view(element) == "NextKeyMarker";
     ASSIGN_OR_RETURN(auto text, is_key ? KeyOf(encoded, root, element) : ShortTextOf(root, element));
-    if (text.empty() && page->next.empty()) return BadDocument(element);
-    if (!text.empty()) page->next.emplace_back(parameter, std::move(text));
+    if (text.empty() && page.next.empty()) return BadDocument(element);
+    if (!text.empty()) page.next.emplace_back(parameter, std::move(text));
   }
-  return {};
+  return page;
 }
 
 Result<std::optional<ObjectInfo>> TakeObject(pugi::xml_node node, bool encoded) {
@@ -149,38 +154,21 @@ ErrorDocument ParseErrorDocument(std::string_view body) {
 }
 
 Result<Page<ObjectInfo>> ParseListing(std::string_view body) {
-  pugi::xml_document document;
-  Page<ObjectInfo> page;
-  ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListBucketResult"));
-  RETURN_IF_ERROR(ParsePage(root, {{"NextContinuationToken", "continuation-token"}}, &page, TakeObject));
-  return page;
+  return ParsePage(body, "ListBucketResult", {{"NextContinuationToken", "continuation-token"}}, TakeObject);
 }
 
-Result<PartsPage> ParseParts(std::string_view body) {
-  pugi::xml_document document;
-  PartsPage page;
-  ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListPartsResult"));
-  ASSIGN_OR_RETURN(page.checksum_algorithm, ShortTextOf(root, "ChecksumAlgorithm"));
-  RETURN_IF_ERROR(ParsePage<PartInfo>(root, {{"NextPartNumberMarker", "part-number-marker"}}, &page, TakePart));
-  return page;
+Result<Page<PartInfo>> ParseParts(std::string_view body) {
+  return ParsePage(body, "ListPartsResult", {{"NextPartNumberMarker", "part-number-marker"}}, TakePart);
 }
 
 Result<Page<UploadInfo>> ParseUploads(std::string_view body) {
-  pugi::xml_document document;
-  Page<UploadInfo> page;
-  ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListMultipartUploadsResult"));
-  RETURN_IF_ERROR(ParsePage(root, {{"NextKeyMarker", "key-marker"}, {"NextUploadIdMarker", "upload-id-marker"}}, &page,
-                            TakeUpload));
-  return page;
+  return ParsePage(body, "ListMultipartUploadsResult",
+                   {{"NextKeyMarker", "key-marker"}, {"NextUploadIdMarker", "upload-id-marker"}}, TakeUpload);
 }
 
 Result<Page<ObjectVersion>> ParseVersions(std::string_view body) {
-  pugi::xml_document document;
-  Page<ObjectVersion> page;
-  ASSIGN_OR_RETURN(const auto root, ParseRoot(document, body, "ListVersionsResult"));
-  RETURN_IF_ERROR(ParsePage(root, {{"NextKeyMarker", "key-marker"}, {"NextVersionIdMarker", "version-id-marker"}},
-                            &page, TakeVersion));
-  return page;
+  return ParsePage(body, "ListVersionsResult",
+                   {{"NextKeyMarker", "key-marker"}, {"NextVersionIdMarker", "version-id-marker"}}, TakeVersion);
 }
 
 Result<std::string> ParseUploadId(std::string_view body) {

@@ -21,14 +21,12 @@ ErrorDocument ParseErrorDocument(std::string_view body);
 template <typename Entry>
 struct Page : Listing<Entry> {
   Fields next = {};
-};
-struct PartsPage : Page<PartInfo> {
-  std::string checksum_algorithm = {};  // of the upload; empty: none
+  std::string checksum_algorithm = {};  // of the upload whose parts are listed; empty: none
 };
 
 // Fail with kIo and a text that says what the document lacks.
 Result<Page<ObjectInfo>> ParseListing(std::string_view body);
-Result<PartsPage> ParseParts(std::string_view body);
+Result<Page<PartInfo>> ParseParts(std::string_view body);
 Result<Page<UploadInfo>> ParseUploads(std::string_view body);
 Result<Page<ObjectVersion>> ParseVersions(std::string_view body);
 Result<std::string> ParseUploadId(std::string_view body);

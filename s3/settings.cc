@@ -11,7 +11,7 @@
 #include "common/printable.h"
 #include "common/result.h"
 #include "s3/config_file.h"
-#include "s3/request_url.h"
+#include "s3/location.h"
 #include "s3/text.h"
 
 namespace weightfs::s3 {

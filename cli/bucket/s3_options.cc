@@ -6,7 +6,7 @@
 #include "cli/output.h"
 #include "cli/signals.h"
 #include "remote/pull.h"
-#include "s3/request_url.h"
+#include "s3/location.h"
 
 namespace weightfs::cli {
 namespace {

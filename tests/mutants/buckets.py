@@ -25,7 +25,7 @@ MUTANTS = [
            "failure.region == job.region", "failure.region == regions_[job.request.object.bucket]",
            ("tests/remote/test_s3_hostile.py -k region",)),
     Mutant("s3-rate-order", "All transfers share the rate limit.",
-           "s3/rate_limit.cc",
+           "s3/rate_limit.h",
            "next_ = std::max(next_, now - kBurst) +", "next_ = now +", ("unit_s3",)),
     Mutant("s3-give-up", "A request to a service that never answers ends in bounded time.",
            "s3/client.cc",

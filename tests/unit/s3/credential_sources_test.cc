@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "s3/credential_sources.h"
+#include "s3/credentials.h"
 
 #include <gtest/gtest.h>
 

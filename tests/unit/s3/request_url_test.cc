@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "s3/request_url.h"
+#include "s3/location.h"
 
 #include <gtest/gtest.h>
 

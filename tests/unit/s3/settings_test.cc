@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "s3/request_url.h"
+#include "s3/location.h"
 #include "tests/unit/s3/files.h"
 
 namespace weightfs::s3 {

@@ -26,7 +26,7 @@ constexpr uint64_t kFirstWindow = 128 * kKiB;
 Result<void> File::Read(Content content, uint64_t offset, std::span<std::byte> out) {
   RETURN_IF_ERROR(CheckRange("read", offset, out.size()));
   if (out.empty()) return {};
-  if (content == Content::kRaw && GpuMemory::Shared().Holds(out.data())) return ReadDevice(offset, out);
+  if (content == Content::kRaw && IsGpuMemory(out.data())) return ReadDevice(offset, out);
   const bool large = out.size() >= settings_.direct_size;
   // For an SWMR reader: the current content of the file.
   if (options_.shared_reader) return large ? ReadByHandle(offset, out) : PositionalRead(offset, out);

@@ -30,7 +30,7 @@ bool MustRunSerially(const std::vector<Request>& requests) {
   for (size_t i = 0; i < requests.size(); ++i) {
     // The result of overlapping requests depends on their order.
     if (i > 0 && requests[i - 1].offset + requests[i - 1].memory.size() > requests[i].offset) return true;
-    if (GpuMemory::Shared().Holds(requests[i].memory.data())) return true;
+    if (IsGpuMemory(requests[i].memory.data())) return true;
   }
   return false;
 }

@@ -52,7 +52,7 @@ Result<void> File::Write(Content content, uint64_t offset, std::span<const std::
   if (!options_.write) return Failed("write to a file that is open for reading", offset, bytes.size(), EBADF);
   if (IsForked()) return {};
   RETURN_IF_ERROR(NoteChange(content, bytes));
-  if (content == Content::kRaw && GpuMemory::Shared().Holds(bytes.data())) {
+  if (content == Content::kRaw && IsGpuMemory(bytes.data())) {
     const auto address = reinterpret_cast<uintptr_t>(bytes.data());
     return WriteLarge(offset, client::MemoryView::OnDevice(address, bytes.size(), kLegacyStream));
   }

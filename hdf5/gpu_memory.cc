@@ -5,10 +5,17 @@
 #include <link.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
+
+#include "client/gpu/cuda.h"
+#include "common/mutex.h"
 
 namespace weightfs::hdf5 {
 namespace {
+
+// The program break at load time; the heap grows upward from it.
+const void* const first_break = sbrk(0);
 
 // Returns how many objects this process has loaded so far.
 uint64_t CountLoadedObjects() {
@@ -22,39 +29,34 @@ uint64_t CountLoadedObjects() {
   return count;
 }
 
-// The program break at load time; the heap grows upward from it.
-const void* const first_break = sbrk(0);
+// Returns NVIDIA's driver, which is never released, if this process has loaded its library. Otherwise null.
+const client::Cuda* FindCuda() {
+  static auto* const mutex = new Mutex();
+  static auto* const cuda = new std::shared_ptr<const client::Cuda>();
+  const MutexLock lock(*mutex);
+  const char* named = std::getenv("WEIGHTFS_CUDA_LIBRARY");
+  void* library = dlopen(named != nullptr && *named != '\0' ? named : "libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (library != nullptr && *cuda == nullptr) {
+    if (auto loaded = client::Cuda::Load(); loaded.has_value()) *cuda = *std::move(loaded);
+  }
+  if (library != nullptr) dlclose(library);
+  return cuda->get();
+}
 
 }  // namespace
 
-GpuMemory& GpuMemory::Shared() {
-  static auto* const shared = new GpuMemory();
-  return *shared;
-}
-
-bool GpuMemory::Holds(const void* address) {
-  const client::Cuda* cuda = known_.load(std::memory_order_acquire);
-  if (cuda == nullptr) {
+bool IsGpuMemory(const void* address) {
+  static std::atomic<uint64_t> searched_objects{0};  // objects loaded at the last search for the library
+  static std::atomic<const client::Cuda*> known{nullptr};
+  if (known.load(std::memory_order_acquire) == nullptr) {
     const uint64_t objects = CountLoadedObjects();
-    if (objects == objects_.load(std::memory_order_relaxed)) return false;
-    FindLibrary(objects);
-    cuda = known_.load(std::memory_order_acquire);
-    if (cuda == nullptr) return false;
+    if (objects == searched_objects.load(std::memory_order_relaxed)) return false;
+    if (const client::Cuda* found = FindCuda()) known.store(found, std::memory_order_release);
+    searched_objects.store(objects, std::memory_order_relaxed);
   }
-  if (address >= first_break && address < sbrk(0)) return false;
+  const client::Cuda* const cuda = known.load(std::memory_order_acquire);
+  if (cuda == nullptr || (address >= first_break && address < sbrk(0))) return false;
   return cuda->DeviceOf(reinterpret_cast<uintptr_t>(address)).has_value();
-}
-
-void GpuMemory::FindLibrary(uint64_t objects) {
-  const MutexLock lock(mutex_);
-  const char* named = std::getenv("WEIGHTFS_CUDA_LIBRARY");
-  void* library = dlopen(named != nullptr && *named != '\0' ? named : "libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-  if (library != nullptr && cuda_ == nullptr) {
-    if (auto cuda = client::Cuda::Load(); cuda.has_value()) cuda_ = *std::move(cuda);
-    known_.store(cuda_.get(), std::memory_order_release);
-  }
-  if (library != nullptr) dlclose(library);
-  objects_.store(objects, std::memory_order_relaxed);
 }
 
 }  // namespace weightfs::hdf5

@@ -35,8 +35,8 @@ TEST_F(FileGpuTest, TransfersRequestsOfEverySize) {
     const Bytes bytes = RandomBytes(size, 3);
     DeviceBytes source(bytes);
     DeviceBytes target(size);
-    EXPECT_TRUE(GpuMemory::Shared().Holds(SpanOf(source, size).data()));
-    EXPECT_FALSE(GpuMemory::Shared().Holds(bytes.data()));
+    EXPECT_TRUE(IsGpuMemory(SpanOf(source, size).data()));
+    EXPECT_FALSE(IsGpuMemory(bytes.data()));
     auto file = File::Open(folder_ / "file", {.write = true, .create = true, .truncate = true}, {});
     ASSERT_TRUE(file.has_value());
     ASSERT_TRUE((*file)->Write(Content::kRaw, 10, SpanOf(source, size)).has_value());

@@ -18,12 +18,19 @@ namespace {
 
 // Writes downloaded parts. Creates each file before its first part, reserves its space, and gives it its attributes
 // after its last part. Large parts are written by a client::Handle, which bypasses a weightfs mount. Errors are full
-// lines that name the file. The directory, whose directories exist, and the plan must outlive the writer.
+// lines that name the file. The directory, whose directories exist, the plan and the handle must
+// outlive the writer.
 class PullWriter {
  public:
-  static Result<std::unique_ptr<PullWriter>> Create(PullDirectory& directory, const PullPlan& plan) {
-    ASSIGN_OR_RETURN(auto handle, client::Handle::Create({}));
-    return std::unique_ptr<PullWriter>(new PullWriter(directory, plan, std::move(handle)));
+  PullWriter(PullDirectory& directory, const PullPlan& plan, client::Handle& handle)
+      : directory_(directory),
+        plan_(plan),
+        handle_(handle),
+        files_(std::make_unique<File[]>(plan.files.size())) {
+    for (size_t index = 0; index < plan.files.size(); ++index) {
+      const PlannedFile& planned = plan.files[index];
+      files_[index].missing = planned.slice ? planned.size() - planned.slice->head.size() : planned.size();
+    }
   }
 
   // Writes the files that have no parts. Must be called once.
@@ -61,17 +68,6 @@ class PullWriter {
     std::atomic<uint64_t> missing = 0;  // bytes
   };
 
-  PullWriter(PullDirectory& directory, const PullPlan& plan, std::unique_ptr<client::Handle> handle)
-      : directory_(directory),
-        plan_(plan),
-        handle_(std::move(handle)),
-        files_(std::make_unique<File[]>(plan.files.size())) {
-    for (size_t index = 0; index < plan.files.size(); ++index) {
-      const PlannedFile& planned = plan.files[index];
-      files_[index].missing = planned.slice ? planned.size() - planned.slice->head.size() : planned.size();
-    }
-  }
-
   Result<void> Open(size_t index) {
     const PlannedFile& planned = plan_.files[index];
     File& file = files_[index];
@@ -96,7 +92,7 @@ class PullWriter {
                          fmt::format("cannot write at offset {}", offset), error_number);
     };
     if (bytes.size() >= client::kLeaseFrom) {
-      const auto written = handle_->Write(file.descriptor.get(), client::MemoryView(bytes),
+      const auto written = handle_.Write(file.descriptor.get(), client::MemoryView(bytes),
                                           {.offset = offset, .own_errors = true, .stable = true});
       if (!written) return named(written.error().error_number());
       return {};
@@ -123,7 +119,7 @@ class PullWriter {
 
   PullDirectory& directory_;
   const PullPlan& plan_;
-  const std::unique_ptr<client::Handle> handle_;
+  client::Handle& handle_;
   const std::unique_ptr<File[]> files_;  // one for each file of the plan
 };
 
@@ -193,9 +189,10 @@ Result<PullReport> Pull(const Series& series, const Manifest& manifest, const st
 
   for (const DirectoryEntry* entry : plan.directories) RETURN_IF_ERROR(target->MakeDirectory(entry->path));
   for (const LinkEntry* link : plan.links) RETURN_IF_ERROR(target->MakeLink(*link));
-  ASSIGN_OR_RETURN(const auto writer, PullWriter::Create(*target, plan));
-  RETURN_IF_ERROR(writer->WriteSmallest());
-  const auto write = [&](const DownloadedPart& part) { return writer->Write(part); };
+  ASSIGN_OR_RETURN(const auto handle, client::Handle::Create({}));
+  PullWriter writer(*target, plan, *handle);
+  RETURN_IF_ERROR(writer.WriteSmallest());
+  const auto write = [&](const DownloadedPart& part) { return writer.Write(part); };
   ASSIGN_OR_RETURN(const DownloadReport downloaded, Download(series, manifest, plan.Jobs(), write, options.progress));
   // A directory may become read-only, and its time changes with its entries.
   for (auto entry = plan.directories.rbegin(); entry != plan.directories.rend(); ++entry) {

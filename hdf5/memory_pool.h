@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -70,5 +71,13 @@ class MemoryPool {
   std::vector<Buffer> kept_ GUARDED_BY(mutex_);
   size_t kept_bytes_ GUARDED_BY(mutex_) = 0;
 };
+
+// Of buffers that do not overlap, by the offset of their first byte: the first one that ends after `offset`, or end().
+template <typename Map>
+auto FirstFrom(Map& buffers, uint64_t offset) {
+  auto next = buffers.upper_bound(offset);
+  if (next != buffers.begin() && std::prev(next)->first + std::prev(next)->second.size > offset) --next;
+  return next;
+}
 
 }  // namespace weightfs::hdf5

@@ -19,13 +19,6 @@ Error NoMemory() { return {ErrorCode::kNoMemory, "no memory to buffer a write"};
 
 }  // namespace
 
-WriteBuffer::Segments::const_iterator WriteBuffer::FirstFrom(uint64_t offset) const {
-  auto next = segments_.upper_bound(offset);
-  if (next == segments_.begin()) return next;
-  const auto before = std::prev(next);
-  return before->first + before->second.size > offset ? before : next;
-}
-
 // A full segment ends at a block boundary of the file, where the next one begins.
 size_t WriteBuffer::LongestFrom(uint64_t begin) const { return RoundDown(begin + segment_size_, kBlockSize) - begin; }
 
@@ -34,7 +27,7 @@ uint64_t WriteBuffer::end() const {
 }
 
 bool WriteBuffer::IsBusy(uint64_t begin, uint64_t end) const {
-  for (auto at = FirstFrom(begin); at != segments_.end() && at->first < end; ++at) {
+  for (auto at = FirstFrom(segments_, begin); at != segments_.end() && at->first < end; ++at) {
     if (at->second.operation != nullptr) return true;
   }
   return false;
@@ -43,7 +36,7 @@ bool WriteBuffer::IsBusy(uint64_t begin, uint64_t end) const {
 size_t WriteBuffer::Overlay(uint64_t offset, std::span<std::byte> bytes) const {
   size_t copied = 0;
   const uint64_t end = offset + bytes.size();
-  for (auto at = FirstFrom(offset); at != segments_.end() && at->first < end; ++at) {
+  for (auto at = FirstFrom(segments_, offset); at != segments_.end() && at->first < end; ++at) {
     const uint64_t from = std::max(at->first, offset);
     const uint64_t to = std::min(at->first + at->second.size, end);
     std::memcpy(bytes.data() + (from - offset), at->second.data() + (from - at->first), to - from);
@@ -59,8 +52,7 @@ WriteBuffer::Segments::iterator WriteBuffer::Remove(Segments::iterator segment) 
 }
 
 Result<void> WriteBuffer::Discard(uint64_t begin, uint64_t end) {
-  auto at = segments_.upper_bound(begin);
-  if (at != segments_.begin() && std::prev(at)->first + std::prev(at)->second.size > begin) --at;
+  auto at = FirstFrom(segments_, begin);
   while (at != segments_.end() && at->first < end) {
     const uint64_t first = at->first;  // used after the segment is erased
     Segment& segment = at->second;
@@ -109,7 +101,7 @@ Result<void> WriteBuffer::Reserve(uint64_t begin, Segment* segment, size_t size)
 }
 
 Result<void> WriteBuffer::Put(uint64_t offset, std::span<const std::byte> bytes, bool raw) {
-  const auto holder = FirstFrom(offset);
+  const auto holder = FirstFrom(segments_, offset);
   if (holder != segments_.end() && holder->first <= offset &&
       holder->first + holder->second.size >= offset + bytes.size()) {
     WEIGHTFS_ASSERT(holder->second.operation == nullptr);

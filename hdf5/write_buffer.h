@@ -50,7 +50,6 @@ class WriteBuffer {
   const Segments& segments() const { return segments_; }
 
  private:
-  Segments::const_iterator FirstFrom(uint64_t offset) const;
   size_t LongestFrom(uint64_t begin) const;
   Result<void> Reserve(uint64_t begin, Segment* segment, size_t size);
 

@@ -69,52 +69,16 @@ struct Report {
   }
 };
 
-// Where an interrupted check goes on: a file with the last path that was read completely, relative to the directory.
-class SavedPosition {
- public:
-  SavedPosition(std::string file, std::string directory) : file_(std::move(file)), directory_(std::move(directory)) {}
-
-  // Returns the path to continue after; empty: from the beginning. A position in another directory is an error.
-  Result<fs::path> Read() const {
-    if (file_.empty() || !fs::exists(file_)) return fs::path();
-    std::ifstream stream(file_);
-    std::string text(JsonLimits().bytes + 1, '\0');
-    text.resize(static_cast<size_t>(stream.read(text.data(), static_cast<std::streamsize>(text.size())).gcount()));
-    const auto json = ParseJson(text);
-    const auto value_of = [&](const char* name) {
-      return json && json->is_object() ? json->value(name, nlohmann::json()) : nlohmann::json();
-    };
-    const auto after = value_of("after");
-    if (value_of("directory") != directory_ || !after.is_string()) {
-      return MakeError(ErrorCode::kInvalid, "{}: not the state of a check of {}; delete it, or name another file",
-                       file_, directory_);
-    }
-    return fs::path(after.get<std::string>());
-  }
-  Result<void> Write(const fs::path& after) const {
-    if (file_.empty()) return {};
-    const std::string temporary = file_ + ".new";
-    std::ofstream stream(temporary, std::ios::trunc);
-    stream << JsonText({{"directory", directory_}, {"after", after.string()}}) << std::flush;
-    if (!stream || rename(temporary.c_str(), file_.c_str()) != 0) return SystemError(file_, "cannot be written");
-    return {};
-  }
-  // A state that stays would make the next check begin at the end.
-  Result<void> Remove() const {
-    if (file_.empty() || unlink(file_.c_str()) == 0 || errno == ENOENT) return {};
-    return SystemError(file_, "cannot be removed");
-  }
-
- private:
-  const std::string file_, directory_;
-};
-
 // Reads files and collects what it finds.
 class Verifier {
  public:
-  // `rate`: bytes per second, 0: unlimited.
-  Verifier(uint64_t total, ByteCount rate)
-      : total_(total), rate_(rate), cancel_(CatchInterrupts()), memory_(kStep / kBlockSize) {}
+  // `rate`: bytes per second, 0: unlimited. `state`: see VerifyArguments.
+  Verifier(uint64_t total, ByteCount rate, std::string state)
+      : total_(total),
+        rate_(rate),
+        state_(std::move(state)),
+        cancel_(CatchInterrupts()),
+        memory_(kStep / kBlockSize) {}
 
   // Lets the daemon read the catalog of the mount whose root is `path`. Returns false once the check is interrupted.
   Result<bool> ReadCatalog(const std::string& path) {
@@ -163,21 +127,23 @@ class Verifier {
 
   // Reads all files of a directory, from the saved position on, and those below it on the same filesystem. Returns
   // false once the check is interrupted.
-  Result<bool> ReadDirectory(const fs::path& root, const std::string& state) {
-    const SavedPosition position(state, root.string());
-    ASSIGN_OR_RETURN(last_, position.Read());
+  Result<bool> ReadDirectory(const fs::path& root) {
+    ASSIGN_OR_RETURN(last_, ReadPosition(root));
     struct stat status = {};
     if (lstat(root.c_str(), &status) != 0) return SystemError(root.string(), "cannot be accessed");
-    ASSIGN_OR_RETURN(const bool whole, ReadTree(root, status.st_dev, {}, fs::path(last_), position));
+    ASSIGN_OR_RETURN(const bool whole, ReadTree(root, status.st_dev, {}, fs::path(last_)));
     if (!whole) return false;
     // Without its mount, the rest of the tree looks empty.
     struct stat now = {};
     const auto opened = OpenOnMount(root.string());
     if (!opened.has_value() || fstat(opened->get(), &now) != 0 || now.st_dev != status.st_dev) {
-      RETURN_IF_ERROR(position.Write(last_));
+      RETURN_IF_ERROR(WritePosition(root));
       return MakeError(ErrorCode::kIo, "{}: the mount ended during the check", root.string());
     }
-    RETURN_IF_ERROR(position.Remove());
+    // A position that stays would make the next check begin at the end.
+    if (!state_.empty() && unlink(state_.c_str()) != 0 && errno != ENOENT) {
+      return SystemError(state_, "cannot be removed");
+    }
     return true;
   }
 
@@ -187,6 +153,34 @@ class Verifier {
   struct alignas(kBlockSize) Block {
     std::byte bytes[kBlockSize];
   };
+
+  // The file with the position has the last path that was read completely, relative to the directory. Returns the path
+  // to continue after; empty: from the beginning. A position in another directory is an error.
+  Result<fs::path> ReadPosition(const fs::path& root) const {
+    if (state_.empty() || !fs::exists(state_)) return fs::path();
+    std::ifstream stream(state_);
+    std::string text(JsonLimits().bytes + 1, '\0');
+    text.resize(static_cast<size_t>(stream.read(text.data(), static_cast<std::streamsize>(text.size())).gcount()));
+    const auto json = ParseJson(text);
+    const auto value_of = [&](const char* name) {
+      return json && json->is_object() ? json->value(name, nlohmann::json()) : nlohmann::json();
+    };
+    const auto after = value_of("after");
+    if (value_of("directory") != root.string() || !after.is_string()) {
+      return MakeError(ErrorCode::kInvalid, "{}: not the state of a check of {}; delete it, or name another file",
+                       state_, root.string());
+    }
+    return fs::path(after.get<std::string>());
+  }
+
+  Result<void> WritePosition(const fs::path& root) const {
+    if (state_.empty()) return {};
+    const std::string temporary = state_ + ".new";
+    std::ofstream stream(temporary, std::ios::trunc);
+    stream << JsonText({{"directory", root.string()}, {"after", last_.string()}}) << std::flush;
+    if (!stream || rename(temporary.c_str(), state_.c_str()) != 0) return SystemError(state_, "cannot be written");
+    return {};
+  }
 
   // Reads all data of a regular file, without its holes, with O_DIRECT, so that the mount reads its blocks from the
   // devices and verifies them. `damaged` stays empty for an intact file. Returns errors of opening and reading other
@@ -251,8 +245,7 @@ class Verifier {
   }
 
   // Reads everything below a directory of the tree in the order of names, from behind `after` on.
-  Result<bool> ReadTree(const fs::path& root, dev_t device, const fs::path& below, const fs::path& after,
-                        const SavedPosition& position) {
+  Result<bool> ReadTree(const fs::path& root, dev_t device, const fs::path& below, const fs::path& after) {
     std::vector<std::string> names;
     std::error_code error;
     for (fs::directory_iterator entry(root / below, error), end; !error && entry != end; entry.increment(error)) {
@@ -275,20 +268,20 @@ class Verifier {
       if (status.st_dev != device) continue;
       if (S_ISDIR(status.st_mode)) {
         const fs::path rest = name == first ? after.lexically_relative(name) : fs::path();
-        ASSIGN_OR_RETURN(const bool more, ReadTree(root, device, path, rest == "." ? fs::path() : rest, position));
+        ASSIGN_OR_RETURN(const bool more, ReadTree(root, device, path, rest == "." ? fs::path() : rest));
         if (!more) return false;
         continue;
       }
       if (!S_ISREG(status.st_mode) || (name == first && after == fs::path(name))) continue;
       if (status.st_nlink > 1 && !linked_.emplace(status.st_dev, status.st_ino).second) continue;
       if (!Read((root / path).string())) {
-        RETURN_IF_ERROR(position.Write(last_));
+        RETURN_IF_ERROR(WritePosition(root));
         return false;
       }
       last_ = path;
       if (report_.bytes - saved_ < kStateInterval) continue;
       saved_ = report_.bytes;
-      RETURN_IF_ERROR(position.Write(path));
+      RETURN_IF_ERROR(WritePosition(root));
     }
     return true;
   }
@@ -296,6 +289,7 @@ class Verifier {
   ProgressBar bar_{"verify"};
   const uint64_t total_;
   const ByteCount rate_;
+  const std::string state_;  // the file with the position; empty: none
   const std::atomic<bool>& cancel_;
   std::vector<Block> memory_;                     // aligned for O_DIRECT
   std::chrono::steady_clock::time_point next_{};  // the earliest time of the next transfer
@@ -400,13 +394,13 @@ Report Read(const VerifyArguments& arguments, const std::vector<std::string>& pa
     targets.push_back(std::move(*target));
   }
   const std::string rate = !arguments.rate.empty() ? arguments.rate : has_directory ? kDirectoryRate : "0";
-  Verifier verifier(total, *ParseSize(rate));
+  Verifier verifier(total, *ParseSize(rate), arguments.state);
   for (const Target& target : targets) {
     const auto checked = target.root ? verifier.ReadCatalog(target.path) : Result<bool>(true);
     if (!checked.has_value()) failures.push_back(ToString(checked.error()));
     if (checked.has_value() && !*checked) break;
-    const auto more = target.directory ? verifier.ReadDirectory(target.path, arguments.state)
-                                       : Result<bool>(verifier.Read(target.path));
+    const auto more =
+        target.directory ? verifier.ReadDirectory(target.path) : Result<bool>(verifier.Read(target.path));
     if (!more.has_value()) failures.push_back(ToString(more.error()));
     if (more.has_value() && !*more) break;
   }

@@ -220,9 +220,8 @@ class GroupedExtentAllocator final : public ExtentAllocator {
   // The part of `run` inside `group`.
   FreeExtent PartIn(uint64_t group, BlockRun run) const;
 
-  // Change all blocks of the run or none.
-  bool RemoveAll(BlockRun run);
-  bool AddAll(BlockRun run);
+  // Changes all blocks of the run, if `may` is true of all of them, or none.
+  bool ChangeAll(BlockRun run, bool (FreeExtentTree::*may)(FreeExtent) const, bool (Group::*change)(FreeExtent));
 
   std::optional<BlockRun> Continue(DeviceBlock after, const Demand& demand);
   std::optional<BlockRun> Search(const Demand& demand, uint64_t home);
@@ -341,23 +340,14 @@ std::optional<BlockRun> GroupedExtentAllocator::TakeLongest(Strategy strategy, c
   return std::nullopt;
 }
 
-bool GroupedExtentAllocator::RemoveAll(BlockRun run) NO_THREAD_SAFETY_ANALYSIS {
+bool GroupedExtentAllocator::ChangeAll(BlockRun run, bool (FreeExtentTree::*may)(FreeExtent) const,
+                                       bool (Group::*change)(FreeExtent)) NO_THREAD_SAFETY_ANALYSIS {
   const uint64_t first = GroupOf(run.start), last = GroupOf(run.end() - BlockCount{1});
   const RangeLock lock(*this, first, last);
-  if (first == last) return groups_[first]->RemoveLocked(PartIn(first, run));
+  if (first == last) return (*groups_[first].*change)(PartIn(first, run));
   for (uint64_t i = first; i <= last; ++i)
-    if (!groups_[i]->tree().AllFree(PartIn(i, run))) return false;
-  for (uint64_t i = first; i <= last; ++i) groups_[i]->RemoveLocked(PartIn(i, run));
-  return true;
-}
-
-bool GroupedExtentAllocator::AddAll(BlockRun run) NO_THREAD_SAFETY_ANALYSIS {
-  const uint64_t first = GroupOf(run.start), last = GroupOf(run.end() - BlockCount{1});
-  const RangeLock lock(*this, first, last);
-  if (first == last) return groups_[first]->AddLocked(PartIn(first, run));
-  for (uint64_t i = first; i <= last; ++i)
-    if (!groups_[i]->tree().NoneFree(PartIn(i, run))) return false;
-  for (uint64_t i = first; i <= last; ++i) groups_[i]->AddLocked(PartIn(i, run));
+    if (!(groups_[i]->tree().*may)(PartIn(i, run))) return false;
+  for (uint64_t i = first; i <= last; ++i) (*groups_[i].*change)(PartIn(i, run));
   return true;
 }
 
@@ -367,7 +357,7 @@ Result<void> GroupedExtentAllocator::MarkUsed(BlockRun run) {
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{} blocks from {} on lie outside the device's space of {} blocks from {} on",
                              run.count.value, run.start.value, space_.count.value, space_.start.value)};
-  if (!RemoveAll(run))
+  if (!ChangeAll(run, &FreeExtentTree::AllFree, &Group::RemoveLocked))
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{} blocks from {} on are in part claimed already", run.count.value, run.start.value)};
   free_blocks_.fetch_sub(run.count.value, std::memory_order_relaxed);
@@ -381,7 +371,7 @@ Result<void> GroupedExtentAllocator::Free(BlockRun run) {
                  fmt::format("{} freed blocks from {} on lie outside the space", run.count.value, run.start.value)};
   // Add first, because another thread may allocate the blocks at once, and the counter must not drop below zero.
   free_blocks_.fetch_add(run.count.value, std::memory_order_relaxed);
-  if (!AddAll(run)) {
+  if (!ChangeAll(run, &FreeExtentTree::NoneFree, &Group::AddLocked)) {
     free_blocks_.fetch_sub(run.count.value, std::memory_order_relaxed);
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{} freed blocks from {} on are in part free already", run.count.value, run.start.value)};

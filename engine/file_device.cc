@@ -31,20 +31,8 @@ Error OpenError(ErrorCode code, const std::string& path, std::string_view what) 
 
 // The lock that OpenAgain takes. It belongs to the open file, not to a process: the kernel drops it with the last
 // descriptor and transfer.
-struct flock WriterLock(short type, uint64_t writer) {
-  struct flock lock = {};
-  lock.l_type = type;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = static_cast<off_t>(writer);
-  lock.l_len = 1;
-  return lock;
-}
-
-// Matches the lock of any writer.
-struct flock AnyWritersLock() {
-  struct flock lock = WriterLock(F_WRLCK, 0);
-  lock.l_len = 0;
-  return lock;
+struct flock WriterLock(short type, uint64_t writer, off_t writers = 1) {
+  return {.l_type = type, .l_whence = SEEK_SET, .l_start = static_cast<off_t>(writer), .l_len = writers, .l_pid = 0};
 }
 
 }  // namespace
@@ -198,7 +186,7 @@ Result<void> FileDevice::Lock() {
 }
 
 Result<void> FileDevice::CheckNoWriters() {
-  struct flock lock = AnyWritersLock();
+  struct flock lock = WriterLock(F_WRLCK, 0, /*writers=*/0);  // any
   if (fcntl(file_.get(), F_OFD_GETLK, &lock) != 0) return SystemError(path_, "cannot look for writers");
   if (lock.l_type == F_UNLCK) return {};
   return OpenError(ErrorCode::kBusy, path_,

@@ -243,11 +243,6 @@ FreeExtentTree::Index FreeExtentTree::Floor(uint32_t offset) const {
   return found;
 }
 
-std::optional<FreeExtent> FreeExtentTree::ExtentOf(Index index) const {
-  if (index == 0) return std::nullopt;
-  return At(index).extent;
-}
-
 std::optional<FreeExtent> FreeExtentTree::From(uint32_t offset) const {
   const Index index = Floor(offset);
   if (index == 0 || At(index).extent.end() <= offset) return std::nullopt;
@@ -279,37 +274,31 @@ FreeExtentTree::Index FreeExtentTree::SearchClass(Index index, unsigned extent_c
   return SearchClass(node.right, extent_class, count, nodes_left);
 }
 
-FreeExtentTree::Index FreeExtentTree::FirstOfClass(unsigned extent_class) const {
-  const uint32_t bit = 1u << extent_class;
-  Index index = root_;
-  while (index != 0) {
+// The leftmost node whose summary satisfies the predicate, as that of a subtree does if and only if one of its nodes
+// does.
+template <typename Has>
+std::optional<FreeExtent> FreeExtentTree::First(const Has& has) const {
+  if (!has(summary())) return std::nullopt;
+  for (Index index = root_;;) {
     const Node& node = At(index);
-    if ((At(node.left).subtree.classes & bit) != 0) {
+    if (has(At(node.left).subtree)) {
       index = node.left;
-    } else if (ClassOf(node.extent) == extent_class) {
-      break;
+    } else if (has(Describe(node.extent))) {
+      return node.extent;
     } else {
       index = node.right;
     }
   }
-  return index;
+}
+
+std::optional<FreeExtent> FreeExtentTree::FirstOfLowest(uint32_t classes) const {
+  const uint32_t lowest = classes & (0 - classes);
+  return First([lowest](const Summary& summary) { return (summary.classes & lowest) != 0; });
 }
 
 template <uint32_t FreeExtentTree::Summary::*kMeasure>
-FreeExtentTree::Index FreeExtentTree::FirstWith(uint32_t count) const {
-  if (At(root_).subtree.*kMeasure < count) return 0;
-  Index index = root_;
-  while (index != 0) {
-    const Node& node = At(index);
-    if (At(node.left).subtree.*kMeasure >= count) {
-      index = node.left;
-    } else if (Describe(node.extent).*kMeasure >= count) {
-      break;
-    } else {
-      index = node.right;
-    }
-  }
-  return index;
+std::optional<FreeExtent> FreeExtentTree::FirstWith(uint32_t count) const {
+  return First([count](const Summary& summary) { return summary.*kMeasure >= count; });
 }
 
 std::optional<FreeExtent> FreeExtentTree::FindAligned(uint32_t count, bool tight) const {
@@ -319,10 +308,10 @@ std::optional<FreeExtent> FreeExtentTree::FindAligned(uint32_t count, bool tight
     if (const Index index = SearchClass(root_, Log2(bit), count, nodes_left)) return At(index).extent;
     // Every member of a higher class contains `count` blocks.
     const uint32_t higher = summary().classes & ~(bit | (bit - 1));
-    if (!tight && higher != 0) return ExtentOf(FirstOfClass(static_cast<unsigned>(std::countr_zero(higher))));
+    if (!tight && higher != 0) return FirstOfLowest(higher);
   }
   if (tight) return std::nullopt;
-  return ExtentOf(FirstWith<&Summary::longest_aligned>(count));
+  return FirstWith<&Summary::longest_aligned>(count);
 }
 
 std::optional<FreeExtent> FreeExtentTree::FindSlack(uint32_t count) const {
@@ -332,16 +321,16 @@ std::optional<FreeExtent> FreeExtentTree::FindSlack(uint32_t count) const {
     if (const Index index = SearchClass(root_, extent_class, count, nodes_left)) return At(index).extent;
     const uint32_t small = (1u << small_classes_) - 1;
     const uint32_t higher = summary().classes & small & ~((2u << extent_class) - 1);
-    if (higher != 0) return ExtentOf(FirstOfClass(static_cast<unsigned>(std::countr_zero(higher))));
+    if (higher != 0) return FirstOfLowest(higher);
   }
-  return ExtentOf(FirstWith<&Summary::longest_slack>(count));
+  return FirstWith<&Summary::longest_slack>(count);
 }
 
 std::optional<FreeExtent> FreeExtentTree::FindPlain(uint32_t count) const {
   if (const auto slack = FindSlack(count)) return slack;
   // For less than one aligned unit, split the smallest large extent.
   if (const auto aligned = FindAligned(std::max(count, alignment_), false)) return aligned;
-  return ExtentOf(FirstWith<&Summary::longest>(count));
+  return FirstWith<&Summary::longest>(count);
 }
 
 // --- For tests ---

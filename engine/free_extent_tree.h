@@ -130,10 +130,11 @@ class FreeExtentTree {
 
   Index Floor(uint32_t offset) const;
   Index SearchClass(Index index, unsigned extent_class, uint32_t count, int& nodes_left) const;
-  Index FirstOfClass(unsigned extent_class) const;
+  template <typename Has>
+  std::optional<FreeExtent> First(const Has& has) const;
+  std::optional<FreeExtent> FirstOfLowest(uint32_t classes) const;
   template <uint32_t Summary::*kMeasure>
-  Index FirstWith(uint32_t count) const;
-  std::optional<FreeExtent> ExtentOf(Index index) const;
+  std::optional<FreeExtent> FirstWith(uint32_t count) const;
 
   const uint32_t alignment_;
   const unsigned small_classes_;  // classes below this one are small

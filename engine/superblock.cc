@@ -3,14 +3,15 @@
 
 #include <fmt/format.h>
 
-#include <cctype>
+#include <charconv>
 #include <cstddef>
 #include <cstring>
 #include <random>
+#include <system_error>
 #include <vector>
 
-#include "common/bytes.h"
 #include "common/checksum.h"
+#include "common/hex.h"
 #include "common/log.h"
 
 namespace weightfs {
@@ -132,8 +133,8 @@ void Fill(AlignedRecord& record, const Superblock& superblock) {
   record.magic = kSuperblockMagic;
   record.version = kFormatVersion;
   record.block_size = kBlockSize;
-  std::memcpy(record.store_id, superblock.store_id.data(), sizeof(record.store_id));
-  std::memcpy(record.device_id, superblock.device_id.data(), sizeof(record.device_id));
+  record.store_id = superblock.store_id;
+  record.device_id = superblock.device_id;
   record.device_index = superblock.device_index.value;
   record.device_count = superblock.device_count;
   record.flags = superblock.clean ? kSuperblockClean : 0;
@@ -144,15 +145,9 @@ void Fill(AlignedRecord& record, const Superblock& superblock) {
   record.data_offset = kDataOffset;
   record.sequence = superblock.sequence;
   record.created_ns = superblock.created_ns;
-  std::memcpy(record.owner, superblock.owner.data(), sizeof(record.owner));
+  record.owner = superblock.owner;
   record.catalog_sequence = superblock.catalog_sequence;
   record.catalog_chain = superblock.catalog_chain;
-}
-
-int HexDigit(char digit) {
-  if (digit >= '0' && digit <= '9') return digit - '0';
-  const char lower = static_cast<char>(std::tolower(static_cast<unsigned char>(digit)));
-  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
 // Positions in "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx".
@@ -171,14 +166,14 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
     spdlog::warn("superblock copy at byte {} of {} is damaged; using another copy", offset, device.path());
   }
   Superblock superblock;
-  std::memcpy(superblock.store_id.data(), record.store_id, sizeof(record.store_id));
-  std::memcpy(superblock.device_id.data(), record.device_id, sizeof(record.device_id));
+  superblock.store_id = record.store_id;
+  superblock.device_id = record.device_id;
   superblock.device_index = DeviceId{record.device_index};
   superblock.device_count = record.device_count;
   superblock.device_size = ByteCount{record.device_size};
   superblock.sequence = record.sequence;
   superblock.created_ns = record.created_ns;
-  std::memcpy(superblock.owner.data(), record.owner, sizeof(record.owner));
+  superblock.owner = record.owner;
   superblock.clean = (record.flags & kSuperblockClean) != 0;
   superblock.keeps_replica = (record.compatible & kSuperblockReplica) != 0;
   superblock.keeps_lists = (record.compatible & kSuperblockLists) != 0;
@@ -192,9 +187,7 @@ Result<Superblock> ReadSuperblock(BlockDevice& device) {
 Result<Uuid> ReadOwner(BlockDevice& device) {
   const Survey survey = ReadCopies(device);
   if (!survey.best) return NoValidCopy(device, survey);
-  Uuid owner;
-  std::memcpy(owner.data(), survey.best->owner, sizeof(survey.best->owner));
-  return owner;
+  return survey.best->owner;
 }
 
 Result<void> WriteSuperblock(BlockDevice& device, Superblock& superblock) {
@@ -233,10 +226,9 @@ Uuid NewUuid() {
 
 std::string ToString(const Uuid& id) {
   std::string text;
-  text.reserve(kUuidTextSize);
-  for (const uint8_t byte : id) {
+  for (const char digit : ToHex(id)) {
     if (IsDash(text.size())) text += '-';
-    text += fmt::format("{:02x}", byte);
+    text += digit;
   }
   return text;
 }
@@ -244,14 +236,11 @@ std::string ToString(const Uuid& id) {
 std::optional<Uuid> ParseUuid(std::string_view text) {
   if (text.size() != kUuidTextSize) return std::nullopt;
   Uuid id{};
-  size_t digits = 0;
-  for (size_t at = 0; at < text.size(); ++at) {
-    if (IsDash(at)) {
-      if (text[at] != '-') return std::nullopt;
-      continue;
-    }
-    const int digit = HexDigit(text[at]);
-    if (digit < 0) return std::nullopt;
+  for (size_t at = 0, digits = 0; at < text.size(); ++at) {
+    if (IsDash(at) != (text[at] == '-')) return std::nullopt;
+    if (IsDash(at)) continue;
+    uint8_t digit = 0;
+    if (std::from_chars(&text[at], &text[at] + 1, digit, 16).ec != std::errc()) return std::nullopt;
     uint8_t& byte = id[digits++ / 2];
     byte = static_cast<uint8_t>(byte << 4 | digit);
   }

@@ -31,8 +31,8 @@ struct SuperblockRecord {
   uint64_t compatible;            // kSuperblockReplica, kSuperblockLists; unknown bits: ignore
   uint64_t read_only_compatible;  // unknown bits: mount read-only
   uint64_t incompatible;          // kSuperblockLog; unknown bits: refuse to mount
-  uint8_t store_id[16];
-  uint8_t device_id[16];
+  Uuid store_id;
+  Uuid device_id;
   uint16_t device_index;
   uint16_t device_count;
   uint32_t flags;        // kSuperblockClean
@@ -41,7 +41,7 @@ struct SuperblockRecord {
   uint64_t sequence;     // the valid copy with the highest value wins
   uint64_t copy_offset;  // offset of this copy: a misplaced copy is invalid
   int64_t created_ns;    // since the epoch
-  uint8_t owner[16];     // random, of the last program that opened the store for writing; zeros: none
+  Uuid owner;            // random, of the last program that opened the store for writing; zeros: none
   uint64_t catalog_sequence;  // the version of the catalog at a clean unmount; zeros: unknown
   uint32_t catalog_chain;
   uint8_t reserved[kBlockSize - 148 - 4];

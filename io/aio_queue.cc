@@ -12,12 +12,11 @@
 #include <cstring>
 #include <fstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/assert.h"
 #include "common/unique_fd.h"
-#include "io/kernel_queue.h"
+#include "io/io_ring.h"
 
 namespace weightfs {
 namespace {

@@ -2,10 +2,8 @@
 // Page-aligned I/O memory in transparent huge pages, handed out from bounded pools.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 

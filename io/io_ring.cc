@@ -8,7 +8,6 @@
 
 #include "common/assert.h"
 #include "common/units.h"
-#include "io/kernel_queue.h"
 
 namespace weightfs {
 namespace {

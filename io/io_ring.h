@@ -11,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "common/mutex.h"
@@ -104,6 +103,34 @@ class IoRing {
   std::deque<Completion> failed_ GUARDED_BY(mutex_);  // failed in Submit
   bool reaping_ GUARDED_BY(mutex_) = false;           // a thread is in KernelQueue::Wait
   bool refused_ GUARDED_BY(mutex_) = false;           // the kernel accepted nothing while it held nothing
+};
+
+// The interface of an IoRing to the kernel's asynchronous I/O. aio_queue.cc implements it with libaio and is the only
+// production file that uses libaio; io_uring could be a second implementation.
+//
+// A fixed number of slots with one transfer each. Different threads may prepare and submit different slots at the same
+// time while one thread waits. Any thread may call Wake.
+class KernelQueue {
+ public:
+  struct Event {
+    unsigned slot = 0;
+    int64_t result = 0;  // bytes, or a negative errno
+  };
+
+  // `wakeable` enables Wake; the queue then takes one more slot from the system limit.
+  static Result<std::unique_ptr<KernelQueue>> Create(unsigned slots, bool wakeable);
+  virtual ~KernelQueue() = default;
+
+  // Sets the transfer of a slot that is not in the kernel. Its first `done` bytes are skipped.
+  virtual void Prepare(unsigned slot, const IoRing::Transfer& transfer, uint64_t done) = 0;
+  // Submits prepared slots to the kernel. Returns how many it accepted (a prefix), or a negative errno for the first
+  // slot.
+  virtual int Submit(std::span<const unsigned> slots) = 0;
+  // Waits for at least `minimum` events, or for Wake, or until the timeout. Returns the number of events, which may be
+  // 0, or a negative errno.
+  virtual int Wait(size_t minimum, std::span<Event> events, std::optional<std::chrono::nanoseconds> timeout) = 0;
+  // Makes the current call of Wait return, or the next one if there is none.
+  virtual void Wake() = 0;
 };
 
 }  // namespace weightfs

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ring on the kernel's own queue, with results that the kernel seldom returns.
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,12 +8,13 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <thread>
 
 #include "common/mutex.h"
 #include "common/unique_fd.h"
 #include "io/io_ring.h"
-#include "io/kernel_queue.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/kernel_hooks.h"
 #include "tests/support/scratch_file.h"

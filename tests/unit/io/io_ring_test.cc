@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ring on a fake kernel whose results the test controls.
-#include "io/io_ring.h"
-
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <map>
 
-#include "io/kernel_queue.h"
+#include "io/io_ring.h"
 
 namespace weightfs {
 namespace {

@@ -16,7 +16,7 @@
 #include "common/size_text.h"
 #include "fs/kernel_features.h"
 #include "fs/mount_flags.h"
-#include "store/file/extent_memory.h"
+#include "store/file/extent_map.h"
 #include "store/names/inode_table.h"
 
 namespace weightfs {

@@ -30,7 +30,6 @@
 #include "common/checksum.h"
 #include "common/log.h"
 #include "common/mutex.h"
-#include "meta/catalog_directory.h"
 #include "meta/catalog_space.h"
 #include "meta/keys.h"
 #include "meta/rocks_file_system.h"

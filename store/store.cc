@@ -15,7 +15,6 @@
 #include "store/file/write_back.h"
 #include "store/scrub/scrubber.h"
 #include "store/space/space_manager.h"
-#include "store/wal/log_writer.h"
 #include "store/wal/logged_kv_store.h"
 
 namespace weightfs {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "store/check/fsck_internal.h"
 #include "store/names/namespace_internal.h"
@@ -13,18 +14,37 @@ namespace weightfs {
 namespace fsck {
 namespace {
 
-FindingSeverity SeverityOf(FindingKind kind) {
-  switch (kind) {
-    case FindingKind::kWrongLinkCount:
-    case FindingKind::kWrongParent:
-    case FindingKind::kWrongOrphan:
-    case FindingKind::kStrayRecord:
-    case FindingKind::kWrongBlockCount:
-    case FindingKind::kWrongFlags:
-    case FindingKind::kWrongFact: return FindingSeverity::kMinor;
-    default: return FindingSeverity::kMajor;
-  }
-}
+struct Kind {
+  std::string_view name;
+  FindingSeverity severity;
+};
+
+// By FindingKind.
+constexpr Kind kKinds[] = {
+    {"damaged key", FindingSeverity::kMajor},
+    {"damaged record", FindingSeverity::kMajor},
+    {"lost inode", FindingSeverity::kMajor},
+    {"dangling entry", FindingSeverity::kMajor},
+    {"wrong entry type", FindingSeverity::kMajor},
+    {"wrong link count", FindingSeverity::kMinor},
+    {"wrong parent", FindingSeverity::kMinor},
+    {"second entry", FindingSeverity::kMajor},
+    {"unreachable directory", FindingSeverity::kMajor},
+    {"wrong orphan", FindingSeverity::kMinor},
+    {"extent outside", FindingSeverity::kMajor},
+    {"extent overlap", FindingSeverity::kMajor},
+    {"stray record", FindingSeverity::kMinor},
+    {"wrong block count", FindingSeverity::kMinor},
+    {"missing extents", FindingSeverity::kMajor},
+    {"wrong flags", FindingSeverity::kMinor},
+    {"missing checksums", FindingSeverity::kMajor},
+    {"wrong fact", FindingSeverity::kMinor},
+    {"data mismatch", FindingSeverity::kMajor},
+    {"data unreadable", FindingSeverity::kMajor},
+};
+static_assert(std::size(kKinds) == static_cast<size_t>(FindingKind::kDataUnreadable) + 1);
+
+const Kind& KindOf(FindingKind kind) { return kKinds[static_cast<size_t>(kind)]; }
 
 bool IsRepairable(FindingKind kind) {
   return kind != FindingKind::kDataMismatch && kind != FindingKind::kDataUnreadable;
@@ -89,7 +109,7 @@ void Checker::Report(FindingKind kind, uint64_t ino, std::string what) {
   ++report_.problems;
   if (IsRepairable(kind)) ++report_.repaired;  // Run resets the count when nothing is repaired
   if (report_.findings.size() >= FsckReport::kMaximumFindings) return;
-  report_.findings.push_back({kind, SeverityOf(kind), std::move(what)});
+  report_.findings.push_back({kind, KindOf(kind).severity, std::move(what)});
   subjects_.push_back(ino);
 }
 
@@ -159,31 +179,7 @@ void Checker::FinishTexts() {
 
 }  // namespace fsck
 
-std::string_view FindingKindName(FindingKind kind) {
-  switch (kind) {
-    case FindingKind::kDamagedKey: return "damaged key";
-    case FindingKind::kDamagedRecord: return "damaged record";
-    case FindingKind::kLostInode: return "lost inode";
-    case FindingKind::kDanglingEntry: return "dangling entry";
-    case FindingKind::kWrongEntryType: return "wrong entry type";
-    case FindingKind::kWrongLinkCount: return "wrong link count";
-    case FindingKind::kWrongParent: return "wrong parent";
-    case FindingKind::kSecondEntry: return "second entry";
-    case FindingKind::kUnreachable: return "unreachable directory";
-    case FindingKind::kWrongOrphan: return "wrong orphan";
-    case FindingKind::kExtentOutside: return "extent outside";
-    case FindingKind::kExtentOverlap: return "extent overlap";
-    case FindingKind::kStrayRecord: return "stray record";
-    case FindingKind::kWrongBlockCount: return "wrong block count";
-    case FindingKind::kMissingExtents: return "missing extents";
-    case FindingKind::kWrongFlags: return "wrong flags";
-    case FindingKind::kMissingChecksums: return "missing checksums";
-    case FindingKind::kWrongFact: return "wrong fact";
-    case FindingKind::kDataMismatch: return "data mismatch";
-    case FindingKind::kDataUnreadable: return "data unreadable";
-  }
-  return "unknown";
-}
+std::string_view FindingKindName(FindingKind kind) { return fsck::KindOf(kind).name; }
 
 Result<FsckReport> CheckStore(KvStore& catalog, std::span<BlockDevice* const> devices, const FsckOptions& options) {
   return fsck::Checker(catalog, devices, options).Run();

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
+#include <utility>
 
 #include "common/checksum.h"
 #include "engine/superblock.h"
 #include "store/check/fsck_internal.h"
-#include "store/check/fsck_reader.h"
 #include "store/types.h"
 
 namespace weightfs::fsck {
@@ -20,13 +21,15 @@ std::string Where(const Extent& extent) {
                      extent.end() * kBlockSize - 1, extent.record.device.value, extent.record.start.value);
 }
 
+ByteOffset Physical(const Extent& extent, uint64_t block) {
+  return ToBytes(extent.record.start + BlockCount{block - extent.first});
+}
+
 }  // namespace
 
 Result<void> Checker::ScanExtents() {
-  return ForEach(keys::kExtent, "extents", [&](std::string_view key, std::string_view value) -> Result<void> {
-    TakeExtent(key, value);
-    return {};
-  });
+  return ForEach(keys::kExtent, "extents",
+                 [&](std::string_view key, std::string_view value) { return TakeExtent(key, value); });
 }
 
 DeviceBlock Checker::EndOf(DeviceId device) const {
@@ -35,34 +38,32 @@ DeviceBlock Checker::EndOf(DeviceId device) const {
   return {size.value / kBlockSize};
 }
 
-void Checker::TakeExtent(std::string_view key, std::string_view value) {
+Result<void> Checker::TakeExtent(std::string_view key, std::string_view value) {
   ++report_.extents;
   const auto parsed = keys::ParseIndexed(key);
   if (!parsed) {
-    Report(FindingKind::kDamagedKey, 0, fmt::format("a key of {} bytes names no extent", key.size()));
-    return Drop(key);
+    return Reject(key, FindingKind::kDamagedKey, 0, fmt::format("a key of {} bytes names no extent", key.size()));
   }
   const uint64_t ino = parsed->ino.value;
   const auto record = ExtentRecord::Decode(key, value);
   const Node* node = Find(ino);
   if (!record) {
-    Report(FindingKind::kDamagedRecord, ino,
-           fmt::format("the extent at byte {} cannot be decoded: what lay there is lost", parsed->index * kBlockSize));
-    return Drop(key);
+    return Reject(key, FindingKind::kDamagedRecord, ino,
+                  fmt::format("the extent at byte {} cannot be decoded: what lay there is lost",
+                              parsed->index * kBlockSize));
   }
   const Extent extent{ino, parsed->index, *record};
   if (node == nullptr || !node->IsRegular()) {
-    Report(FindingKind::kStrayRecord, ino, fmt::format("is no file, but has {}", Where(extent)));
-    return Drop(key);
+    return Reject(key, FindingKind::kStrayRecord, ino, fmt::format("is no file, but has {}", Where(extent)));
   }
   const bool on_device = record->device.value < devices_.size() && record->start.value >= kDataOffset / kBlockSize &&
                          record->start + record->count <= EndOf(record->device);
   if (!on_device || extent.end() > kMaximumFileBlocks) {
-    Report(FindingKind::kExtentOutside, ino,
-           fmt::format("{} lies outside the {}", Where(extent), on_device ? "largest file" : "devices"));
-    return Drop(key);
+    return Reject(key, FindingKind::kExtentOutside, ino,
+                  fmt::format("{} lies outside the {}", Where(extent), on_device ? "largest file" : "devices"));
   }
   extents_.push_back(extent);
+  return {};
 }
 
 // Checks overlaps inside each file, then on each device. Of two overlapping extents, drops the one of the older
@@ -138,9 +139,7 @@ Result<void> Checker::ScanChecksums() {
   const auto visit = [&](std::string_view key, std::string_view value) -> Result<void> {
     const auto parsed = keys::ParseIndexed(key);
     if (!parsed) {
-      Report(FindingKind::kDamagedKey, 0, fmt::format("a key of {} bytes names no checksums", key.size()));
-      Drop(key);
-      return {};
+      return Reject(key, FindingKind::kDamagedKey, 0, fmt::format("a key of {} bytes names no checksums", key.size()));
     }
     const std::pair here(parsed->ino.value, parsed->index);
     while (needed && std::pair(needed->ino, needed->segment) < here) missing();
@@ -153,19 +152,18 @@ Result<void> Checker::ScanChecksums() {
       } else {
         missing();
       }
-    } else if (node == nullptr || !node->IsRegular()) {
-      Report(FindingKind::kStrayRecord, parsed->ino.value, "is no file, but has checksums");
-      Drop(key);
-    } else if (!checksums) {
-      Report(FindingKind::kDamagedRecord, node->ino,
-             fmt::format("the checksums of segment {} cannot be decoded", parsed->index));
-      Drop(key);
-    } else if (parsed->index >= keys::SegmentsOf(node->SizeAfterRepair())) {
-      Report(FindingKind::kStrayRecord, node->ino,
-             fmt::format("has checksums of segment {}, behind its end", parsed->index));
-      Drop(key);
+      return {};
     }
-    return {};
+    if (node == nullptr || !node->IsRegular()) {
+      return Reject(key, FindingKind::kStrayRecord, parsed->ino.value, "is no file, but has checksums");
+    }
+    if (!checksums) {
+      return Reject(key, FindingKind::kDamagedRecord, node->ino,
+                    fmt::format("the checksums of segment {} cannot be decoded", parsed->index));
+    }
+    if (parsed->index < keys::SegmentsOf(node->SizeAfterRepair())) return {};
+    return Reject(key, FindingKind::kStrayRecord, node->ino,
+                  fmt::format("has checksums of segment {}, behind its end", parsed->index));
   };
   RETURN_IF_ERROR(ForEach(keys::kChecksums, "checksums", visit));
   while (needed) missing();
@@ -261,6 +259,95 @@ Result<void> Checker::RebuildChecksums(DataReader& reader, const Segment& segmen
     }
   }
   return Put(key, EncodeChecksums(checksums));
+}
+
+ChunkCursor::Chunk ChunkCursor::Next() {
+  while (!extents_.empty()) {
+    const Extent& extent = extents_.front();
+    const uint64_t left = extent.IsWritten() ? extent.record.count.value - skip_ : 0;
+    if (left == 0) {
+      extents_ = extents_.subspan(1);
+      skip_ = 0;
+      continue;
+    }
+    const Chunk chunk{&extent, extent.first + skip_, std::min(left, kChunkBlocks)};
+    skip_ += chunk.count;
+    return chunk;
+  }
+  return {};
+}
+
+Result<std::optional<uint32_t>> ChecksumReader::Get(uint64_t ino, uint64_t block) {
+  const uint64_t segment = block / keys::kSegmentBlocks, index = block % keys::kSegmentBlocks;
+  if (ino != ino_ || segment != segment_) {
+    ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(keys::Checksums(InodeId{ino}, segment)));
+    checksums_.clear();
+    if (bytes) {
+      if (auto decoded = DecodeChecksums(*bytes)) checksums_ = std::move(*decoded);
+    }
+    ino_ = ino;
+    segment_ = segment;
+  }
+  if (index >= checksums_.size()) return std::optional<uint32_t>();
+  return std::optional(checksums_[index]);
+}
+
+class DataReader::Read final : public IoRequest {
+ public:
+  Read(Buffer memory, const ChunkCursor::Chunk& piece) : buffer(std::move(memory)), chunk(piece) {
+    data = buffer.data();
+    size = {piece.count * kBlockSize};
+    offset = Physical(*piece.extent, piece.first);
+  }
+  void OnComplete(Result<void> result) override { done_.set_value(std::move(result)); }
+  Result<void> Wait() { return done_.get_future().get(); }  // once
+
+  const Buffer buffer;
+  const ChunkCursor::Chunk chunk;
+
+ private:
+  std::promise<Result<void>> done_;
+};
+
+DataReader::DataReader(std::span<BlockDevice* const> devices, size_t depth) : devices_(devices), depth_(depth) {}
+
+// Allocates one buffer per request in flight, one for the caller's current chunk, and one for single blocks.
+Result<std::unique_ptr<DataReader>> DataReader::Create(std::span<BlockDevice* const> devices, size_t depth) {
+  std::unique_ptr<DataReader> reader(new DataReader(devices, depth));
+  const ByteCount size{kChunkBlocks * kBlockSize};
+  ASSIGN_OR_RETURN(reader->pool_, BufferPool::Create({.buffer_size = size, .count = depth + 2, .name = "fsck"}));
+  reader->scratch_ = reader->pool_->Allocate();
+  return reader;
+}
+
+DataReader::~DataReader() {
+  for (const auto& read : queue_) static_cast<void>(read->Wait().has_value());
+}
+
+void DataReader::Submit(const ChunkCursor::Chunk& chunk) {
+  queue_.push_back(std::make_unique<Read>(pool_->Allocate(), chunk));
+  IoRequest* request = queue_.back().get();
+  devices_[chunk.extent->record.device.value]->Submit({&request, 1});
+}
+
+std::optional<DataReader::Piece> DataReader::Next(ChunkCursor& cursor) {
+  current_.reset();
+  while (queue_.size() < depth_) {
+    const auto chunk = cursor.Next();
+    if (chunk.extent == nullptr) break;
+    Submit(chunk);
+  }
+  if (queue_.empty()) return std::nullopt;
+  current_ = std::move(queue_.front());
+  queue_.pop_front();
+  auto result = current_->Wait();
+  return Piece{current_->chunk, current_->buffer.bytes().first(current_->size.value), std::move(result)};
+}
+
+Result<uint32_t> DataReader::ReadOne(const Extent& extent, uint64_t block) {
+  const auto bytes = scratch_.bytes().first(kBlockSize);
+  RETURN_IF_ERROR(devices_[extent.record.device.value]->Read(Physical(extent, block), bytes));
+  return Crc32c(bytes);
 }
 
 }  // namespace weightfs::fsck

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a check. Included by fsck*.cc only.
+// The parts of a check, and the reader of its data. Included by fsck*.cc only.
 #pragma once
 
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -16,6 +18,7 @@
 
 #include "common/result.h"
 #include "engine/block_device.h"
+#include "io/buffer.h"
 #include "meta/keys.h"
 #include "meta/kv_store.h"
 #include "meta/records.h"
@@ -104,7 +107,7 @@ class Checker {
   // Data (fsck_data.cc).
   Result<void> ScanExtents();
   DeviceBlock EndOf(DeviceId device) const;
-  void TakeExtent(std::string_view key, std::string_view value);
+  Result<void> TakeExtent(std::string_view key, std::string_view value);
   void CheckOverlaps();
   Result<void> ScanChecksums();
   std::optional<Segment> NextSegment();
@@ -135,6 +138,12 @@ class Checker {
   // Records a problem of, or in, an inode (0: of none).
   void Report(FindingKind kind, uint64_t ino, std::string what);
   void Drop(std::string_view key) { drops_.emplace_back(key); }
+  // The same for a record, which is then deleted.
+  Result<void> Reject(std::string_view key, FindingKind kind, uint64_t ino, std::string what) {
+    Report(kind, ino, std::move(what));
+    Drop(key);
+    return {};
+  }
   Node* Find(uint64_t ino);
   // The first names of inodes in a directory, for messages and repairs. Searches the directory once.
   using Names = std::map<uint64_t, std::string>;  // by inode
@@ -188,5 +197,67 @@ Result<void> Checker::ForEach(char kind, std::string_view step, Visit visit) {
 
 // Quotes a name for output. Names hold arbitrary bytes; control characters become question marks.
 std::string Quoted(std::string_view name);
+
+inline constexpr uint64_t kChunkBlocks = 2 * kMiB / kBlockSize;
+
+// Iterates over written extents in pieces of at most kChunkBlocks.
+class ChunkCursor {
+ public:
+  struct Chunk {
+    const Extent* extent = nullptr;  // nullptr: the end
+    uint64_t first = 0, count = 0;   // file blocks
+  };
+  explicit ChunkCursor(std::span<const Extent> extents) : extents_(extents) {}
+  Chunk Next();
+
+ private:
+  std::span<const Extent> extents_;
+  uint64_t skip_ = 0;  // blocks of the first extent already returned
+};
+
+// Reads the checksum records of the catalog, one at a time. Externally synchronized.
+class ChecksumReader {
+ public:
+  explicit ChecksumReader(KvStore& catalog) : catalog_(catalog) {}
+  // Returns nullopt when the catalog has no checksum for the block.
+  Result<std::optional<uint32_t>> Get(uint64_t ino, uint64_t block);
+
+ private:
+  KvStore& catalog_;
+  uint64_t ino_ = 0, segment_ = 0;
+  std::vector<uint32_t> checksums_;
+};
+
+// Reads chunks in file order, several requests ahead of the caller. Not thread-safe.
+class DataReader {
+ public:
+  struct Piece {
+    ChunkCursor::Chunk chunk;
+    std::span<const std::byte> data;  // valid until the next call
+    Result<void> result;
+  };
+
+  // Keeps up to `depth` requests in flight.
+  static Result<std::unique_ptr<DataReader>> Create(std::span<BlockDevice* const> devices, size_t depth);
+  ~DataReader();  // waits for requests in flight
+
+  // Returns the next chunk of the cursor; nullopt after the last one. Pass the same cursor in every call.
+  std::optional<Piece> Next(ChunkCursor& cursor);
+
+  // Reads one block from the device and returns its checksum.
+  Result<uint32_t> ReadOne(const Extent& extent, uint64_t block);
+
+ private:
+  class Read;
+  DataReader(std::span<BlockDevice* const> devices, size_t depth);
+  void Submit(const ChunkCursor::Chunk& chunk);
+
+  const std::span<BlockDevice* const> devices_;
+  const size_t depth_;
+  std::unique_ptr<BufferPool> pool_;
+  Buffer scratch_;
+  std::unique_ptr<Read> current_;
+  std::deque<std::unique_ptr<Read>> queue_;
+};
 
 }  // namespace weightfs::fsck

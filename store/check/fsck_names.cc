@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "common/hex.h"
-#include "meta/facts.h"
+#include "meta/records.h"
 #include "store/check/fsck_internal.h"
 #include "store/names/acl.h"
 #include "store/names/namespace_internal.h"
@@ -26,9 +26,7 @@ Result<void> Checker::ScanInodes() {
   RETURN_IF_ERROR(ForEach(keys::kInode, "inodes", [&](std::string_view key, std::string_view value) -> Result<void> {
     const auto parsed = keys::ParseInode(key);
     if (!parsed || parsed->ino.value == 0 || parsed->ino.value > kMaximumInode) {
-      Report(FindingKind::kDamagedKey, 0, fmt::format("the key {} names no inode", Hex(key)));
-      Drop(key);
-      return {};
+      return Reject(key, FindingKind::kDamagedKey, 0, fmt::format("the key {} names no inode", Hex(key)));
     }
     return TakeInode(parsed->ino, value);
   }));
@@ -88,15 +86,14 @@ Result<void> Checker::ScanOrphans() {
     const auto parsed = keys::ParseInode(key);
     Node* node = parsed ? Find(parsed->ino.value) : nullptr;
     if (!parsed) {
-      Report(FindingKind::kDamagedKey, 0, fmt::format("the key {} names no orphan", Hex(key)));
-      Drop(key);
-    } else if (node == nullptr || node->ino == kRootInode.value) {
-      Report(FindingKind::kWrongOrphan, parsed->ino.value, "listed as deleted, but there is no such inode to delete");
-      Drop(key);
-    } else {
-      node->orphan = true;
-      ++report_.orphans;
+      return Reject(key, FindingKind::kDamagedKey, 0, fmt::format("the key {} names no orphan", Hex(key)));
     }
+    if (node == nullptr || node->ino == kRootInode.value) {
+      return Reject(key, FindingKind::kWrongOrphan, parsed->ino.value,
+                    "listed as deleted, but there is no such inode to delete");
+    }
+    node->orphan = true;
+    ++report_.orphans;
     return {};
   });
 }
@@ -118,10 +115,8 @@ Result<void> Checker::ScanEntries() {
 }
 
 Result<void> Checker::TakeEntry(std::string_view key, std::string_view value) {
-  const auto drop = [&](FindingKind kind, uint64_t ino, std::string what) -> Result<void> {
-    Report(kind, ino, std::move(what));
-    Drop(key);
-    return {};
+  const auto drop = [&](FindingKind kind, uint64_t ino, std::string what) {
+    return Reject(key, kind, ino, std::move(what));
   };
   const auto parsed = keys::ParseNamed(key);
   if (!parsed) return drop(FindingKind::kDamagedKey, 0, fmt::format("the key {} names no entry", Hex(key)));

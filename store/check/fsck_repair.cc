@@ -5,9 +5,8 @@
 
 #include <algorithm>
 
-#include "meta/facts.h"
+#include "meta/records.h"
 #include "store/check/fsck_internal.h"
-#include "store/check/fsck_reader.h"
 
 namespace weightfs::fsck {
 namespace {

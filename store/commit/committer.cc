@@ -6,13 +6,10 @@
 #include <algorithm>
 #include <future>
 #include <unordered_map>
-#include <unordered_set>
-#include <utility>
 
 #include "common/log.h"
 #include "common/start_thread.h"
 #include "meta/keys.h"
-#include "store/file/file.h"
 
 namespace weightfs {
 
@@ -186,11 +183,7 @@ void Committer::Run() {
         if (!changed_.empty()) due = std::min(due, changed_.begin()->first);
         if (!closed_.empty()) due = std::min(due, closed_due_);
         if (!deletions_.empty()) due = std::min(due, deletions_due_);
-        if (due == Clock::time_point::max()) {
-          wake_.wait(lock.native());
-        } else {
-          wake_.wait_until(lock.native(), due);
-        }
+        wake_.wait_until(lock.native(), due);
       }
     }
     const size_t extents = RunCycle(std::move(cycle));

@@ -1,22 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/file/commit_state.h"
 
-#include <utility>
-
 #include "common/assert.h"
 
 namespace weightfs {
 
 bool CommitState::Change() {
-  switch (phase_) {
-    case Phase::kClean: phase_ = Phase::kDirty; return true;
-    case Phase::kCommitting: phase_ = Phase::kCommittingDirty; return true;
-    case Phase::kDirty:
-    case Phase::kReplacing:
-    case Phase::kCommittingDirty:
-    case Phase::kCommittingReplace: return false;
-  }
-  return false;
+  if (changed()) return false;
+  phase_ = committing() ? Phase::kCommittingDirty : Phase::kDirty;
+  return true;
 }
 
 bool CommitState::Replace(Clock::time_point now) {
@@ -38,15 +30,8 @@ void CommitState::Seal() {
 }
 
 void CommitState::Committed() {
-  switch (phase_) {
-    case Phase::kCommitting: phase_ = Phase::kClean; return;
-    case Phase::kCommittingDirty: phase_ = Phase::kDirty; return;
-    case Phase::kCommittingReplace: phase_ = Phase::kReplacing; return;
-    case Phase::kClean:
-    case Phase::kDirty:
-    case Phase::kReplacing: break;
-  }
   WEIGHTFS_ASSERT(committing());
+  phase_ = replacing() ? Phase::kReplacing : changed() ? Phase::kDirty : Phase::kClean;
 }
 
 void CommitState::Revert() {
@@ -63,14 +48,8 @@ bool WriteErrorState::WriteFailed(const Error& error) {
 }
 
 std::optional<Error> WriteErrorState::RefuseChange() {
-  switch (phase_) {
-    case Phase::kNone:
-    case Phase::kPendingReturned: return std::nullopt;
-    case Phase::kPending: phase_ = Phase::kPendingReturned; break;
-    case Phase::kFailed:
-    case Phase::kFailedReturned:
-    case Phase::kFailedReported: phase_ = Phase::kFailedReturned; break;
-  }
+  if (phase_ == Phase::kNone || phase_ == Phase::kPendingReturned) return std::nullopt;
+  phase_ = failed() ? Phase::kFailedReturned : Phase::kPendingReturned;
   return error_;
 }
 

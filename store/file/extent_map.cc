@@ -2,7 +2,6 @@
 #include "store/file/extent_map.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "common/assert.h"

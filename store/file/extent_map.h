@@ -2,6 +2,10 @@
 // The extents of one file: the current mapping, and the records that differ from the committed ones.
 #pragma once
 
+#include <malloc.h>
+
+#include <atomic>
+#include <cstddef>
 #include <optional>
 #include <set>
 #include <vector>
@@ -84,6 +88,34 @@ class ExtentMap {
   IntervalMap<Address> extents_;
   std::set<uint64_t> changed_;  // keys of records
   BlockCount mapped_;
+};
+
+// Counts the extents of all files in memory, and returns the memory of many freed ones to the system: the allocator
+// would keep it, because it lies among other small objects. Thread-safe.
+class ExtentMemory {
+ public:
+  static constexpr size_t kExtentBytes = 80;  // of one, with the overhead of the map and of the allocator
+
+  size_t extents() const { return extents_.load(std::memory_order_relaxed); }
+
+  // A file had `before` extents in memory, and now has `after`.
+  void Change(size_t before, size_t after) {
+    extents_ += after - before;
+    if (after < before) Freed(before - after);
+  }
+
+  // Other memory of so many extents was freed, as after a commit of their changes.
+  void Freed(size_t extents) {
+    if ((freed_ += extents) < kFreedAtOnce) return;
+    freed_ = 0;
+    malloc_trim(0);
+  }
+
+ private:
+  static constexpr size_t kFreedAtOnce = size_t{1} << 19;  // 40 MiB
+
+  std::atomic<size_t> extents_ = 0;
+  std::atomic<size_t> freed_ = 0;  // since the last time
 };
 
 }  // namespace weightfs

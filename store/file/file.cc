@@ -4,10 +4,8 @@
 #include "store/file/file.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "common/assert.h"
-#include "store/file/mapping_update.h"
 #include "store/file/read_cache.h"
 
 namespace weightfs {

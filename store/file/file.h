@@ -19,7 +19,6 @@
 #include "store/file/commit_state.h"
 #include "store/file/dirty_map.h"
 #include "store/file/extent_map.h"
-#include "store/file/extent_memory.h"
 #include "store/file/write_plan.h"
 #include "store/space/space_manager.h"
 
@@ -248,6 +247,27 @@ class File {
 
   // The end of the last sequential write, and the number of bytes written in sequence up to there.
   uint64_t write_next_ = 0, write_sequence_ = 0;
+};
+
+// Keeps the inode's block count and the space statistics consistent with the mapping across a change.
+class File::MappingUpdate {
+ public:
+  explicit MappingUpdate(File& file) : file_(file), before_(file.extents_.mapped()) {}
+  ~MappingUpdate() {
+    const BlockCount after = file_.extents_.mapped();
+    file_.attributes_.blocks = after.value;
+    if (after < before_) file_.CountLeaving();  // no block counts as free twice
+    file_.services_.space.AddUsed(static_cast<int64_t>(after.value) - static_cast<int64_t>(before_.value));
+    file_.CountLeaving();
+    file_.CountExtents();
+    file_.CountUncommitted();
+  }
+  MappingUpdate(const MappingUpdate&) = delete;
+  MappingUpdate& operator=(const MappingUpdate&) = delete;
+
+ private:
+  File& file_;
+  const BlockCount before_;
 };
 
 }  // namespace weightfs

@@ -6,7 +6,6 @@
 #include <deque>
 #include <future>
 #include <iterator>
-#include <optional>
 #include <tuple>
 #include <utility>
 

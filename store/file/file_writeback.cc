@@ -8,7 +8,6 @@
 #include "common/checksum.h"
 #include "common/log.h"
 #include "store/file/file.h"
-#include "store/file/mapping_update.h"
 
 namespace weightfs {
 

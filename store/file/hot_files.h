@@ -2,9 +2,9 @@
 // The content of files in memory that programs can map.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <algorithm>
 #include <list>
 #include <map>
 #include <memory>
@@ -16,8 +16,7 @@
 #include "common/unique_fd.h"
 #include "common/units.h"
 #include "io/shared_pages.h"
-#include "store/file/read_chunk.h"
-#include "store/types.h"
+#include "store/file/read_cache.h"
 
 namespace weightfs {
 

@@ -3,21 +3,58 @@
 // device. Every block is checked against its checksum.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
+#include "common/mutex.h"
 #include "common/result.h"
+#include "common/units.h"
 #include "meta/kv_store.h"
 #include "store/file/block_reads.h"
 #include "store/file/file.h"
+#include "store/file/hot_files.h"
 #include "store/file/inode.h"
 #include "store/file/read_cache.h"
-#include "store/file/stream_tracker.h"
 #include "store/types.h"
 
 namespace weightfs {
+
+// Counts the different locations among the last reads of streams. Readers close to each other in a file share one
+// location and its read-ahead. Thread-safe.
+class StreamTracker {
+ public:
+  // Records that a stream has read up to `offset`. Returns the current number of locations, at least 1.
+  uint64_t Note(InodeId ino, uint64_t offset) EXCLUDES(mutex_) {
+    const Location location{ino.value, offset / kNear};
+    MutexLock lock(mutex_);
+    Location& oldest = recent_[next_++ % recent_.size()];
+    if (const auto found = counts_.find(oldest); found != counts_.end() && --found->second == 0) counts_.erase(found);
+    oldest = location;
+    ++counts_[location];
+    return counts_.size();
+  }
+
+ private:
+  static constexpr uint64_t kNear = 64 * kMiB;
+  static constexpr size_t kReads = 64;
+  struct Location {
+    uint64_t ino = 0, part = 0;
+    bool operator==(const Location&) const = default;
+  };
+  struct Hash {
+    size_t operator()(const Location& location) const { return location.ino * 0x9e3779b97f4a7c15 + location.part; }
+  };
+
+  Mutex mutex_;
+  std::array<Location, kReads> recent_ GUARDED_BY(mutex_);  // no file has the inode number 0
+  size_t next_ GUARDED_BY(mutex_) = 0;
+  std::unordered_map<Location, unsigned, Hash> counts_ GUARDED_BY(mutex_);
+};
 
 // Thread-safe. A read is planned under the inode's mutex. The caller fetches what the plan lacks (chunks, memory,
 // checksums) without the mutex, and plans again. A plan that lacks nothing is assembled in the same hold of the mutex;

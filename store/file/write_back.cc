@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/file/write_back.h"
 
-#include <memory>
-#include <utility>
-
 #include "common/checksum.h"
 #include "common/log.h"
 

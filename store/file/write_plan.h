@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <memory>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "common/units.h"

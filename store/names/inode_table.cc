@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/names/inode_table.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "common/log.h"

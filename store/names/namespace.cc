@@ -4,13 +4,10 @@
 
 #include <fmt/format.h>
 
-#include <set>
-
 #include "common/log.h"
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "store/file/file.h"
-#include "store/names/acl.h"
 #include "store/names/namespace_internal.h"
 
 namespace weightfs {

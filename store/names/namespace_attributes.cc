@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Extended attributes, including ACLs.
-#include "common/log.h"
 #include "meta/keys.h"
 #include "store/names/acl.h"
 #include "store/names/namespace.h"

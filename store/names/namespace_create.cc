@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // New inodes: numbers, inheritance, and their first batch.
-#include "common/log.h"
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "store/names/acl.h"
 #include "store/names/namespace.h"
 #include "store/names/namespace_internal.h"

@@ -8,8 +8,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "store/names/acl.h"
 #include "store/names/namespace.h"
 #include "store/names/namespace_internal.h"

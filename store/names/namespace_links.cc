@@ -6,7 +6,6 @@
 #include <iterator>
 #include <unordered_set>
 
-#include "common/log.h"
 #include "meta/keys.h"
 #include "store/file/file.h"
 #include "store/names/namespace.h"

@@ -14,8 +14,8 @@
 #include "common/log.h"
 #include "common/utc_time.h"
 #include "engine/superblock.h"
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "store/names/namespace.h"
 
 namespace weightfs {
@@ -217,15 +217,14 @@ Result<void> Namespace::Tree::CheckNames() {
 
 Result<uint64_t> Namespace::NextVersionLocked() {
   ASSIGN_OR_RETURN(const auto last, ReadFact(catalog_, kLastVersionFact));
-  return std::max(UtcVersion(Timestamp::Now().seconds * 1'000'000'000), last.value_or(0) + 1);
+  return std::max(UtcVersion(UtcNowNs()), last.value_or(0) + 1);
 }
 
 // `push --watch` tells by the times which of two publications is the later one.
 Result<Timestamp> Namespace::NextPublicationTimeLocked(KvBatch* batch) {
   constexpr uint64_t kSecond = 1'000'000'000;
   ASSIGN_OR_RETURN(const auto last, ReadFact(catalog_, kLastPublicationFact));
-  const Timestamp now = Timestamp::Now();
-  const uint64_t time = std::max(static_cast<uint64_t>(now.seconds) * kSecond + now.nanoseconds, last.value_or(0) + 1);
+  const uint64_t time = std::max(static_cast<uint64_t>(UtcNowNs()), last.value_or(0) + 1);
   batch->Put(keys::Store(kLastPublicationFact), EncodeFact(time));
   return Timestamp{static_cast<int64_t>(time / kSecond), static_cast<uint32_t>(time % kSecond)};
 }

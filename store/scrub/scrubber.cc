@@ -13,7 +13,7 @@
 #include "common/start_thread.h"
 #include "common/utc_time.h"
 #include "meta/keys.h"
-#include "store/scrub/find_path.h"
+#include "meta/records.h"
 #include "store/scrub/replica_check.h"
 
 namespace weightfs {
@@ -22,6 +22,7 @@ namespace {
 constexpr std::chrono::seconds kSaveInterval{60};
 constexpr uint64_t kMostLines = 100;  // logged by one scrub
 constexpr uint64_t kMostPaths = 32;   // each is a scan of all names
+constexpr int kDeepest = 2048;        // directories of the longest path
 
 int64_t Nanoseconds(std::chrono::milliseconds duration) { return std::chrono::nanoseconds(duration).count(); }
 
@@ -40,6 +41,25 @@ std::string_view Describe(DamagedRun::Problem problem) {
     case DamagedRun::Problem::kNoChecksum: return "have no checksums";
   }
   return "";
+}
+
+struct Name {
+  InodeId parent;
+  std::string name;
+};
+
+// The first name of the inode in a part of the catalog's entries.
+std::optional<Name> FindName(KvStore& catalog, const std::string& prefix, InodeId ino,
+                             const std::function<bool()>& stop) {
+  const auto entries = catalog.NewIterator(prefix);
+  for (uint64_t count = 1; entries->Valid(); entries->Next(), ++count) {
+    if (count % 1024 == 0 && stop()) break;
+    const auto entry = EntryRecord::Decode(entries->value());
+    if (!entry || entry->ino != ino) continue;
+    const auto key = keys::ParseNamed(entries->key());
+    if (key) return Name{key->ino, std::string(key->name)};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -363,6 +383,23 @@ void Scrubber::Save() {
   const auto saved = services_.catalog.Write(std::move(batch));
   save_failed_ = !saved.has_value();
   if (save_failed_) spdlog::warn("scrub: its state cannot be kept: {}", ToString(saved.error()));
+}
+
+std::string FindPath(KvStore& catalog, InodeId ino, const std::function<bool()>& stop) {
+  auto name = FindName(catalog, keys::KindPrefix(keys::kEntry), ino, stop);
+  if (!name) return {};
+  std::string path = name->name;
+  for (int depth = 0; name->parent != kRootInode; ++depth) {
+    const InodeId directory = name->parent;
+    const auto bytes = catalog.Get(keys::Inode(directory));
+    if (depth == kDeepest || !bytes || !*bytes) return {};
+    const auto record = InodeRecord::Decode(**bytes);
+    if (!record) return {};
+    name = FindName(catalog, keys::EntryPrefix(InodeId{record->parent}), directory, stop);
+    if (!name) return {};
+    path = name->name + "/" + path;
+  }
+  return path;
 }
 
 }  // namespace weightfs

@@ -13,11 +13,11 @@
 
 #include "common/mutex.h"
 #include "common/result.h"
+#include "common/units.h"
 #include "engine/device_set.h"
 #include "engine/superblock.h"
 #include "meta/kv_store.h"
 #include "store/scrub/data_scrub.h"
-#include "store/scrub/scrub_pace.h"
 #include "store/scrub/scrub_state.h"
 #include "store/space/space_manager.h"
 
@@ -98,5 +98,9 @@ class Scrubber {
   ByteCount rate_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
+
+// Returns a path of the inode from the root, without a leading slash; empty when it has none, or when the catalog
+// cannot be read. Scans all names, because files do not record their directories; `stop` ends the scan early.
+std::string FindPath(KvStore& catalog, InodeId ino, const std::function<bool()>& stop);
 
 }  // namespace weightfs

@@ -2,8 +2,8 @@
 // Blocks allocated ahead of the files that are written in sequence.
 #pragma once
 
-#include <algorithm>
-#include <unordered_map>
+#include <cstdint>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -16,40 +16,34 @@ namespace weightfs {
 class Preallocations {
  public:
   struct Preallocation {
-    DeviceId device;
     BlockRun rest;
     BlockCount next_size;
   };
 
   // The file's preallocation on the device; null if there is none.
   Preallocation* Find(InodeId ino, DeviceId device) {
-    const auto found = files_.find(ino);
-    if (found == files_.end()) return nullptr;
-    const auto at = std::find_if(found->second.begin(), found->second.end(),
-                                 [&](const Preallocation& candidate) { return candidate.device == device; });
-    return at == found->second.end() ? nullptr : &*at;
+    const auto found = files_.find({ino, device});
+    return found == files_.end() ? nullptr : &found->second;
   }
-  Preallocation* Add(InodeId ino, DeviceId device) { return &files_[ino].emplace_back(Preallocation{device, {}, {}}); }
+  Preallocation* Add(InodeId ino, DeviceId device) { return &files_[{ino, device}]; }
 
   // These return what they remove.
   std::vector<DeviceRun> Remove(InodeId ino) {
-    std::vector<DeviceRun> runs;
-    const auto found = files_.find(ino);
-    if (found == files_.end()) return runs;
-    for (const Preallocation& preallocation : found->second) runs.push_back({preallocation.device, preallocation.rest});
-    files_.erase(found);
-    return runs;
+    return Remove(files_.lower_bound({ino, DeviceId{}}), files_.upper_bound({ino, DeviceId{UINT16_MAX}}));
   }
-  std::vector<DeviceRun> RemoveAll() {
+  std::vector<DeviceRun> RemoveAll() { return Remove(files_.begin(), files_.end()); }
+
+ private:
+  using Files = std::map<std::pair<InodeId, DeviceId>, Preallocation>;
+
+  std::vector<DeviceRun> Remove(Files::iterator begin, Files::iterator end) {
     std::vector<DeviceRun> runs;
-    for (const auto& [ino, list] : std::exchange(files_, {})) {
-      for (const Preallocation& preallocation : list) runs.push_back({preallocation.device, preallocation.rest});
-    }
+    for (auto file = begin; file != end; ++file) runs.push_back({file->first.second, file->second.rest});
+    files_.erase(begin, end);
     return runs;
   }
 
- private:
-  std::unordered_map<InodeId, std::vector<Preallocation>> files_;
+  Files files_;
 };
 
 }  // namespace weightfs

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/space/space_manager.h"
 
-#include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "common/assert.h"
 #include "common/log.h"

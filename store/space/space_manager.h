@@ -9,7 +9,6 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 

@@ -16,20 +16,16 @@
 
 namespace weightfs {
 
-namespace {
-
-Result<void> Remove(const std::string& path) {
+Result<void> RemoveTree(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
   return error ? Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", path, error.message())}
                : Result<void>();
 }
 
-}  // namespace
-
 Result<std::unique_ptr<KvStore>> CreateNewCatalog(const std::string& directory) {
   const std::string path = directory + "/" + kNewCatalogName;
-  RETURN_IF_ERROR(Remove(path));
+  RETURN_IF_ERROR(RemoveTree(path));
   RETURN_IF_ERROR(RemoveReplaced(directory));
   RocksKvStore::Options options;
   options.create = true;
@@ -56,6 +52,6 @@ Result<std::string> SwapCatalogs(const std::string& directory, bool keep) {
   return kept;
 }
 
-Result<void> RemoveReplaced(const std::string& directory) { return Remove(directory + "/" + kReplacedCatalogName); }
+Result<void> RemoveReplaced(const std::string& directory) { return RemoveTree(directory + "/" + kReplacedCatalogName); }
 
 }  // namespace weightfs

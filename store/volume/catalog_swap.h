@@ -16,6 +16,9 @@ inline constexpr const char* kNewCatalogName = "meta.recovering";
 inline constexpr const char* kReplacedCatalogName = "meta.replaced";
 inline constexpr const char* kOldCatalogs = "meta.damaged-";
 
+// Removes a file or a directory with everything in it, if it exists.
+Result<void> RemoveTree(const std::string& path);
+
 // Creates an empty catalog beside that of the store. Removes what interrupted calls have left.
 Result<std::unique_ptr<KvStore>> CreateNewCatalog(const std::string& directory);
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/device_contents.h"
 
-#include "common/system_calls.h"
-#include "common/unique_fd.h"
-
 #include <blkid/blkid.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -11,16 +8,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <memory>
-#include <utility>
+#include <filesystem>
+#include <map>
 #include <vector>
 
-#include "engine/file_device.h"
+#include "common/log.h"
+#include "common/printable.h"
+#include "common/system_calls.h"
+#include "common/unique_fd.h"
 #include "engine/superblock.h"
-#include "store/wal/wal_reader.h"
 #include "store/volume/disk_partition.h"
+#include "store/wal/wal_reader.h"
 
 namespace weightfs {
 namespace {
@@ -130,6 +129,39 @@ Result<std::optional<DeviceContents>> DescribeStoreDevice(const std::string& pat
   return std::optional(DeviceContents{"a device of a weightfs store, with a damaged superblock", true, true});
 }
 
+// A device that may belong to the store. Several paths may lead to it.
+struct Candidate {
+  std::string path;
+  std::pair<dev_t, uint64_t> identity;
+  Uuid device{};
+};
+
+// Nullopt if the path leads to no device of the store.
+std::optional<Candidate> ProbeDevice(const std::string& path, const Uuid& store) {
+  const auto identity = IdentityOf(path);
+  if (!identity) return std::nullopt;
+  const auto device = OpenToExamine(path);
+  if (!device) return std::nullopt;
+  const auto superblock = ReadSuperblock(**device);
+  if (!superblock || superblock->store_id != store) return std::nullopt;
+  return Candidate{path, *identity, superblock->device_id};
+}
+
+// Sorted, so that the same link is found each time. A disk without a serial number has no link in by-id, and only
+// partitions have one in by-partuuid.
+std::vector<std::string> PathsIn(const std::string& links) {
+  std::vector<std::string> paths;
+  for (const char* kind : {"/by-id", "/by-partuuid"}) {
+    std::error_code error;
+    std::filesystem::directory_iterator entry(links + kind, error);
+    for (const decltype(entry) end; !error && entry != end; entry.increment(error)) {
+      paths.push_back(entry->path().string());
+    }
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<FileDevice>> OpenToExamine(const std::string& path) {
@@ -162,6 +194,40 @@ Result<std::optional<DeviceContents>> DescribeContents(const std::string& path) 
   if (signature) return signature;
   if (!head.first_byte) return std::optional<DeviceContents>();
   return std::optional(DeviceContents{fmt::format("data (the byte at {} is not zero)", *head.first_byte)});
+}
+
+bool FindMovedDevices(const std::string& directory, const std::string& links, StoreDescription* description) {
+  using Device = StoreDescription::Device;
+  std::vector<Candidate> candidates;
+  std::vector<Device*> missing;
+  for (Device& device : description->devices) {
+    auto found = ProbeDevice(DevicePath(directory, device), description->id);
+    if (device.path.starts_with('/') && (!found || found->device != device.id)) missing.push_back(&device);
+    if (found) candidates.push_back(std::move(*found));
+  }
+  if (missing.empty()) return false;
+  for (const std::string& path : PathsIn(links)) {
+    if (auto found = ProbeDevice(path, description->id)) candidates.push_back(std::move(*found));
+  }
+  bool changed = false;
+  for (Device* device : missing) {
+    std::map<decltype(Candidate::identity), std::string> found;
+    for (const Candidate& candidate : candidates) {
+      if (candidate.device == device->id) found.try_emplace(candidate.identity, candidate.path);
+    }
+    if (found.size() > 1) {
+      spdlog::error("device {} of the store is not at {}; both {} and {} have its superblock: write the right path "
+                    "into {}/{}",
+                    device->index.value, Printable(device->path), Printable(found.begin()->second),
+                    Printable(found.rbegin()->second), directory, kDescriptionName);
+    }
+    if (found.size() != 1) continue;
+    spdlog::warn("device {} of the store is now {}, not {}", device->index.value, Printable(found.begin()->second),
+                 Printable(device->path));
+    device->path = found.begin()->second;
+    changed = true;
+  }
+  return changed;
 }
 
 }  // namespace weightfs

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Detects existing content of a device or file, so that format overwrites nothing by accident.
+// What devices hold: format overwrites no existing content by accident, and a store finds its devices under other names
+// than those in its description, because the kernel numbers block devices anew at each start of the machine.
 #pragma once
 
 #include <sys/types.h>
@@ -12,6 +13,7 @@
 
 #include "common/result.h"
 #include "engine/file_device.h"
+#include "store/volume/store_description.h"
 
 namespace weightfs {
 
@@ -32,5 +34,12 @@ struct DeviceContents {
 // Describes the content, also of the partitions of a disk. Returns nullopt when libblkid finds no signature and all
 // bytes before the data area are zero. Returns kIo with a full message when the content cannot be read.
 Result<std::optional<DeviceContents>> DescribeContents(const std::string& path);
+
+// Looks for each device whose listed path does not lead to it, by its superblock: first at the listed paths of the
+// other devices, then in by-id and by-partuuid of `links`, directories of links to devices (/dev/disk). Changes the
+// paths in `description` and logs each change. A path remains as it is if the device is found nowhere, if several
+// devices have its superblock (a copy), and if it is relative to the store's directory. Returns true if a path was
+// changed.
+bool FindMovedDevices(const std::string& directory, const std::string& links, StoreDescription* description);
 
 }  // namespace weightfs

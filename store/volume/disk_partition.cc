@@ -9,13 +9,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <thread>
 #include <tuple>
 
-#include "common/log.h"
 #include "common/run_program.h"
 #include "io/huge_pages.h"
 

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -23,13 +22,14 @@
 #include "common/size_text.h"
 #include "common/sync_directory.h"
 #include "common/utc_time.h"
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "meta/rocks_kv_store.h"
 #include "store/names/namespace.h"
+#include "store/volume/catalog_swap.h"
 #include "store/volume/device_contents.h"
 #include "store/volume/disk_partition.h"
-#include "store/volume/pool_file.h"
+#include "store/volume/pool_fill.h"
 #include "store/volume/store_directory.h"
 #include "store/volume/store_session.h"
 
@@ -61,10 +61,8 @@ fs::path WithoutDots(const fs::path& path) {
   return parts.empty() ? path : parts;
 }
 
-void Remove(const std::string& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) spdlog::warn("{}: cannot be removed: {}", path, error.message());
+void TryToRemove(const std::string& path) {
+  if (const auto removed = RemoveTree(path); !removed) spdlog::warn("{}", removed.error().what);
 }
 
 // One run of format. Run sets the members step by step.
@@ -226,7 +224,7 @@ Result<void> Formatter::ReservePool() {
   bool made = false;
   RETURN_IF_ERROR(ReservePoolFile(*store_, kPoolName, size, Preallocates(), &made));
   if (made) {
-    rollback_.Add([path] { Remove(path); });
+    rollback_.Add([path] { TryToRemove(path); });
   } else {
     rollback_.Add([this, size = before.st_size] {
       if (auto cut = ResizePool(size); !cut.has_value()) spdlog::warn("{}", ToString(cut.error()));
@@ -267,7 +265,7 @@ Result<void> Formatter::MakeGivenFile(const std::string& path) {
   bool made = false;
   const ByteCount size{RoundDown(options_.size.value, kBlockSize)};
   RETURN_IF_ERROR(ReservePoolFile(folder, whole.filename().string(), size, Preallocates(), &made));
-  if (made) rollback_.Add([path = whole.string()] { Remove(path); });
+  if (made) rollback_.Add([path = whole.string()] { TryToRemove(path); });
   return {};
 }
 
@@ -337,9 +335,7 @@ Result<void> Formatter::RemoveOldStore() {
   RETURN_IF_ERROR(SyncDirectory(directory_));
   // Not that of this directory, which has the lock.
   for (const Uuid& id : replaced_) RemoveIndex(id);
-  std::error_code error;
-  fs::remove_all(In(kCatalogName), error);
-  if (error) return Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", In(kCatalogName), error.message())};
+  RETURN_IF_ERROR(RemoveTree(In(kCatalogName)));
   // The pool file of an earlier store may be longer than this one's, or no longer needed.
   const std::string pool = In(kPoolName);
   if (options_.devices.empty()) {
@@ -392,7 +388,7 @@ Result<void> Formatter::WriteSuperblocks() {
 
 Result<void> Formatter::MakeCatalog() {
   const std::string path = In(kCatalogName);
-  rollback_.Add([path] { Remove(path); });
+  rollback_.Add([path] { TryToRemove(path); });
   RocksKvStore::Options options;
   options.create = true;
   ASSIGN_OR_RETURN(auto catalog, RocksKvStore::Open(path, options));

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "common/result.h"
 #include "store/volume/store_directory.h"

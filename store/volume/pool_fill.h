@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What format writes to the blocks of a pool before their first use, and the probe that chooses it.
+// The space of a pool before its first use: the reservation of its files, what format writes to its blocks, and the
+// probe that chooses it.
 #pragma once
 
 #include <atomic>
@@ -7,8 +8,10 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "common/guarded_directory.h"
 #include "common/progress.h"
 #include "common/result.h"
 #include "common/units.h"
@@ -66,5 +69,14 @@ struct FillReport {
 // superblock nor another signature survives, and everything between them with the target's fill. Flushes the devices.
 // The probe of a device takes at most about two seconds. Errors are full lines.
 Result<FillReport> FillPool(std::span<const FillTarget> targets, const FillOptions& options);
+
+// Makes the pool file `name` of `store` at least `size` bytes long and, with `preallocate`, reserves all of its blocks.
+// Existing bytes are kept. Creates the file if it is missing; `made` tells whether it did. Errors have full messages;
+// kNoSpace when the filesystem is full. On an error the file has its old length, or is removed if this call created it.
+Result<void> ReservePoolFile(const GuardedDirectory& store, const std::string& name, ByteCount size, bool preallocate,
+                             bool* made);
+
+// Same for an existing file at any path, with its current size.
+Result<void> ReserveGivenFile(const std::string& path, ByteCount size);
 
 }  // namespace weightfs

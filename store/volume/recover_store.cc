@@ -14,12 +14,11 @@
 
 #include "common/guarded_directory.h"
 #include "engine/file_device.h"
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "meta/rocks_kv_store.h"
-#include "store/volume/device_search.h"
+#include "store/volume/device_contents.h"
 #include "store/volume/disk_partition.h"
-#include "store/volume/store_directory.h"
 #include "store/wal/wal_reader.h"
 
 namespace weightfs {

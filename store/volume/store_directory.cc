@@ -11,7 +11,7 @@
 #include "common/guarded_directory.h"
 #include "common/log.h"
 #include "common/processes.h"
-#include "store/volume/device_search.h"
+#include "store/volume/device_contents.h"
 #include "store/volume/open_catalog.h"
 
 namespace weightfs {

@@ -7,7 +7,6 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/store_guard.h"
 
-#include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/vfs.h>

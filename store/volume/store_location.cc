@@ -22,7 +22,6 @@
 #include "common/utc_time.h"
 #include "store/volume/catalog_swap.h"
 #include "store/volume/device_contents.h"
-#include "store/volume/device_search.h"
 #include "store/volume/disk_partition.h"
 #include "store/volume/store_directory.h"
 #include "store/wal/wal_reader.h"

@@ -9,29 +9,23 @@ namespace weightfs {
 
 Result<std::unique_ptr<StoreSession>> StoreSession::Open(const StoreLocation& location, const OpenOptions& open,
                                                          const StoreOptions& options) {
-  ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(location, open));
+  std::unique_ptr<StoreSession> session(new StoreSession);
+  StoreParts& parts = session->parts_;
+  ASSIGN_OR_RETURN(parts, OpenStoreParts(location, open));
+  session->devices_ = Borrow(parts.devices);
+  session->read_only_ = open.read_only || options.read_only;
   StoreOptions effective = options;
   effective.log = std::move(parts.log);
-  std::unique_ptr<StoreSession> session(new StoreSession);
-  session->lock_ = std::move(parts.lock);
-  session->guard_ = std::move(parts.guard);
-  session->description_ = std::move(parts.description);
-  session->superblocks_ = std::move(parts.superblocks);
-  session->devices_ = Borrow(parts.devices);
-  session->was_clean_ = parts.was_clean;
-  session->read_only_ = open.read_only || options.read_only;
   effective.read_only = session->read_only_;
-  effective.device_sizes = DeviceSizes(session->superblocks_);
+  effective.device_sizes = DeviceSizes(parts.superblocks);
   // From then on no older version may open the store, because it would not see the log.
-  effective.log->started = [raw = session.get()] { return MarkLogged(raw->devices_, raw->superblocks_); };
-  if (session->guard_ != nullptr) {
-    effective.log->still_owned = [guard = session->guard_.get()] { return guard->Verify(); };
-  }
+  effective.log->started = [raw = session.get()] { return MarkLogged(raw->devices_, raw->parts_.superblocks); };
+  if (parts.guard != nullptr) effective.log->still_owned = [guard = parts.guard.get()] { return guard->Verify(); };
   auto store = Store::Open(std::move(parts.catalog), std::move(parts.devices), effective);
   if (!store.has_value()) {
-    session->guard_.reset();  // it has the locks of the devices, which are opened again
+    parts.guard.reset();  // it has the locks of the devices, which are opened again
     auto unmarked = Result<void>();
-    if (parts.was_clean && !session->read_only_) unmarked = MarkCleanAgain(location.directory, session->description_);
+    if (parts.was_clean && !session->read_only_) unmarked = MarkCleanAgain(location.directory, parts.description);
     if (!unmarked.has_value()) spdlog::warn("{}", ToString(unmarked.error()));
     return store.error();
   }
@@ -50,15 +44,15 @@ Result<void> StoreSession::CloseStore() {
   RETURN_IF_ERROR(store_->Close());
   if (read_only_ || gave_up) return {};
   const wal::Version stored = store_->StoredVersion();
-  for (Superblock& superblock : superblocks_) {
+  for (Superblock& superblock : parts_.superblocks) {
     superblock.catalog_sequence = stored.sequence;
     superblock.catalog_chain = stored.chain;
   }
-  return MarkClean(devices_, superblocks_);
+  return MarkClean(devices_, parts_.superblocks);
 }
 
 void StoreSession::NoteClosing() {
-  if (!IsLost()) lock_.NoteClosing();
+  if (!IsLost()) parts_.lock.NoteClosing();
 }
 
 Result<void> StoreSession::Close() {
@@ -67,10 +61,10 @@ Result<void> StoreSession::Close() {
   auto result = CloseStore();
   if (IsLost()) {
     // The text in the lock file is that of the new holder.
-    lock_.Disown();
+    parts_.lock.Disown();
     return Error{ErrorCode::kReadOnly, "another process has taken over the store; what was not synced before is lost"};
   }
-  lock_.Clear(result.has_value() ? std::string() : ToString(result.error()));
+  parts_.lock.Clear(result.has_value() ? std::string() : ToString(result.error()));
   return result;
 }
 

@@ -23,13 +23,13 @@ class StoreSession {
   StoreSession& operator=(const StoreSession&) = delete;
 
   Store& store() { return *store_; }
-  const StoreDescription& description() const { return description_; }
+  const StoreDescription& description() const { return parts_.description; }
   // True when the last mount closed the store.
-  bool was_clean() const { return was_clean_; }
+  bool was_clean() const { return parts_.was_clean; }
 
   // Publish the state to other processes (StoreHolder): what is served where, and the end of the mount.
   void NoteServing(const MountedFilesystem& filesystem, const std::string& directory) {
-    lock_.NoteServing(filesystem, directory);
+    parts_.lock.NoteServing(filesystem, directory);
   }
   void NoteClosing();
 
@@ -42,15 +42,11 @@ class StoreSession {
   Result<void> CloseStore();
 
   // True when another machine has, or may have, taken over the store.
-  bool IsLost() { return guard_ != nullptr && !guard_->Verify(); }
+  bool IsLost() { return parts_.guard != nullptr && !parts_.guard->Verify(); }
 
-  StoreLock lock_;
-  std::unique_ptr<StoreGuard> guard_;
-  StoreDescription description_;
-  std::vector<Superblock> superblocks_;
+  StoreParts parts_;                   // without the devices and the catalog, which store_ has
   std::vector<BlockDevice*> devices_;  // of store_
   bool read_only_ = false;
-  bool was_clean_ = true;
   bool closed_ = false;
   std::unique_ptr<Store> store_;
 };

@@ -25,11 +25,7 @@ bool LogWriter::WaitForCheckpoint() {
     const bool ready = wanted && (checkpointing_ || Clock::now() >= retry_at_);
     if (stopping_) return ready && renews;
     if (ready) return true;
-    if (wanted) {
-      checkpoint_wake_.wait_until(lock.native(), retry_at_);
-    } else {
-      checkpoint_wake_.wait(lock.native());
-    }
+    checkpoint_wake_.wait_until(lock.native(), wanted ? retry_at_ : Clock::time_point::max());
   }
 }
 

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "common/log.h"
 #include "common/utc_time.h"
 #include "store/wal/log_writer.h"
 

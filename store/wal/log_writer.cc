@@ -367,11 +367,7 @@ bool LogWriter::WaitForTime() {
       if (durable_ > marked_) due = std::min(due, claim_due_);
     }
     if (due <= Clock::now()) return true;
-    if (due == Clock::time_point::max()) {
-      wake_.wait(lock.native());
-    } else {
-      wake_.wait_until(lock.native(), due);
-    }
+    wake_.wait_until(lock.native(), due);
   }
   return false;
 }

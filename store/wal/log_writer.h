@@ -34,7 +34,6 @@
 #include "io/huge_pages.h"
 #include "meta/kv_store.h"
 #include "store/space/space_manager.h"
-#include "store/types.h"
 #include "store/wal/stream_writer.h"
 
 namespace weightfs::wal {

@@ -2,8 +2,6 @@
 #include "store/wal/stream_writer.h"
 
 #include <algorithm>
-#include <chrono>
-#include <utility>
 
 #include "common/assert.h"
 #include "common/utc_time.h"

@@ -3,13 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "common/bytes.h"
 #include "common/checksum.h"
-#include "common/log.h"
 #include "engine/superblock.h"
 
 namespace weightfs::wal {

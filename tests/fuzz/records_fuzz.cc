@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The values of the catalog. The first byte of an input selects the kind of the record, and its high bit a correct
 // checksum. An extent record has its key in front.
-#include "meta/records.h"
-
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -10,8 +8,8 @@
 #include "common/assert.h"
 #include "common/bytes.h"
 #include "common/checksum.h"
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace weightfs {

@@ -467,7 +467,7 @@ MUTANTS = [
     # S3 services.
     Mutant("publish-time", "A later publication has a greater time, whatever the clock says.",
            "store/names/namespace_publish.cc",
-           "now.nanoseconds, last.value_or(0) + 1);", "now.nanoseconds, last.value_or(0) * 0);",
+           "static_cast<uint64_t>(UtcNowNs()), last.value_or(0) + 1);", "static_cast<uint64_t>(UtcNowNs()), last.value_or(0) * 0);",
            ("unit_store_names:Publishing.*",)),
 
     # Versions in a bucket.

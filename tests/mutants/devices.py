@@ -32,7 +32,7 @@ MUTANTS = [
            "FindMovedDevices(directory, options.device_links, &parts.description);", "false;",
            ("unit_store_directory:MovedDevicesTest.*",)),
     Mutant("moved-device-copy", "A copy of a device that has moved is not taken for it.",
-           "store/volume/device_search.cc", "if (found.size() != 1) continue;", "if (found.empty()) continue;",
+           "store/volume/device_contents.cc", "if (found.size() != 1) continue;", "if (found.empty()) continue;",
            ("unit_store_directory:MovedDevicesTest.*",)),
     Mutant("device-exclusive", "Two mounts of the same devices exclude each other, whatever their directories.",
            "store/volume/store_directory.cc", ".exclusive = options.lock,", ".exclusive = false,",

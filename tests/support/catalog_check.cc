@@ -8,7 +8,6 @@
 
 #include "meta/keys.h"
 #include "meta/records.h"
-#include "meta/facts.h"
 
 namespace weightfs {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <memory>
 
-#include "io/buffer.h"
 #include "engine/extent_allocator.h"
-#include "store/file/extent_memory.h"
+#include "io/buffer.h"
+#include "store/file/extent_map.h"
 #include "store/file/file.h"
 #include "store/file/read_cache.h"
 #include "store/space/space_manager.h"

@@ -31,7 +31,7 @@ ALLOWED = {
 STORE = {
     "space": {""},
     "file": {"", "space"},
-    "wal": {"", "space"},
+    "wal": {"space"},
     "scrub": {"space", "wal"},
     "commit": {"", "file", "space"},
     "names": {"", "file"},

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Names, inodes and facts, and the check as a whole.
 #include <fmt/format.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "store/check/fsck.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/unit/store/namespace_fixture.h"
-
 #include <latch>
 #include <thread>
 
-#include "meta/facts.h"
+#include "meta/records.h"
+#include "tests/unit/store/namespace_fixture.h"
 
 namespace weightfs {
 namespace {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Publications: directories that become immutable in one commit.
-#include <gtest/gtest.h>
 #include <linux/capability.h>
 
 #include <array>
 #include <cerrno>
+#include <gtest/gtest.h>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "store/wal/wal_format.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"

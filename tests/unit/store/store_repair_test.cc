@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Damaged logs and indexes, and repairs, also those that are killed.
-#include <gtest/gtest.h>
 #include <rocksdb/comparator.h>
 #include <rocksdb/db.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <gtest/gtest.h>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "meta/facts.h"
 #include "meta/keys.h"
+#include "meta/records.h"
 #include "store/volume/catalog_swap.h"
 #include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"

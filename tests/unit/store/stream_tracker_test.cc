@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/file/stream_tracker.h"
-
 #include <gtest/gtest.h>
+
+#include "store/file/reader.h"
 
 namespace weightfs {
 namespace {

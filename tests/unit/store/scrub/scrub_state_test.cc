@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/scrub/scrub_state.h"
-
+#include <algorithm>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
-#include "store/scrub/scrub_pace.h"
+#include "store/scrub/scrub_state.h"
 
 namespace weightfs {
 namespace {

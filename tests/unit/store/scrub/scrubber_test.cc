@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scrubs of a whole store: they find damage, and nothing else.
-#include "store/scrub/scrubber.h"
-
-#include <gtest/gtest.h>
-
 #include <algorithm>
+#include <gtest/gtest.h>
 #include <random>
 
 #include "meta/keys.h"
-#include "store/scrub/find_path.h"
+#include "store/scrub/scrubber.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/seeds.h"
 #include "tests/support/test_store.h"

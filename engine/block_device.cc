@@ -1,15 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/block_device.h"
 
-#include <future>
+#include "common/mutex.h"
 
 namespace weightfs {
 namespace {
 
 // Waits for one request.
-struct Waiter final : IoRequest {
-  void OnComplete(Result<void> result) override { done.set_value(std::move(result)); }
-  std::promise<Result<void>> done;
+class Waiter final : public IoRequest {
+ public:
+  void OnComplete(Result<void> result) override {
+    MutexLock lock(mutex_);
+    result_ = std::move(result);
+    done_ = true;
+    ready_.notify_one();
+  }
+  Result<void> Wait() {
+    MutexLock lock(mutex_);
+    ready_.wait(lock.native(), [this] { return done_; });
+    return std::move(result_);
+  }
+
+ private:
+  Mutex mutex_;
+  std::condition_variable ready_;
+  bool done_ = false;
+  Result<void> result_;
 };
 
 Result<void> Transfer(BlockDevice& device, IoRequest::Operation operation, ByteOffset offset, std::byte* data,
@@ -21,7 +37,7 @@ Result<void> Transfer(BlockDevice& device, IoRequest::Operation operation, ByteO
   waiter.size = ByteCount{size};
   IoRequest* request = &waiter;
   device.Submit({&request, 1});
-  return waiter.done.get_future().get();
+  return waiter.Wait();
 }
 
 }  // namespace

@@ -18,8 +18,7 @@ namespace {
 
 // Writes downloaded parts. Creates each file before its first part, reserves its space, and gives it its attributes
 // after its last part. Large parts are written by a client::Handle, which bypasses a weightfs mount. Errors are full
-// lines that name the file. The directory, whose directories exist, the plan and the handle must
-// outlive the writer.
+// lines that name the file. The directory, whose directories exist, the plan and the handle must outlive the writer.
 class PullWriter {
  public:
   PullWriter(PullDirectory& directory, const PullPlan& plan, client::Handle& handle)

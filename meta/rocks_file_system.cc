@@ -197,10 +197,10 @@ Result<DirectoryContent> LookInto(const GuardedDirectory& directory) {
 }  // namespace
 
 bool IsFull(const rocksdb::Status& status) {
-  return status.IsNoSpace() || (status.IsIOError() && (Names(status, ENOSPC) || Names(status, EDQUOT)));
+  return status.IsNoSpace() || (status.IsIOError() && (Mentions(status, ENOSPC) || Mentions(status, EDQUOT)));
 }
 
-bool Names(const rocksdb::Status& status, int error) {
+bool Mentions(const rocksdb::Status& status, int error) {
   return status.ToString().find(std::strerror(error)) != std::string::npos;
 }
 

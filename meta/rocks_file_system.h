@@ -18,8 +18,8 @@ namespace weightfs {
 // True for an error of a full filesystem, or of an exhausted quota, for which RocksDB has no code. It wraps some errors
 // and keeps only their text, for example those of writing its OPTIONS file (9.10).
 bool IsFull(const rocksdb::Status& status);
-// True if the text of a status names an error of the system.
-bool Names(const rocksdb::Status& status, int error);
+// True if the text of a status has that of an error of the system.
+bool Mentions(const rocksdb::Status& status, int error);
 
 // Returns an environment for a database in `directory`.
 //

@@ -276,7 +276,7 @@ Error OpenError(const std::string& directory, const rocksdb::Status& status) {
                         directory, text)};
   }
   for (const int lack : {EMFILE, ENFILE, ENOMEM, EAGAIN}) {  // of descriptors, memory or threads
-    if (!Names(status, lack)) continue;
+    if (!Mentions(status, lack)) continue;
     return {ErrorCode::kAgain,
             fmt::format("{}: cannot open the catalog: {}; raise that limit (ulimit -a)", directory, text)};
   }

@@ -30,7 +30,7 @@ MUTANTS = [
     Mutant("hot-refused", "A refused request asks the kernel about few of the contents in use.",
            "store/file/hot_files.cc",
            "      --looks_;\n", "",
-           ("unit_store_leases:HotFiles.ARefusedRequestLooksAtFewC*", "unit_store_leases:HotFiles.ARefusedRequestLooksAtFewR*")),
+           ("unit_store_leases:HotFiles.ARefusedRequest*",)),
     Mutant("hot-found", "A content that is not in use is found behind many that are.",
            "store/file/hot_files.cc",
            "      files_.splice(files_.end(), files_, file->position_);\n      --", "      --",

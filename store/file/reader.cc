@@ -376,8 +376,10 @@ Result<HotFilePtr> Reader::LoadHot(const InodePtr& inode, uint64_t size, uint64_
   }
   const uint64_t first = offset / kChunkBytes, later = (later_end + kChunkBytes - 1) / kChunkBytes;
   if (hot == nullptr) {
-    ASSIGN_OR_RETURN(HotFilePtr made, files.Make(inode->id, size, later - first));
-    hot = BeginHot(inode, std::move(made));
+    auto made = files.Make(inode->id, size, later - first);
+    // Another load of this file may have taken the memory.
+    hot = made ? BeginHot(inode, *std::move(made)) : files.Find(inode->id);
+    if (hot == nullptr) return made.error();
   }
   if (hot->size() != size) return ErrorCode::kAgain;
   RETURN_IF_ERROR(files.Reserve(*hot, first, later));

@@ -13,6 +13,7 @@
 #include <future>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "io/shared_pages.h"
 #include "store/file/hot_files.h"
@@ -254,20 +255,23 @@ TEST(HotFiles, LoadsOfOneFileAtOnceReserveItOnce) {
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 2 * kChunkBytes)));
   ASSERT_OK(store->SyncAll());
-  for (int round = 0; round < 200; ++round) {
+  constexpr int kLoads = 8;
+  for (int round = 0; round < 300; ++round) {
     store->files().DropCached(file);
     while (store->Hot().used > 0) store->CountHot();  // the thread that has loaded the last chunk lets go of it
-    std::barrier start(2);
+    std::barrier start(kLoads);
     const auto map = [&] {
       start.arrive_and_wait();
       return store->files().LeaseMap(file, 0, kEnd);
     };
-    auto other = std::async(std::launch::async, map);
-    const auto one = map();
-    const auto two = other.get();
-    ASSERT_OK(one);
-    ASSERT_OK(two);
-    ASSERT_EQ(one->content, two->content);
+    std::vector<decltype(std::async(std::launch::async, map))> loads;
+    for (int i = 0; i < kLoads; ++i) loads.push_back(std::async(std::launch::async, map));
+    std::vector<decltype(map())> maps;
+    for (auto& load : loads) maps.push_back(load.get());
+    for (const auto& result : maps) {
+      ASSERT_OK(result);
+      ASSERT_EQ(result->content, maps[0]->content);
+    }
   }
 }
 

@@ -68,7 +68,7 @@ class BlockDevice {
 
   // Synchronous transfers for superblocks, the log, fsck and tests, built on Submit. They have the same alignment
   // rules.
-  Result<void> Read(ByteOffset offset, std::span<std::byte> out);
+  virtual Result<void> Read(ByteOffset offset, std::span<std::byte> out);
   // FileDevice does not use a completion thread for it: that may wait for a lock of the caller.
   virtual Result<void> Write(ByteOffset offset, std::span<const std::byte> in);
 };

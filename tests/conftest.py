@@ -72,6 +72,10 @@ def pytest_unconfigure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Several workers take whole files: first those that take long, then those with many tests."""
+    if not config.getoption("--full"):
+        omitted = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=omitted)
+        items[:] = [item for item in items if item not in set(omitted)]
     if not hasattr(config, "workerinput"):
         return
     files = [item.nodeid.partition("::")[0] for item in items]

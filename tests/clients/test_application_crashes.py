@@ -97,7 +97,7 @@ def recorded(way, folder):
     return [*first, {"call": "start"}, *second]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.full] if way == "git" else []) for way in WAYS])
 def test_a_crash_leaves_the_old_state_or_the_new_one(way, local):
     load, durable = WAYS[way]
     seen = set()

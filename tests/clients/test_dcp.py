@@ -45,7 +45,8 @@ def data_files(path):
     return sorted(name for name in os.listdir(path) if name != ".metadata")
 
 
-@pytest.mark.parametrize("saver, loader", [("ours", "ours"), ("ours", "torch"), ("torch", "ours")])
+@pytest.mark.parametrize("saver, loader", [pytest.param("ours", "ours", marks=pytest.mark.full),
+                                           ("ours", "torch"), ("torch", "ours")])
 def test_the_number_of_ranks_and_the_shards_may_change(work, tmp_path, saver, loader):
     two, one = work / "two", work / "one"
     ranks(tmp_path, 2, two, f"save:{saver}:1:0", f"load:{loader}:1:0", f"load:{loader}:1:1")

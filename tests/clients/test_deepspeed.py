@@ -37,7 +37,7 @@ def leased(mount):
     return statistics["leased_read_bytes"], statistics["leased_written_bytes"]
 
 
-@pytest.mark.parametrize("what", ["train", "infer"])
+@pytest.mark.parametrize("what", ["train", pytest.param("infer", marks=pytest.mark.full)])
 def test_offload_to_a_mount_gives_the_same_numbers(mount, work, what):
     before = leased(mount)
     assert run(what, work) == run(what, "none")
@@ -51,6 +51,7 @@ def test_fast_file_writer_writes_the_same_bytes(mount, work):
     assert leased(mount)[1] - before >= 4 << 20
 
 
+@pytest.mark.full
 def test_the_example_compares_the_swappers(mount, work):
     example = Path(__file__).resolve().parents[2] / "examples/offload_deepspeed.py"
     done = subprocess.run([sys.executable, example, work, "--layers", "2", "--width", "256", "--memory", "24M", "--steps",

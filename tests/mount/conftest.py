@@ -33,6 +33,10 @@ def mount_apart(apart, factory):
     return made
 
 
+# Of what is true everywhere, the answers of other filesystems change only with the kernel.
+OTHERS = [pytest.param(*kind.values, marks=[pytest.mark.full, *kind.marks]) for kind in FILESYSTEMS]
+
+
 @pytest.fixture(params=FILESYSTEMS)
 def small(factory, request):
     """A small filesystem for a store."""
@@ -40,7 +44,7 @@ def small(factory, request):
         yield path
 
 
-@pytest.fixture(scope="module", params=["weightfs", *FILESYSTEMS])
+@pytest.fixture(scope="module", params=["weightfs", *OTHERS])
 def anywhere(session_factory, request):
     """(kind, root): the module's mount, and a new filesystem of each other kind, for what is true on all of them."""
     if session_factory.kind != "weightfs":

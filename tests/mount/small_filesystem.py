@@ -10,7 +10,7 @@ import pytest
 from harness import needs, process
 
 FREE = 60 << 20
-FILESYSTEMS = ["tmpfs",
+FILESYSTEMS = [pytest.param("tmpfs"),
                pytest.param("ext4", marks=needs.loop_devices()),
                pytest.param("xfs", marks=[needs.loop_devices(), needs.program("mkfs.xfs")])]
 # The size of an image, and the command that makes it. XFS needs 300 MiB.

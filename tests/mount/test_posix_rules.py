@@ -51,6 +51,7 @@ def test_rules(anywhere, rule):
     check(rule, fresh(path / "rule"), kind)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("anywhere", FILESYSTEMS, indirect=True)
 @pytest.mark.parametrize("name, script", scripts().items(), ids=scripts())
 def test_scripts_of_the_mount_elsewhere(anywhere, name, script):

@@ -94,6 +94,7 @@ def test_io_fails_when_a_process_fails(capfd):
     assert "/proc/_weightfs_io" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_examples_print_their_speed_and_the_runner_a_table(local, capsys, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
 

@@ -13,6 +13,16 @@
 namespace weightfs {
 namespace {
 
+// A request for the checks of a read on the caller's thread.
+struct SynchronousRead final : IoRequest {
+  SynchronousRead(ByteOffset where, std::span<std::byte> out) {
+    offset = where;
+    data = out.data();
+    size = ByteCount{out.size()};
+  }
+  void OnComplete(Result<void>) override {}
+};
+
 [[noreturn]] void Misuse(std::string_view path, const IoRequest& request, const char* what) {
   fmt::print(stderr, "FaultDevice {}: {} of {} bytes at {}: {}\n", path,
              request.operation == IoRequest::Operation::kRead ? "read" : "write", request.size.value,
@@ -57,24 +67,41 @@ void FaultDevice::Submit(std::span<IoRequest* const> requests) {
   MutexLock lock(mutex_);
   for (IoRequest* request : requests) {
     CheckRequest(*request);
-    Pending pending{request};
     if (request->operation == IoRequest::Operation::kRead) {
-      ++counts_.reads;
-      counts_.read += request->size;
-      pending.failure = NextFailureLocked(Target::kRead);
-      pending.lie = NextLieLocked({Lie::kStaleRead, Lie::kMisdirectedRead, Lie::kFlippedRead});
-    } else {
-      ++counts_.writes;
-      counts_.written += request->size;
-      pending.failure = NextFailureLocked(Target::kWrite);
-      if (!pending.failure) pending.failure = ChargeBudgetLocked(request->size);
-      pending.bytes =
-          std::make_shared<const std::vector<std::byte>>(request->data, request->data + request->size.value);
-      pending.stored = StoreLocked(request->offset, pending.bytes);
+      pending_.push_back(StartReadLocked(request));
+      continue;
     }
+    Pending pending{request};
+    ++counts_.writes;
+    counts_.written += request->size;
+    pending.failure = NextFailureLocked(Target::kWrite);
+    if (!pending.failure) pending.failure = ChargeBudgetLocked(request->size);
+    pending.bytes = std::make_shared<const std::vector<std::byte>>(request->data, request->data + request->size.value);
+    pending.stored = StoreLocked(request->offset, pending.bytes);
     pending_.push_back(std::move(pending));
   }
   changed_.notify_all();
+}
+
+FaultDevice::Pending FaultDevice::StartReadLocked(IoRequest* request) {
+  ++counts_.reads;
+  counts_.read += request->size;
+  Pending pending{request};
+  pending.failure = NextFailureLocked(Target::kRead);
+  pending.lie = NextLieLocked({Lie::kStaleRead, Lie::kMisdirectedRead, Lie::kFlippedRead});
+  return pending;
+}
+
+Result<void> FaultDevice::Read(ByteOffset offset, std::span<std::byte> out) {
+  {
+    MutexLock lock(mutex_);
+    if (pending_.empty() && !held_ && !reads_held_ && !options_.reorder) {
+      SynchronousRead request(offset, out);
+      CheckRequest(request);
+      return ExecuteLocked(StartReadLocked(&request));
+    }
+  }
+  return BlockDevice::Read(offset, out);
 }
 
 Result<void> FaultDevice::Write(ByteOffset offset, std::span<const std::byte> in) {

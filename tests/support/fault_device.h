@@ -24,8 +24,9 @@ struct FaultDeviceOptions {
   uint64_t seed = 1;
 };
 
-// Thread-safe. Submitted requests complete on a thread of the device, never inside Submit. A caller that breaks the contract of
-// BlockDevice (alignment, range, memory changed during a write) has a bug; the device aborts with a message.
+// Thread-safe. Submitted requests complete on a thread of the device, never inside Submit. A caller that breaks the
+// contract of BlockDevice (alignment, range, memory changed during a write) has a bug; the device aborts with a
+// message.
 class FaultDevice final : public BlockDevice {
  public:
   // An empty device, all zeros.

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What most tests include, compiled once (tests/CMakeLists.txt). No file includes this.
+// What most tests include, compiled once (tests/CMakeLists.txt); nothing that depends on definitions of a target.
 #pragma once
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <atomic>

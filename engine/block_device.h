@@ -36,13 +36,13 @@ class IoRequest {
   ~IoRequest() = default;
 };
 
-// A synchronous write as a request, for the checks of a device. Never submitted.
-struct SynchronousWrite final : IoRequest {
-  SynchronousWrite(ByteOffset where, std::span<const std::byte> in) {
-    operation = Operation::kWrite;
+// A synchronous transfer as a request, for the checks of a device. Never submitted. Memory to write is only read.
+struct SynchronousRequest final : IoRequest {
+  SynchronousRequest(Operation what, ByteOffset where, std::span<const std::byte> memory) {
+    operation = what;
     offset = where;
-    data = const_cast<std::byte*>(in.data());  // only read
-    size = ByteCount{in.size()};
+    data = const_cast<std::byte*>(memory.data());
+    size = ByteCount{memory.size()};
   }
   void OnComplete(Result<void>) override {}
 };
@@ -66,8 +66,8 @@ class BlockDevice {
   // success does not change that.
   virtual Result<void> Flush() = 0;
 
-  // Synchronous transfers for superblocks, the log, fsck and tests, built on Submit. They have the same alignment
-  // rules.
+  // Synchronous transfers for superblocks, the log, fsck and tests, built on Submit unless the device needs no thread
+  // for them. They have the same alignment rules.
   virtual Result<void> Read(ByteOffset offset, std::span<std::byte> out);
   // FileDevice does not use a completion thread for it: that may wait for a lock of the caller.
   virtual Result<void> Write(ByteOffset offset, std::span<const std::byte> in);

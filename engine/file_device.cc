@@ -75,7 +75,7 @@ void FileDevice::Submit(std::span<IoRequest* const> requests) {
 }
 
 Result<void> FileDevice::Write(ByteOffset offset, std::span<const std::byte> in) {
-  const SynchronousWrite request(offset, in);
+  const SynchronousRequest request(IoRequest::Operation::kWrite, offset, in);
   if (const auto refused = Check(request)) return *refused;
   if (WriteFully(file_.get(), in, offset.value)) return {};
   return ReportIoError("write", offset, request.size, path_, errno);

@@ -46,7 +46,8 @@ def pytest_addoption(parser):
     group.addoption("--target", default=os.environ.get("WEIGHTFS_TARGET", "weightfs"),
                     help="what to test: weightfs, ext4 (an image; tests the tests), or a directory")
     group.addoption("--full", action="store_true",
-                    help="the long form: 20 seeds of 5,000 operations, 200 kills, each row of the benchmarks")
+                    help="the long form: 20 seeds of 5,000 operations, 200 kills, each row of the benchmarks, and the tests "
+                         "with the marker full")
     group.addoption("--seeds", type=int, help="how many seeds of random operations")
     group.addoption("--seed", type=int, help="this seed only, of random operations")
     group.addoption("--ops", type=int, help="operations a seed")
@@ -71,11 +72,11 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Several workers take whole files: first those that take long, then those with many tests."""
+    """Omits what only a full run has. Several workers take whole files: first those that take long, then those with many
+    tests."""
     if not config.getoption("--full"):
-        omitted = [item for item in items if item.get_closest_marker("full")]
-        config.hook.pytest_deselected(items=omitted)
-        items[:] = [item for item in items if item not in set(omitted)]
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     if not hasattr(config, "workerinput"):
         return
     files = [item.nodeid.partition("::")[0] for item in items]

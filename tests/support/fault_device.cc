@@ -13,16 +13,6 @@
 namespace weightfs {
 namespace {
 
-// A request for the checks of a read on the caller's thread.
-struct SynchronousRead final : IoRequest {
-  SynchronousRead(ByteOffset where, std::span<std::byte> out) {
-    offset = where;
-    data = out.data();
-    size = ByteCount{out.size()};
-  }
-  void OnComplete(Result<void>) override {}
-};
-
 [[noreturn]] void Misuse(std::string_view path, const IoRequest& request, const char* what) {
   fmt::print(stderr, "FaultDevice {}: {} of {} bytes at {}: {}\n", path,
              request.operation == IoRequest::Operation::kRead ? "read" : "write", request.size.value,
@@ -96,7 +86,7 @@ Result<void> FaultDevice::Read(ByteOffset offset, std::span<std::byte> out) {
   {
     MutexLock lock(mutex_);
     if (pending_.empty() && !held_ && !reads_held_ && !options_.reorder) {
-      SynchronousRead request(offset, out);
+      SynchronousRequest request(IoRequest::Operation::kRead, offset, out);
       CheckRequest(request);
       return ExecuteLocked(StartReadLocked(&request));
     }
@@ -105,7 +95,7 @@ Result<void> FaultDevice::Read(ByteOffset offset, std::span<std::byte> out) {
 }
 
 Result<void> FaultDevice::Write(ByteOffset offset, std::span<const std::byte> in) {
-  CheckRequest(SynchronousWrite(offset, in));
+  CheckRequest(SynchronousRequest(IoRequest::Operation::kWrite, offset, in));
   MutexLock lock(mutex_);
   const auto failure = NextFailureLocked(Target::kSynchronousWrite);
   FinishWriteLocked(StoreLocked(offset, std::make_shared<const std::vector<std::byte>>(in.begin(), in.end())),

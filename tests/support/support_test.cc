@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
+#include <thread>
 
 #include "tests/support/aligned_memory.h"
 #include "tests/support/fault_device.h"
@@ -260,6 +262,22 @@ TEST_F(SupportTest, HeldRequestsCompleteOnlyAfterRelease) {
   EXPECT_EQ(request.completions(), 0);
   device_.Release();
   EXPECT_TRUE(request.Wait().has_value());
+}
+
+TEST_F(SupportTest, SynchronousReadsAreHeldToo) {
+  for (const auto hold : {&FaultDevice::Hold, &FaultDevice::HoldReads}) {
+    (device_.*hold)();
+    AlignedMemory memory(kBlockSize, 'a');
+    std::atomic<bool> returned = false;
+    std::thread reader([&] {
+      EXPECT_TRUE(device_.Read(Block(0), memory.bytes()).has_value());
+      returned = true;
+    });
+    device_.WaitForHeld(1);
+    EXPECT_FALSE(returned);
+    device_.Release();
+    reader.join();
+  }
 }
 
 TEST(FaultDeviceTest, ReorderingCompletesInAnotherOrderThanSubmission) {

@@ -42,7 +42,7 @@ def row(name, unit, values, base=None, **fields):
 def result(program, directory, size_bytes, rounds, rows, summary=(), **more):
     """The result of a program that measured data of a size in a directory."""
     return {"version": 1, "program": program, "facts": {**machine.facts(directory), "size": size_text(size_bytes)},
-            "size_bytes": size_bytes, "rounds": rounds, "rows": rows, "curves": [], "summary": list(summary), **more}
+            "size_bytes": size_bytes, "rounds": rounds, "rows": rows, "summary": list(summary), **more}
 
 
 def output(found, as_json):

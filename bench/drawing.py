@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures as SVG, whose colors follow the light or dark scheme of the page. As a program, which scripts/picture calls:
-draws a result of `weightfs bench --json`, its curves, or if it has none, the ratios of the rows in RATIOS."""
+"""A figure as SVG, whose colors follow the light or dark scheme of the page. As a program, which scripts/picture calls:
+draws the ratios of the rows in RATIOS of a result of `weightfs bench --json`."""
 
 import json
 import math
@@ -13,8 +13,7 @@ THEMES = {"page": ("#f7f7f5", "#111318"), "card": ("#ffffff", "#1a1d24"), "ink":
           "soft": ("#5b6170", "#a7adba"), "grid": ("#e2e4e9", "#2d313b"), "ours": ("#2166d2", "#5b9bf8"),
           "host": ("#d97a21", "#eb9a4a"), "alarm": ("#9a3412", "#f2a06b"), "alarm-back": ("#fcebdf", "#3a2314")}
 WIDTH, MARGIN, SMALL, LINE = 454, 14, 11, 15   # of a figure; at its edges; the font; from a text to the next
-CURVE_WIDTH, CURVE_HEIGHT = 300, 210
-TICKS = [power * step for power in (10.0 ** exponent for exponent in range(-3, 13)) for step in (1, 2, 5)]
+TICKS = [10.0 ** exponent * step for exponent in range(-3, 6) for step in (1, 2, 5)]
 # (row, what it is compared with, what it is to a user, how it is measured). Rows that were not measured are left out.
 RATIOS = (
     ("write-1m", "host", "Write a large file", "1 MiB calls, then fsync"),
@@ -41,23 +40,9 @@ def stylesheet():
             f"@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}")
 
 
-def digits(value):
-    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value / 1e3:g}k" if value >= 1e4 else f"{value:.3g}"
-
-
 def text(x, y, words, color="ink", size=SMALL, anchor="start", more=""):
     return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="var(--{color})"{more}>'
             f"{escape(words)}</text>")
-
-
-def line(points, color="grid", width=1, more=""):
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" fill="none" stroke="var(--{color})" stroke-width="{width}"{more}/>'
-
-
-def svg(parts, height, width):
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" width="{width}" '
-            f'font-family="system-ui, Verdana, sans-serif">{"".join(parts)}</svg>')
 
 
 def ratio_parts(rows, y):
@@ -80,88 +65,34 @@ def ratio_parts(rows, y):
         y += 5
     marks = [tick for tick in TICKS if low < tick < high]
     marks = [tick for tick in marks if len(marks) < 9 or f"{tick:e}"[0] == "1"]
-    grid = [line([(x(mark), top + 2), (x(mark), y)], "soft" if mark == 1 else "grid") for mark in marks]
+    grid = [f'<polyline points="{x(mark):.1f},{top + 2:.1f} {x(mark):.1f},{y:.1f}" fill="none" '
+            f'stroke="var(--{"soft" if mark == 1 else "grid"})" stroke-width="1"/>' for mark in marks]
     labels = [text(x(mark), y + LINE - 2, f"{mark:g}", "soft", 10, "middle") for mark in marks]
     return [*grid, *parts, *labels], y + LINE + 4
 
 
-def curve_parts(curve, x0, y0):
-    """A curve with its axes: x is logarithmic where the values grow by factors."""
-    left, right, top, bottom = x0 + 44, x0 + CURVE_WIDTH - 16, y0 + 22, y0 + CURVE_HEIGHT - 48
-    xs, names = [point["x"] for point in curve["points"]], list(curve["points"][0]["values"])
-    most = max(value for point in curve["points"] for value in point["values"].values()) * 1.1 or 1
-    logarithmic = len(xs) > 2 and xs[0] > 0 and xs[2] / xs[1] >= 1.9 and xs[1] / xs[0] >= 1.9
-
-    def x(value):
-        part = 0.5 if xs[-1] == xs[0] else (math.log(value / xs[0]) / math.log(xs[-1] / xs[0]) if logarithmic
-                                            else (value - xs[0]) / (xs[-1] - xs[0]))
-        return left + part * (right - left)
-
-    def y(value):
-        return bottom - value / most * (bottom - top)
-
-    parts = [text(x0, y0 + 12, curve["title"], size=12, more=' font-weight="600"')]
-    step = next(tick for tick in TICKS if tick >= most / 4)
-    for tick in (step * number for number in range(int(most / step + 1e-9) + 1)):
-        parts += [line([(left, y(tick)), (right, y(tick))]),
-                  text(left - 6, y(tick) + 4, digits(tick), "soft", 10, "end")]
-    parts += [text(x(value), bottom + 14, digits(value), "soft", 10, "middle") for value in xs]
-    parts += [text((left + right) / 2, bottom + 28, f"{curve['x_title']}; {curve['y_title']}", "soft", 9.5, "middle")]
-    for name in names:
-        points = [(x(point["x"]), y(point["values"][name])) for point in curve["points"]]
-        parts.append(line(points, *style_of(name)))
-        parts += [f'<circle cx="{across:.1f}" cy="{down:.1f}" r="3" fill="var(--{style_of(name)[0]})"><title>'
-                  f'{escape(name)}: {digits(point["values"][name])}</title></circle>'
-                  for (across, down), point in zip(points, curve["points"])]
-    return parts
-
-
-def style_of(name):
-    """Color, width and dashes of "weightfs, read": reads and writes of a way differ by the dashes."""
-    return ("ours" if name.startswith("weightfs") else "host", 2, ' stroke-dasharray="4 3"' * ("write" in name))
-
-
-def curves(found, top=0):
-    """Returns the elements of all curves of a result, in two columns, and their lower end."""
-    names = dict.fromkeys(name for curve in found for name in curve["points"][0]["values"] if ", " in name)
-    parts, x, top = [], MARGIN, top + 12
-    for name in names:
-        parts += [line([(x, top - 4), (x + 18, top - 4)], *style_of(name)), text(x + 23, top, name, "soft")]
-        x += 34 + 7 * len(name)
-    for number, one in enumerate(found):
-        parts += curve_parts(one, MARGIN + number % 2 * (CURVE_WIDTH + 10),
-                             top + 2 * LINE + number // 2 * CURVE_HEIGHT)
-    return parts, top + 2 * LINE + (len(found) + 1) // 2 * CURVE_HEIGHT, 2 * (CURVE_WIDTH + MARGIN) + 10
-
-
-def ratios(result, y):
-    """The elements of the ratios to the host's filesystem and to the raw disk, and their lower end."""
+def picture(result):
+    """The content of an SVG file: the ratios to the host's filesystem and to the raw disk, with a title, the disk, the
+    date and the number of rounds."""
     checks = {row["id"]: {check["against"]: check["value"] for check in row["checks"]} for row in result["rows"]}
-    host, parts = result["facts"]["host's filesystem"].split()[0], []
-    for against, name in (("host", host), ("reference", "the raw disk (libaio, O_DIRECT)")):
+    disk, rounds, parts, y = result["facts"]["host's filesystem"], result["rounds"], [], 36
+    for against, name in (("host", disk.split()[0]), ("reference", "the raw disk (libaio, O_DIRECT)")):
         rows = sorted(((checks[row][against], what, how) for row, to, what, how in RATIOS
                        if to == against and against in checks.get(row, {})), reverse=True)
         if rows:
             drawn, lower = ratio_parts(rows, y + 16)
             parts += [text(MARGIN, y + 12, f"times as fast as {name} (logarithmic)", "soft"), *drawn]
             y = lower
-    return parts, y, WIDTH
-
-
-def picture(result):
-    """The content of an SVG file with a title, the disk, the date and the number of rounds."""
-    found, rounds = result["curves"], result.get("rounds", 0)
-    title = "How weightfs scales" if found else "Speed of weightfs, compared on one disk"
-    parts, lower, width = curves(found, 32) if found else ratios(result, 36)
     if not parts:
         raise SystemExit("picture: the result has no row of the picture; measure more rows")
-    facts = [result["facts"]["host's filesystem"], result["facts"]["time"][:10]]
-    facts += [f"medians of {rounds} rounds" if rounds > 1 else "one round"] * (not found)
-    height = lower + 24
-    return svg([f"<style>{stylesheet()}</style>",
-                f'<rect width="{width}" height="{height:.0f}" rx="8" fill="var(--card)"/>',
-                text(MARGIN, 24, title, size=13, more=' font-weight="600"'), *parts,
-                text(MARGIN, height - 10, ", ".join(facts), "soft", 10)], height, width) + "\n"
+    height = y + 24
+    facts = [disk, result["facts"]["time"][:10], f"medians of {rounds} rounds" if rounds > 1 else "one round"]
+    parts = [f"<style>{stylesheet()}</style>",
+             f'<rect width="{WIDTH}" height="{height:.0f}" rx="8" fill="var(--card)"/>',
+             text(MARGIN, 24, "Speed of weightfs, compared on one disk", size=13, more=' font-weight="600"'), *parts,
+             text(MARGIN, height - 10, ", ".join(facts), "soft", 10)]
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
+            f'font-family="system-ui, Verdana, sans-serif">{"".join(parts)}</svg>\n')
 
 
 if __name__ == "__main__":

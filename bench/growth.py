@@ -5,7 +5,7 @@ store, and the programs that use it. Each of them has three sizes, and each size
 
   bench/growth.py DIR [--only files extents names devices programs] [--scale 0.1] [--json]
 
-Prints tables in Markdown. Times are those of one run, in seconds; memory is that of the mount, in MiB."""
+Prints tables. Times are those of one run, in seconds; memory is that of the mount, in MiB."""
 import json
 import os
 import resource
@@ -178,8 +178,8 @@ def main():
         if not args.json:
             columns = list(next(iter(rows.values())))
             print(f"{kind.__doc__}\n", Table("", [kind.__name__, *columns], [
-                [f"{count:,}", *(f"{row[column]:,}" for column in columns)] for count, row in rows.items()]).markdown(),
-                "", sep="\n", flush=True)
+                [f"{count:,}", *(f"{row[column]:,}" for column in columns)] for count, row in rows.items()]).text(),
+                sep="\n", flush=True)
     if args.json:
         print(json.dumps(results, indent=2))
 

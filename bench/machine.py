@@ -40,23 +40,15 @@ def children_cpu_seconds():
     return sum(os.times()[2:4])
 
 
-class ProcessorTimes:
-    """The CPU time of all processors together when the object is created."""
-
-    def __init__(self):
-        # user nice system idle iowait irq softirq steal; the later fields are already included in user
-        ticks = [int(field) for field in read_text("/proc/stat").split(None, 9)[1:9]]
-        self.total, self.idle, self.steal = sum(ticks), ticks[3] + ticks[4], ticks[7]
-
-    def parts_since(self):
-        """The parts of the time that were busy and stolen."""
-        now = ProcessorTimes()
-        total = max(now.total - self.total, 1)
-        return 1 - (now.idle - self.idle) / total, (now.steal - self.steal) / total
+def processor_times():
+    """The time of all processors together, and the part of it that was stolen, in ticks."""
+    # user nice system idle iowait irq softirq steal; the later fields are already included in user
+    ticks = [int(field) for field in read_text("/proc/stat").split(None, 9)[1:9]]
+    return sum(ticks), ticks[7]
 
 
 def sync_file(path, drop=False):
-    """Waits until a file, or the changes of a directory, are on the device."""
+    """Waits until a file, or the changes of a directory, are on the device. drop: then drops its page cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -16,7 +16,7 @@ def list_rows(chosen):
         write("-", tables.Table("", ["row", "group", "to reference", "to host", "what"], [
             [row["id"], row["group"], *targets(row), row["title"]] for row in ROWS]).text())
     if chosen.json:
-        fields = ("id", "group", "title", "unit", "at_least", "at_most")
+        fields = ("id", "group", "title", "unit", "at_least")
         rows = [{name: row[name] for name in fields} for row in ROWS]
         write(chosen.json, json.dumps({"version": VERSION, "rows": rows}, indent=2, ensure_ascii=False) + "\n")
 

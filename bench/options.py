@@ -12,7 +12,7 @@ from .machine import MIB, mount_of
 from .program import Failure, Parser, command, directory, number_from, size
 
 SIZE_STEP, LEAST_SIZE = 2 * MIB, 32 * MIB
-FEWEST_ROUNDS, FEWEST_FILES, MANY_FILES, QUICK_FILES = 5, 1000, 1_000_000, 4000
+FEWEST_ROUNDS = 5
 SUMMARY = "Compare a mount with the raw disk and the host's filesystem"
 FOOTER = """The reference is fio (package fio): libaio with O_DIRECT, 32 requests of 1 MiB in flight, into huge pages,
 on the host's filesystem. A ratio that misses its target is reported; the command still succeeds.
@@ -52,12 +52,6 @@ def make_parser():
     add("--json", nargs="?", const="-", metavar="FILE", help="Write every sample as JSON to FILE; without FILE to "
         "standard output")
     add("--report", metavar="FILE.html", help="Write a self-contained page with tables and bars to FILE.html")
-    add("--scaling", action="store_true", help="Also measure scaling: streams, a large file, an aging store, many "
-        "files. Takes a long time")
-    add("--large-size", type=size, default=0, metavar="SIZE", help="Size of the large file of --scaling, at least "
-        "--size; without it, that curve is omitted")
-    add("--files", type=number_from(1), metavar="N", help="Number of files of --scaling, at least 1000. Default: "
-        "1000000, or 4000 with --quick")
     add("-o", dest="mount_options", metavar="OPTIONS", help="Mount options of the store that bench creates")
     add("--host", type=directory, metavar="DIR", help="Directory for the host's files. Default: next to the store")
     add("--python", metavar="PATH", help="Python of the torch, safetensors and numpy rows. Default: that of "
@@ -78,42 +72,16 @@ def describe():
         for action in sorted(actions, key=lambda action: action.dest != "help")]})
 
 
-def check_sizes(parser, options):
-    sizes = [("--size", options.size, LEAST_SIZE, SIZE_STEP),
-             ("--large-size", options.large_size, max(options.size, LEAST_SIZE), MIB)]
-    for name, value, least, step in sizes:
-        if value and value < least:
-            parser.error(f"{name} {value}: too small; give at least {least // MIB}M")
-        if value % step:
-            below = value // step * step // MIB
-            parser.error(f"{name} {value // MIB}M: not a multiple of {step // MIB}M; give e.g. {below}M or "
-                         f"{below + step // MIB}M")
+def check_size(parser, value):
+    if value and value < LEAST_SIZE:
+        parser.error(f"--size {value}: too small; give at least {LEAST_SIZE // MIB}M")
+    if value % SIZE_STEP:
+        below = value // SIZE_STEP * SIZE_STEP // MIB
+        parser.error(f"--size {value // MIB}M: not a multiple of {SIZE_STEP // MIB}M; give e.g. {below}M or "
+                     f"{below + SIZE_STEP // MIB}M")
 
 
-def check_selection(parser, options):
-    """Every pattern must select a row, or a curve that will be measured."""
-    for pattern in options.only:
-        if any(rows.is_selected(row, [pattern]) for row in rows.ROWS):
-            continue
-        if not rows.selected_curves([pattern], True, True):
-            problem = "no such row or group; 'weightfs bench --list' shows them"
-        elif not options.scaling:
-            problem = "also needs --scaling"
-        elif rows.selected_curves([pattern], not options.store, options.large_size):
-            continue
-        elif options.store:
-            problem = f"needs its own store, but {options.directory} is in a mount; give another directory"
-        else:
-            problem = "also needs --large-size"
-        parser.error(f"--only {pattern}: {problem}")
-
-
-def check_store(parser, options):
-    for name, given in (("--large-size", options.large_size), ("--files", options.files)):
-        if given and not options.scaling:
-            parser.error(f"{name} also needs --scaling")
-        if given and options.store:
-            parser.error(f"{name} needs its own store, but {options.directory} is in a mount; give another directory")
+def check_mount_options(parser, options):
     if options.mount_options and options.store:
         parser.error(f"-o applies only to a store that bench creates; {options.directory} is in an existing mount")
     if options.mount_options:
@@ -141,29 +109,25 @@ def parse(program, arguments):
                      "DIR is missing: give a mount or any directory; e.g. 'weightfs bench /var/tmp'")
     if not os.path.isdir(options.directory):
         parser.error(f"{options.directory}: no such directory; create it first")
-    check_sizes(parser, options)
+    check_size(parser, options.size)
     fewest = 1 if options.quick else FEWEST_ROUNDS
     options.rounds = fewest if options.rounds is None else options.rounds
     if options.rounds < fewest:
         parser.error(f"--rounds {options.rounds}: too few for a median; give at least {FEWEST_ROUNDS}, or at least 1 "
                      "with --quick")
-    if options.files and options.files < FEWEST_FILES:
-        parser.error(f"--files {options.files}: too few; give at least {FEWEST_FILES}")
     options.directory = os.path.realpath(options.directory)
     kind, source = mount_of(options.directory)
     options.store = source if kind == "fuse.weightfs" else ""
     if options.store and not os.path.isdir(options.store) and not options.host:
         parser.error(f"--host is missing: the store of {options.directory} has no directory; name one of the disk to "
                      "compare with, e.g. --host /var/tmp")
-    check_store(parser, options)
-    check_selection(parser, options)
+    check_mount_options(parser, options)
+    for pattern in options.only:
+        if not any(rows.is_selected(row, [pattern]) for row in rows.ROWS):
+            parser.error(f"--only {pattern}: no such row or group; 'weightfs bench --list' shows them")
     if options.drop_caches and not os.access("/proc/sys/vm/drop_caches", os.W_OK):
         parser.error("--drop-caches: only root may drop the machine's caches; without it, only the benchmark's files "
                      "are dropped")
-    options.curves = (rows.selected_curves(options.only, not options.store, options.large_size)
-                      if options.scaling else [])
-    if options.scaling and not options.store:
-        options.files = options.files or (QUICK_FILES if options.quick else MANY_FILES)
     options.seed = options.seed or random.getrandbits(32) or 1
     return options
 
@@ -171,8 +135,7 @@ def parse(program, arguments):
 def command_of(options, file_size):
     """The command line that repeats a run."""
     words = ["weightfs", "bench", options.directory]
-    values = vars(options) | {"size": f"{file_size // MIB}M", "json": None, "report": None,
-                              "large_size": options.large_size and f"{options.large_size // MIB}M"}
+    values = vars(options) | {"size": f"{file_size // MIB}M", "json": None, "report": None}
     for action in make_parser()._actions:
         value = values.get(action.dest)
         if action.option_strings and value:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as one self-contained page, which loads nothing and runs no script, and as Markdown with the same tables."""
+"""Results as one self-contained page, which loads nothing and runs no script."""
 
 import string
 from html import escape
@@ -18,7 +18,7 @@ def problems(result):
 
 
 def sections(facts, results, alarms):
-    """Yields (title, content): tables, (style, text), and figures as SVG."""
+    """Yields (title, content): tables and (style, text)."""
     if len(results) > 1:
         found = tables.summary(results)
         yield "Summary", [*(("alarm", text) for text in alarms),
@@ -26,32 +26,17 @@ def sections(facts, results, alarms):
     for result in results:
         content = [("soft", text) for text in [result.get("about")] if text] + problems(result)
         if "rows" in result:
-            curves = [drawing.svg(*drawing.curves(result["curves"]))] * bool(result.get("curves"))
             content += [("soft", f"{tables.targets_text(result)}{tables.rounds_text(result)}. GB/s is 10^9 bytes per "
-                                 "second."), *tables.tables(result), *curves, *tables.lines(result)]
+                                 "second."), *tables.tables(result), *tables.lines(result)]
         yield result.get("title", "Figures"), content
     yield "The machine", [tables.Table("", ["", ""], [[name, str(value)] for name, value in facts.items()])]
 
 
 def html_of(content):
-    if isinstance(content, tuple):
-        return f'<p class="{content[0]}">{escape(content[1])}</p>'
-    return content if isinstance(content, str) else content.html()
+    return f'<p class="{content[0]}">{escape(content[1])}</p>' if isinstance(content, tuple) else content.html()
 
 
 def html(title, facts, results, alarms=()):
     found = "\n".join(f"<section><h2>{escape(name)}</h2>\n" + "\n".join(map(html_of, content)) + "\n</section>"
                       for name, content in sections(facts, results, alarms))
     return PAGE.substitute(title=escape(title), colors=drawing.stylesheet(), sections=found)
-
-
-def markdown(title, facts, results, alarms=()):
-    found = [f"# {title}"]
-    for name, content in sections(facts, results, alarms):
-        found.append(f"## {name}")
-        for each in content:
-            if isinstance(each, tables.Table):
-                found.append(each.markdown())
-            elif isinstance(each, tuple):
-                found.append(f"**{each[1]}**" if each[0] == "alarm" else each[1])
-    return "\n\n".join(found) + "\n"

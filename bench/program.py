@@ -18,10 +18,6 @@ class Failure(Exception):
     """An error that ends the program. Its text is one complete line."""
 
 
-class Impossible(Failure):
-    """A step that this machine or this user cannot perform. Only some measurements need it."""
-
-
 Stop = (KeyboardInterrupt, SystemExit)   # raised by Ctrl-C, and by leave() on SIGTERM
 
 
@@ -136,18 +132,13 @@ def uninterrupted():
 
 # Processes
 
-def command(*words, cgroup=None, errors=subprocess.PIPE, env=None):
+def command(*words, errors=subprocess.PIPE, env=None):
     """Runs a program to completion and returns its output. It receives no signals from the terminal."""
-    words = list(map(str, words))
+    words, process = list(map(str, words)), None
 
     def enter():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-        if cgroup is None:
-            return
-        with open(f"{cgroup}/cgroup.procs", "w", encoding="ascii") as stream:
-            stream.write("0")
 
-    process = None
     try:
         with uninterrupted():
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,

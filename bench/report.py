@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The program behind scripts/report: measures weightfs and its applications on a temporary store, one part after the
-other, and writes report.html, report.md and report.json."""
+other, and writes report.html and report.json."""
 
 import contextlib
 import dataclasses
@@ -163,9 +163,8 @@ def run(args):
 
 def write(report, out):
     (out / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    for name, render in (("report.html", page.html), ("report.md", page.markdown)):
-        (out / name).write_text(render("weightfs report", report["facts"], report["parts"], alarms(report["facts"])),
-                                encoding="utf-8")
+    (out / "report.html").write_text(page.html("weightfs report", report["facts"], report["parts"],
+                                               alarms(report["facts"])), encoding="utf-8")
 
 
 def main(arguments=None):
@@ -182,7 +181,7 @@ def main(arguments=None):
         except SystemExit:
             print("report: interrupted: no report was written", file=sys.stderr)
             raise
-        print(f"wrote {args.out / 'report.html'}, report.md and report.json")
+        print(f"wrote {args.out / 'report.html'} and report.json")
         return 1 if any(result["state"] == "failed" for result in report["parts"]) else 0
 
     return guarded(work)

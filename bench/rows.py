@@ -6,7 +6,6 @@ respect only (`beside`), and the targets for ratios:
   slow_host            replaces host if the host reaches less than 0.75 of the reference
   disk_host            relative to the host, if its filesystem is not in memory
   in_memory            relative to the reference, replaces all of these if the host's filesystem is in memory
-  one_device           relative to one of the throttled devices; several give at most their number times as much
   host_to_reference    the ratio that the same program reaches on the host's files
   beside               relative to the row `beside`
   fio_in_memory        relative to fio"""
@@ -16,13 +15,12 @@ from fnmatch import fnmatchcase
 _READ = {"reference": 0.95, "host": 1.0, "slow_host": 1.3, "in_memory": 0.6}
 _WRITE = {"reference": 0.9, "host": 1.3, "in_memory": 0.6}
 _HANDLE = {"reference": 0.95, "host_to_reference": 0.95, "fio_in_memory": 1.0}
-_DEVICES = {"at_least": {"one_device": 1.9}, "at_most": {"one_device": 2.1}}
 
 
 def _group(group, unit, rows, reference=None):
     """The rows of a group: (id, title, targets, other fields)."""
     for name, title, targets, *more in rows:
-        row = {"id": name, "group": group, "title": title, "unit": unit, "at_least": targets, "at_most": {}}
+        row = {"id": name, "group": group, "title": title, "unit": unit, "at_least": targets}
         yield row | ({"reference": reference or name} if reference != "" else {}) | (more[0] if more else {})
 
 
@@ -95,34 +93,18 @@ ROWS = [
         ("deepspeed-write", "DeepSpeed's aio_handle + fsync", {}),
         ("deepspeed-read", "DeepSpeed's aio_handle, cold", {}),
         ("aio-handle-write", "weightfs' aio_handle + fsync", {"beside": 1.0}, {"beside": "deepspeed-write"}),
-        ("aio-handle-read", "weightfs' aio_handle, cold", {"beside": 1.0}, {"beside": "deepspeed-read"})], ""),
-    *_group("devices", "GB/s", [
-        ("devices-read", "read, two throttled devices", {}, _DEVICES),
-        ("devices-write", "write + fsync, two throttled devices", {}, _DEVICES)], "")]
-CURVES = ("streams", "large", "aging", "files")   # of --scaling; --only accepts them, and "scaling" for all of them
-
-
-def matches(patterns, *names):
-    """True if one of the names matches one of the shell patterns, or if there are no patterns."""
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+        ("aio-handle-read", "weightfs' aio_handle, cold", {"beside": 1.0}, {"beside": "deepspeed-read"})], "")]
 
 
 def is_selected(row, patterns):
-    return matches(patterns, row["id"], row["group"])
-
-
-def selected_curves(patterns, has_own_store, large_size):
-    """An existing mount supports only the curve of streams, and that of a large file needs its size."""
-    return [name for name in CURVES if (name == "streams" or has_own_store) and (name != "large" or large_size)
-            and matches(patterns, "scaling", name)]
+    """True if the row or its group matches one of the shell patterns, or if there are no patterns."""
+    return not patterns or any(fnmatchcase(row[key], pattern) for pattern in patterns for key in ("id", "group"))
 
 
 def targets(row):
     """The targets relative to the reference and to the host, as --list shows them."""
     at_least = row["at_least"].get
     reference = f"≥ {at_least('reference'):.2f}" if at_least("reference") else "shown" * ("reference" in row)
-    if at_least("one_device"):
-        return reference, f"{at_least('one_device'):.1f} to {row['at_most']['one_device']:.1f} × one device"
     if at_least("slow_host"):
         return reference, f"≥ {at_least('host'):.1f}; ≥ {at_least('slow_host'):.1f} where the host is slow"
     if at_least("disk_host"):

@@ -10,7 +10,7 @@ import signal
 import stat
 import time
 
-from . import cases, devices, machine, scaling, small, verdict
+from . import cases, machine, verdict
 from .machine import GIB, MIB, kernel_figure
 from .options import command_of
 from .program import Client, Failure, command
@@ -18,7 +18,6 @@ from .rows import ROWS, is_selected
 from .store import Directory, Store, daemon_of, scratch_directory
 
 VERSION = 1   # of the format of --json
-GROUPS = [*cases.GROUPS, *small.GROUPS, *devices.GROUPS]
 KEPT = ("big", "raw")   # files that several groups use
 
 
@@ -27,8 +26,8 @@ class Run:
 
     def __init__(self, options, stack, progress):
         self.options, self.stack, self.progress = options, stack, progress
-        self.results, self.worker, self.clients, self.memory = verdict.Results(), None, [], None
-        self.raw_job, self.group = None, None   # group: the stack of what one group of rows creates
+        self.results, self.worker, self.clients = verdict.Results(), None, []
+        self.memory, self.raw_job = None, None
         # progress: parts per phase; the current phase; its completed fraction
         self.phases, self.phase, self.done = {}, None, 0
         self.has_own_store = not options.store
@@ -70,9 +69,6 @@ class Run:
             most = min(2 * GIB, memory // 7, max(free - 2 * self.beside, 0) // 17)
             size = max(min(most, 256 * MIB) if self.options.quick else most, 64 * MIB)
             size = 1 << (size.bit_length() - 1)
-        if 0 < self.options.large_size < size:
-            raise Failure(f"--large-size {self.options.large_size // MIB}M: smaller than the big file, which has "
-                          f"{size // MIB} MiB here; give a larger one, or a smaller --size")
         # The pool, five files on the host, and the store of the second mount; if the host's filesystem is in memory,
         # also our own buffers.
         needed = (17 if self.in_memory else 10) * size + 2 * self.beside
@@ -81,11 +77,10 @@ class Run:
                           f"{needed // MIB}; give a smaller --size, or another directory")
         return size
 
-    def make_store(self, name, size=0, stack=None, **more):
-        options = ",".join(filter(None, (self.options.mount_options, more.pop("options", ""))))
-        store = Store(self.options.program, f"{self.base}/{name}", size, options=options,
-                      before_failure=self.end_processes, **more)
-        return (stack or self.stack).enter_context(store)
+    def make_store(self, name, size, options="", fill="auto"):
+        options = ",".join(filter(None, (self.options.mount_options, options)))
+        return self.stack.enter_context(Store(self.options.program, f"{self.base}/{name}", size, fill, options,
+                                              before_failure=self.end_processes))
 
     def on(self, store):
         return Directory(self.worker, store.mount, store.daemon, self.drop_caches)
@@ -154,7 +149,6 @@ class Run:
     def end_group(self):
         """Removes what a group of rows has created."""
         self.end_clients()
-        self.group.close()
         for directory in filter(None, (self.weightfs, self.host, self.memory)):
             directory.remove(*(name for name in os.listdir(directory.path) if name not in KEPT))
 
@@ -172,9 +166,8 @@ class Run:
     # Progress: phases, each with a number of parts
 
     def plan(self):
-        # A curve takes about as long as five rows.
         self.phases = {name: sum(self.is_needed(row["id"]) for row in ROWS if row["group"] == name)
-                       for name, *_ in GROUPS} | {name: 5 for name in self.options.curves}
+                       for name, *_ in cases.GROUPS}
 
     def start_phase(self, name):
         self.phase, self.done = name, 0
@@ -206,7 +199,6 @@ def run_group(run, chance, name, prepare):
         return
     run.start_phase(name)
     run.show(f"{name}: preparing")
-    run.group = run.stack.enter_context(contextlib.ExitStack())
     needed = [case for case in prepare(run) if any(run.is_needed(step.row) for step in case.steps)]
     rounds = run.options.rounds
     for turn, at, case in verdict.in_turns(needed, rounds, chance):
@@ -229,20 +221,20 @@ def idle_cpu(run):
 
 
 def measure_all(run):
-    times, options, daemon = machine.ProcessorTimes(), run.options, run.weightfs.daemon
+    times, options, daemon = machine.processor_times(), run.options, run.weightfs.daemon
     chance = random.Random(options.seed)
     with contextlib.suppress(OSError):   # without the permission, the peak of its memory is that since its start
         machine.write_text(f"/proc/{daemon}/clear_refs", "5")
     run.plan()
-    for group in GROUPS:
+    for group in cases.GROUPS:
         run_group(run, chance, *group)
-    curves = scaling.measure_scaling(run)
     run.show("idle")
     idle, capacity = idle_cpu(run), run.weightfs.counters().get("buffer_capacity", 0)
     found = {"weightfs": command(options.program, "--version").split()[1], **machine.facts(run.host.path),
              "store": options.store or "made for this run", "mount options": options.mount_options or "defaults",
              "size of the file": machine.size_text(run.size), "run": command_of(options, run.size)}
-    noise = {**verdict.noise_of(run.results), "load_average": os.getloadavg()[0], "steal": times.parts_since()[1]}
+    total, stolen = (now - then for now, then in zip(machine.processor_times(), times))
+    noise = {**verdict.noise_of(run.results), "load_average": os.getloadavg()[0], "steal": stolen / max(total, 1)}
     return {"version": VERSION, "program": "weightfs bench", "facts": found, "seed": options.seed,
             "size_bytes": run.size, "rounds": options.rounds, "in_memory": run.in_memory, "noise": noise,
             "daemon": {"idle_cpu": idle, "memory_limit_bytes": capacity and capacity + 64 * MIB,
@@ -250,7 +242,7 @@ def measure_all(run):
                        "memory_now_bytes": kernel_figure("VmRSS", daemon)},
             "rows": [verdict.judge(row, run.results, run.in_memory, run.size) for row in ROWS
                      if is_selected(row, options.only)],
-            "curves": curves, "summary": ["read-1m", "write-1m", "torch-load", "torch-save"]}
+            "summary": ["read-1m", "write-1m", "torch-load", "torch-save"]}
 
 
 def run_suite(options, progress):

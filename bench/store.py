@@ -39,12 +39,9 @@ class Store:
     """A store in a new directory, formatted and mounted at the beginning, unmounted and deleted at the end.
     `before_failure` is called first if something failed: it ends the processes that may be using the mount."""
 
-    def __init__(self, program, path, size=0, devices=(), fill="auto", options="", cgroup=None,
-                 before_failure=lambda: None):
-        self.program, self.path, self.options, self.cgroup = program, path, options, cgroup
-        self.store, self.mount, self.before_failure = f"{path}/store", f"{path}/mount", before_failure
-        self.format_words = [word for device in devices for word in ("--device", device)] or [
-            "--size", size, "--fill", fill]
+    def __init__(self, program, path, size, fill="auto", options="", before_failure=lambda: None):
+        self.program, self.path, self.options, self.before_failure = program, path, options, before_failure
+        self.store, self.mount, self.format_words = f"{path}/store", f"{path}/mount", ("--size", size, "--fill", fill)
 
     @property
     def daemon(self):
@@ -62,8 +59,7 @@ class Store:
         return self
 
     def mount_it(self):
-        command(self.program, "mount", self.store, self.mount, *(("-o", self.options) if self.options else ()),
-                cgroup=self.cgroup)
+        command(self.program, "mount", self.store, self.mount, *(("-o", self.options) if self.options else ()))
 
     def unmount(self):
         command(self.program, "umount", self.mount)

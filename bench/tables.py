@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as tables: of the terminal, of Markdown and of HTML.
+"""Results as tables: of the terminal and of HTML.
 
-A result is {"version", "program", "facts", "rounds", "rows", "curves"}. A row has {"id", "group", "title", "unit",
-"ways", "checks", "notes", "not_measured"}; its ways are {name: {"median", "min", "max", "samples"}}, and a check
-compares a way ("way", or "weightfs") with another one ("against"): {"value"}, and if there is a target {"at_least" or
-"at_most", "state"}. Rates are in bytes, reads, files or the like per second; the unit "s" is seconds."""
+A result is {"version", "program", "facts", "rounds", "rows"}. A row has {"id", "group", "title", "unit", "ways",
+"checks", "notes", "not_measured"}; its ways are {name: {"median", "min", "max", "samples"}}, and a check compares a
+way ("way", or "weightfs") with another one ("against"): {"value"}, and if there is a target {"at_least" or "at_most",
+"state"}. Rates are in bytes, reads, files or the like per second; the unit "s" is seconds."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from .machine import MIB
 
 NOISY = 0.20
 NUMBER = re.compile(r"-?|[0-9][0-9.,]*[kM]?( ×)?( \([^)]*\))?( (ok|short|over) [≤≥] [0-9.]+)?")
-ASIDE = ("noverify", "memory", "one device")   # ways that have no column
+ASIDE = ("noverify", "memory")   # ways that have no column
 
 
 class Cell(str):
@@ -38,11 +38,6 @@ class Table:
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
                  for row in [self.head, *self.rows]]
         return "\n".join([*[self.caption] * bool(self.caption), *lines]) + "\n"
-
-    def markdown(self):
-        lines = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in [self.head, *self.rows]]
-        lines.insert(1, "|" + "---|" * len(self.head))
-        return "\n\n".join([*[f"### {self.caption}"] * bool(self.caption), "\n".join(lines)])
 
     def html(self):
         number = [column > 0 and all(NUMBER.fullmatch(row[column]) for row in self.rows)
@@ -116,19 +111,12 @@ def table_of(caption, rows, name):
 
 
 def tables(result, name="title"):
-    """The tables of a result: one for each unit, or for each `table` that rows name; then its curves. name: title or
-    id."""
+    """The tables of a result: one for each unit, or for each `table` that rows name. name: title or id."""
     groups = {}
     for row in result["rows"]:
         if row["ways"]:
             groups.setdefault(row.get("table") or row["unit"], []).append(row)
-    found = [table_of(caption, rows, name) for caption, rows in groups.items()]
-    for curve in result.get("curves", []):
-        names = list(curve["points"][0]["values"])
-        found.append(Table(f"{curve['title']}, {curve['unit']}", [curve["x_title"], *names], [
-            [f"{point['x']:g}", *(f"{point['values'][name]:.{2 if point['values'][name] < 100 else 0}f}"
-                                  for name in names)] for point in curve["points"]]))
-    return found
+    return [table_of(caption, rows, name) for caption, rows in groups.items()]
 
 
 def lines(result):
@@ -141,9 +129,6 @@ def lines(result):
         yield from (("soft", f"{row['id']}: {note}") for note in row.get("notes", []))
         yield from (("missing", f"{row['id']}, {way}: not measured: {why}")
                     for way, why in row.get("not_measured", {}).items())
-    for curve in result.get("curves", []):
-        yield from (("soft", f"{check['against']} {check_text(check)}") for check in curve["checks"])
-        yield from (("soft", f"{curve['title']}: {curve['limit']}") for _ in range(bool(curve["limit"])))
     yield from (("soft", note) for note in result.get("notes", []))
     yield from (("alarm", text) for text in result.get("alarms", []))
     if "daemon" in result:
@@ -175,8 +160,7 @@ def rounds_text(result):
 
 
 def targets_text(result):
-    checks = [check for row in [*result["rows"], *result.get("curves", [])] for check in row["checks"]
-              if check.get("state", "shown") != "shown"]
+    checks = [check for row in result["rows"] for check in row["checks"] if check.get("state", "shown") != "shown"]
     return f"{sum(check['state'] == 'ok' for check in checks)} of {len(checks)} targets met; " * bool(checks)
 
 

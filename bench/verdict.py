@@ -9,14 +9,9 @@ WAYS = ["weightfs",    # through the mount
         "host",        # the host's filesystem as programs use it, buffered; handles use O_DIRECT
         "fio",         # fio on the reference's file, with fio's own (4 KiB) pages
         "noverify",    # a second mount that does not verify checksums
-        "memory",      # a copy in /dev/shm: the time the program needs if I/O costs almost nothing
-        "one device"]  # one throttled device instead of several
+        "memory"]      # a copy in /dev/shm: the time the program needs if I/O costs almost nothing
 
-# The throttled devices: how many the larger store has, the bytes per second of each, and the tolerated excess of a
-# measurement.
-THROTTLED_DEVICES, THROTTLED_RATE, THROTTLE_TOLERANCE = 2, 200_000_000, 0.05
-
-SLOW_HOST = 0.75                             # relative to the reference; below it `slow_host` is the target
+SLOW_HOST = 0.75   # relative to the reference; below it `slow_host` is the target
 # fraction of the file that all eight readers together read from the device
 READERS_AT_LEAST, READERS_AT_MOST = 0.99, 1.1
 
@@ -121,19 +116,6 @@ def device_checks(row, ways, size):
         yield check("device reads", part, at_most=READERS_AT_MOST)
 
 
-def throttle_checks(row, ways):
-    """The ratio of several throttled devices to one, which must reach its target and must not exceed their number. If a
-    rate exceeds the throttle's limit, there is no ratio, and the second value gives the reason."""
-    one, several = (ways.get(way, {"median": 0})["median"] for way in ("one device", "weightfs"))
-    for rate, devices in ((one, 1), (several, THROTTLED_DEVICES)):
-        limit = devices * THROTTLED_RATE
-        if rate > limit * (1 + THROTTLE_TOLERANCE):
-            return [], (f"the throttle did not hold: {devices} throttled device{'s' * (devices > 1)} gave "
-                        f"{rate / 1e6:.0f} MB/s of {limit / 1e6:.0f} at most")
-    return [check("one device", several / one, **{bound: row[bound]["one_device"]}) for bound in ("at_least", "at_most")
-            if min(one, several) > 0], ""
-
-
 def time_from_memory(ways):
     """The part of a load that is not I/O: the time of the same load from memory."""
     seconds = {way: statistics.median(sample["seconds"] for sample in ways[way]["samples"])
@@ -149,11 +131,6 @@ def judge(row, results, in_memory, size):
     missing = {way: results.missing[name, way] for way in WAYS for name in (row["id"], row.get("reference"))
                if (name, way) in results.missing}
     checks = [*beside_checks(row, ways, results), *ratio_checks(row, ways, in_memory), *device_checks(row, ways, size)]
-    if "one_device" in row["at_least"]:
-        more, why = throttle_checks(row, ways)
-        checks += more
-        if why:
-            ways, checks, missing["weightfs"] = {}, [], why
     return {"id": row["id"], "group": row["group"], "title": row["title"], "unit": row["unit"], "ways": ways,
             "checks": checks, "not_measured": missing, "notes": list(time_from_memory(ways))}
 

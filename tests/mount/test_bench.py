@@ -52,7 +52,7 @@ FEW = ("read-1m", "write-1m", "save-many", "numpy-load", "create", "stat", "unli
 
 @pytest.fixture(scope="module")
 def run(session_factory, request):
-    """One run, as small as possible: with --full of everything except the scaling, otherwise of a few rows."""
+    """One run, as small as possible: with --full of everything, otherwise of a few rows."""
     full = request.config.getoption("full")
     directory, results = session_factory.directory("bench"), session_factory.directory("results")
     python = ["--python", PYTHON] if PYTHON.exists() else []
@@ -81,7 +81,7 @@ def test_every_listed_row_is_measured_or_says_why_not(run):
     assert run["rows"] == list(rows)
     for name, row in rows.items():
         if "weightfs" not in row["ways"]:
-            excused = row["group"] in LIBRARIES | {"devices"} or name == "git-add"
+            excused = row["group"] in LIBRARIES or name == "git-add"
             assert excused and row["not_measured"]["weightfs"], f"{name}: neither measured nor explained"
             assert f"{name}, weightfs: not measured" in run["out"]
 
@@ -275,14 +275,12 @@ def test_modules_of_the_current_directory_are_not_executed(factory, tmp_path, mo
 
 def test_the_printed_command_repeats_the_run_on_an_existing_mount(factory):
     mount, host = factory.mount(factory.store("512M")), factory.directory("host")
-    words = [mount.path, "--quick", "--size", "32M", "--host", host, "--scaling", "--only", "stream*", "--json"]
+    words = [mount.path, "--quick", "--size", "32M", "--host", host, "--only", "stat*", "--json"]
     outcome = json.loads(bench(*words).out)
-    assert [curve["id"] for curve in outcome["curves"]] == ["streams"] and outcome["rows"] == []
+    assert [row["id"] for row in outcome["rows"]] == ["stat", "stat-again"]
     again = shlex.split(outcome["facts"]["run"])
     assert again[:2] == ["weightfs", "bench"]
     assert json.loads(bench(*again[2:], "--json").out)["facts"]["run"] == outcome["facts"]["run"]
-    refused = bench(mount.path, "--scaling", "--only", "aging", codes=(2,)).err
-    assert "--only aging: needs its own store" in refused
 
 
 @needs.root

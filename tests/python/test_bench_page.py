@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of `weightfs bench --report`, drawn by a browser from results of every row and curve."""
+"""The page of `weightfs bench --report`, drawn by a browser from results of every row."""
 
 import functools
 import html
@@ -51,13 +51,11 @@ def outcome(rounds):
             "checks": [{"against": "reference", "value": ratio, "at_least": 0.9,
                         "state": "ok" if ratio >= 0.9 else "short"},
                        {"against": "host", "value": ratio, "state": "shown"}]})
-    curves = json.loads((REPOSITORY / "bench/recorded/scaling.json").read_text(encoding="utf-8"))["curves"]
     spread = {"median": 2e9, "min": 2e9, "max": 2e9}
     return {"rounds": rounds, "in_memory": False, "rows": rows, "facts": {"run": "weightfs bench " + "x" * 300},
             "noise": {"read_reference": spread, "write_reference": spread, "widest": 0.11 * (rounds > 1),
                       "load_average": 0.6, "steal": 0},
-            "daemon": {"idle_cpu": 0, "memory_limit_bytes": 1 << 28, "memory_peak_bytes": 1 << 27},
-            "curves": [curve | {"unit": "GB/s", "limit": "limited by the disk", "checks": []} for curve in curves]}
+            "daemon": {"idle_cpu": 0, "memory_limit_bytes": 1 << 28, "memory_peak_bytes": 1 << 27}}
 
 
 def page_of(rounds=5):
@@ -112,7 +110,6 @@ def test_the_colors_follow_the_scheme(draw):
 
 def test_every_figure_of_a_row_has_a_bar_as_long_as_its_part_of_the_largest():
     text = page_of()
-    assert text.count("<svg") == 1   # the curves
     assert all(text.count(f"<td data-name=\"\">{html.escape(row['title'])}</td>") >= 1 for row in ROWS)
     lines = dict(re.findall(r"<tr><td data-name=\"\">(.*?)</td>(.*--bar.*)</tr>", text))
     for number, row in enumerate(ROWS):

@@ -23,7 +23,6 @@ def judged(name, *, in_memory=False, size=1 << 20, device_reads=None, missing=()
     """The row `name`, with these rates measured for each way."""
     row, results = ROWS[name], verdict.Results()
     for way, values in rates.items():
-        way = way.replace("_", " ")
         for value in values:
             sample = {"rate": value, "seconds": 1 / value, "bytes": size, "client_cpu_seconds": 1, "daemon_cpu_seconds": 1}
             if device_reads is not None and way == "weightfs":
@@ -36,52 +35,6 @@ def judged(name, *, in_memory=False, size=1 << 20, device_reads=None, missing=()
 
 def states(row):
     return [(check["against"], check["state"]) for check in row["checks"]]
-
-
-def megabytes(*rates):
-    return [rate * 1e6 for rate in rates]
-
-
-class Throttled(unittest.TestCase):
-    def devices(self, two, one):
-        return judged("devices-read", weightfs=megabytes(*two), one_device=megabytes(*one))
-
-    def states(self, two, one):
-        return [check["state"] for check in self.devices(two, one)["checks"]]
-
-    def test_two_devices_may_reach_twice_the_rate_of_one(self):
-        self.assertEqual(self.states((398, 395, 391), (199, 198, 200)), ["ok", "ok"])
-
-    def test_little_more_than_one_device_misses_the_target(self):
-        self.assertEqual(self.states((250, 240, 260), (199, 198, 200)), ["short", "ok"])
-
-    def test_more_than_the_number_of_devices_is_not_a_success(self):
-        """If one device is far below its limit, the ratio says nothing about either device."""
-        row = self.devices((390, 392, 394), (65, 66, 64))
-        self.assertEqual([check["state"] for check in row["checks"]], ["ok", "short"])
-        self.assertAlmostEqual(row["checks"][1]["value"], 6, delta=0.1)
-        self.assertIn("at_most", row["checks"][1])
-
-    def test_a_throttle_that_did_not_hold_gives_no_ratio(self):
-        two = self.devices((1273, 1200, 1250), (199, 198, 200))
-        self.assertEqual((two["checks"], two["ways"]), ([], {}))
-        self.assertIn("the throttle did not hold: 2 throttled devices gave 1250 MB/s", two["not_measured"]["weightfs"])
-        one = self.devices((398, 395, 391), (612, 610, 600))
-        self.assertEqual(one["checks"], [])
-        self.assertIn("1 throttled device gave 610 MB/s of 200 at most", one["not_measured"]["weightfs"])
-
-    def test_one_noisy_round_does_not_decide(self):
-        self.assertEqual(self.states((398, 1273, 391), (199, 198, 300)), ["ok", "ok"])
-
-    def test_other_rows_have_no_throttle(self):
-        row = judged("read-1m", weightfs=[9e9])
-        self.assertEqual(row["checks"], [])
-        self.assertIn("weightfs", row["ways"])
-
-    def test_the_bounds_of_the_list_are_those_of_the_devices(self):
-        most = verdict.THROTTLED_DEVICES * (1 + verdict.THROTTLE_TOLERANCE)
-        for name in ("devices-read", "devices-write"):
-            self.assertAlmostEqual(ROWS[name]["at_most"]["one_device"], most)
 
 
 class Ratios(unittest.TestCase):
@@ -139,18 +92,11 @@ class Ratios(unittest.TestCase):
 
 class Catalog(unittest.TestCase):
     def test_targets_are_listed(self):
-        self.assertEqual(rows.targets(ROWS["devices-write"])[1], "1.9 to 2.1 × one device")
         self.assertEqual(rows.targets(ROWS["read-1m"]), ("≥ 0.95", "≥ 1.0; ≥ 1.3 where the host is slow"))
 
     def test_rows_are_selected_by_name_group_and_pattern(self):
         for patterns, selected in (([], True), (["numpy", "read"], True), (["*-1m"], True), (["write*"], False)):
             self.assertEqual(rows.is_selected(ROWS["read-1m"], patterns), selected)
-
-    def test_curves_that_cannot_be_measured_are_not_selected(self):
-        self.assertEqual(rows.selected_curves([], True, 0), ["streams", "aging", "files"])
-        self.assertEqual(rows.selected_curves([], True, 1), ["streams", "large", "aging", "files"])
-        self.assertEqual(rows.selected_curves(["read", "[!f]*m*"], True, 1), ["streams"])
-        self.assertEqual(rows.selected_curves(["scaling"], False, 1), ["streams"])
 
 
 class Arguments(unittest.TestCase):
@@ -177,17 +123,9 @@ class Arguments(unittest.TestCase):
                 (["/proc", "--size", "33M"], "--size 33M: not a multiple of 2M; give e.g. 32M or 34M"),
                 (["/proc", "--size", "0"], "--size: '0' is not a size"),
                 (["/proc", "--size", "much"], "--size: 'much' is not a size"),
-                (["/proc", "--scaling", "--large-size", "1M"], "too small; give at least 32M"),
-                (["/proc", "--scaling", "--size", "1G", "--large-size", "64M"], "give at least 1024M"),
-                (["/proc", "--large-size", "64G"], "--large-size also needs --scaling"),
-                (["/proc", "--files", "4000"], "--files also needs --scaling"),
-                (["/proc", "--scaling", "--files", "10"], "--files 10: too few; give at least 1000"),
                 (["/proc", "--seed", "0"], "--seed: '0' is not a whole number of at least 1"),
                 (["/proc", "--only", "nonsense"], "--only nonsense: no such row or group"),
-                (["/proc", "--only", "streams"], "--only streams: also needs --scaling"),
-                (["/proc", "--only", "read,stream*"], "--only stream*: also needs --scaling"),
-                (["/proc", "--only", "scaling"], "--only scaling: also needs --scaling"),
-                (["/proc", "--scaling", "--only", "large"], "--only large: also needs --large-size"),
+                (["/proc", "--only", "read,nonsense*"], "--only nonsense*: no such row or group"),
                 (["/proc", "--only", "read", "/tmp"], "unrecognized arguments: /tmp"),
                 (["/proc", "--report"], "--report: expected one argument"),
                 (["--list", "--report", "x.html"], "--report needs a run")):
@@ -195,11 +133,11 @@ class Arguments(unittest.TestCase):
                 self.assertIn(reason, self.refused(*words))
 
     def test_the_printed_command_repeats_the_run(self):
-        words = ["/proc", "--quick", "--seed", "7", "--scaling", "--only", "read", "--files", "2000", "--only", "streams"]
+        words = ["/proc", "--quick", "--seed", "7", "--only", "read", "--only", "write"]
         chosen = options.parse("/bin/false", words)
-        self.assertEqual((chosen.only, chosen.rounds, chosen.curves), (["read", "streams"], 1, ["streams"]))
+        self.assertEqual((chosen.only, chosen.rounds), (["read", "write"], 1))
         self.assertEqual(options.command_of(chosen, 64 << 20), "weightfs bench /proc --size 64M --rounds 1 --quick "
-                         "--only read,streams --scaling --files 2000 --seed 7")
+                         "--only read,write --seed 7")
 
 
 class Comparisons(unittest.TestCase):
@@ -236,7 +174,7 @@ class Stores(unittest.TestCase):
             path, point = f"{folder}/s", os.path.realpath(f"{folder}/s/mount")
             with unittest.mock.patch("bench.store.mounts", lambda: [("", point, "")] * is_mounted):
                 try:
-                    with store.Store(program, path):
+                    with store.Store(program, path, "1M"):
                         pass
                 except Failure as error:
                     return os.path.exists(path), str(error)

@@ -58,11 +58,6 @@ def sync_file(path, drop=False):
         os.close(descriptor)
 
 
-def drop_pages(path):
-    """Writes a file to the device, and drops it from the page cache."""
-    sync_file(path, drop=True)
-
-
 def mounts():
     """Source, mount point and type of each mount, oldest first. The table escapes blanks and similar as \\NNN."""
     with open("/proc/self/mounts", "rb") as table:

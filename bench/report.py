@@ -45,9 +45,8 @@ PARTS = (
          "the mount. The handle is weightfs.aio_handle without HDF5. A write ends when the file is durable; a read "
          "begins with a cold page cache.",
          ("weightfs", "h5py", "numpy"), "{python} -m weightfs.tools.hdf5_bench {mount} --json",
-         {"small": "--requests 1M,4M,16M,64M --total 256M --processes 1 --threads 1,2 --blocks 1M",
-          "full": "--requests 1M,4M,16M,64M,256M,1G --total 1G --processes 1,2 --rounds 5"},
-         {"small": 1, "full": 15}),
+         {"small": "--size 256M --rounds 3", "full": "--requests 1M,4M,16M,64M,256M,1G --size 1G --rounds 5"},
+         {"small": 1, "full": 9}),
     Part("checkpoint", "Checkpoints",
          "How long a training loop stands still for a checkpoint, and how long it takes until the checkpoint is "
          "durable, for each way to save one.",

@@ -17,7 +17,7 @@ import torch
 import weightfs
 import weightfs.safetensors
 import weightfs.torch
-from weightfs.bench.machine import drop_pages
+from weightfs.bench.machine import sync_file
 
 
 class Method:
@@ -119,7 +119,7 @@ def read(method, tensor, path, device):
     """Reads into zeros, and compares with the tensor."""
     target = torch.zeros_like(tensor)
     synchronize(device)
-    drop_pages(path)
+    sync_file(path, drop=True)
     begin = time.perf_counter()
     made = method.read(target, path)
     if device == "cpu" and made is not None:

@@ -157,7 +157,7 @@ def test_the_programs_give_the_numbers_of_their_tables(local, tmp_path, request)
     pytest.importorskip("h5py")
     parts = ['small("loads", "--size 8M --rounds 1")', 'small("checkpoint", "--size 1M --rounds 1")',
              'small("bench", "--quick --size 32M --only stat,write-1m")',
-             'small("hdf5", "--requests 1M,4M --total 4M --processes 1 --threads 1 --blocks 1M --rounds 1 --no-small")',
+             'small("hdf5", "--requests 1M,4M --size 4M --rounds 1 --no-small")',
              'small("generate", "--layers 2 --width 64 --rounds 1 --tokens 1")',
              'small("train", "--layers 2 --width 64 --steps 2")'][:None if request.config.getoption("full") else 2]
     printed, entries, text = report_of(",".join(parts), local, tmp_path / "out", 0)

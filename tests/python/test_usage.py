@@ -114,12 +114,12 @@ def test_io_that_is_stopped_leaves_no_process_and_no_file(local, number, status)
 
 WAITS = """
 import multiprocessing, os, signal
-from weightfs.bench import workers
+from weightfs.tools import _measure
 
 def work():
     kill, calls = os.kill, []
     os.kill = lambda *call: calls.append(call) if not calls else kill(*call)   # the first finds it awake
-    workers.be_a_worker()
+    _measure.be_a_worker()
     lock.acquire()
 
 context = multiprocessing.get_context("fork")

@@ -19,7 +19,7 @@ from weightfs.tools._torch import torch
 import weightfs.safetensors
 from weightfs._core.memory import advise_huge_pages
 from weightfs.bench import compare, libraries
-from weightfs.bench.machine import drop_pages
+from weightfs.bench.machine import sync_file
 
 
 def _stream(path):
@@ -66,7 +66,7 @@ def write(model, folder, names):
 def seconds_of(load, path, hot, model=None):
     """The time of a load. RuntimeError if it gives something else than the model."""
     if not hot:
-        drop_pages(path)
+        sync_file(path, drop=True)
     # Fills and frees memory. A hypervisor may have taken back what is free, and no load is to pay for that.
     memory = torch.empty(os.path.getsize(path) * 5 // 4, dtype=torch.uint8)
     advise_huge_pages(memory)

@@ -10,6 +10,7 @@ available.
 import argparse
 import ast
 import concurrent.futures
+import importlib.metadata
 import json
 import os
 import re
@@ -203,7 +204,7 @@ def install(planner, names, required):
 
 def update_pip():
     """Installs a pip whose dry run downloads nothing. Without one, the old pip downloads before the announcement."""
-    text = pip("--version").split()[1]   # "23.0.1", "24.1b1"
+    text = importlib.metadata.version("pip")   # "23.0.1", "24.1b1"
     if tuple(int(part) for part in re.findall(r"\d+", text)[:2]) < DRY_RUN_DOWNLOADS_BEFORE:
         print(f"    pip {text} downloads packages during a dry run, so a newer pip comes first (2 MB)", flush=True)
         try:

@@ -81,9 +81,14 @@ class Setup(unittest.TestCase):
         """An environment whose pip most tests use, because pip takes seconds to install itself."""
         cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="weightfs-setup-test."))
         cls.addClassCleanup(shutil.rmtree, cls.shared)
-        subprocess.run(["/usr/bin/python3", "-m", "venv", cls.shared / "pip"], check=True)
         subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", cls.shared / "empty"], check=True)
-        packages = next((cls.shared / "pip").glob("lib/python*/site-packages"))
+        # The script would try to update the pip of a distribution each time.
+        packages, found = cls.shared / "packages", sorted(ROOT.glob(".venv/lib/python*/site-packages/pip*"))
+        if not found:
+            subprocess.run(["/usr/bin/python3", "-m", "venv", cls.shared / "pip"], check=True)
+            found = sorted(cls.shared.glob("pip/lib/python*/site-packages/pip*"))
+        for path in found:
+            shutil.copytree(path, packages / path.name)
         next((cls.shared / "empty").glob("lib/python*/site-packages")).joinpath("pip.pth").write_text(f"{packages}\n")
 
     def setUp(self):
@@ -123,7 +128,8 @@ class Setup(unittest.TestCase):
         self.asked = self.folder / "asked"
         self.asked.touch()
         programs = {
-            "dpkg-query": f'case $4 in {lacking}) echo not-installed ;; *) echo installed ;; esac',
+            "dpkg-query": 'shift 3; for name; do case $name in '
+                          f'{lacking}) echo $name not-installed ;; *) echo $name installed ;; esac; done',
             "apt-cache": f'echo "  Candidate: {torch}"',
             "apt-get": f'echo "$*" >>{self.asked}; [ "$2" != --assume-no ] || echo "Need to get 182 MB of archives."',
             "sudo": 'shift; exec "$@"',
@@ -268,15 +274,14 @@ class Setup(unittest.TestCase):
         self.assert_has("pytest", "boto3")
 
     def test_an_old_pip_is_updated_and_that_is_reported(self):
-        module = self.folder / "fake/pip"
-        module.mkdir(parents=True)
-        (module / "__init__.py").touch()
-        (module / "__main__.py").write_text("import os, sys\nif sys.argv[-1] != '--version': sys.exit('no network')\n"
-                                            "print('pip', os.environ['FAKE_VERSION'], 'from here')\n")
         for version, is_old in (("22.1b1", True), ("23.3b1", False)):
+            fake = self.folder / version
+            (fake / f"pip-{version}.dist-info").mkdir(parents=True)
+            (fake / f"pip-{version}.dist-info/METADATA").write_text(f"Name: pip\nVersion: {version}\n")
+            (fake / "pip.py").write_text("import sys\nsys.exit('no network')\n")
             said = self.run_script(sys.executable, self.root / "scripts/clients.py", "--demo",
-                                   ROOT / "tests/requirements.txt", code=4, PYTHONPATH=str(module.parent),
-                                   FAKE_VERSION=version, WEIGHTFS_TORCH_INDEX="")
+                                   ROOT / "tests/requirements.txt", code=4, PYTHONPATH=str(fake),
+                                   WEIGHTFS_TORCH_INDEX="")
             self.assertEqual(f"pip {version} downloads packages during a dry run" in said, is_old, said)
             self.assertIn("cannot be installed: no network", said)
 

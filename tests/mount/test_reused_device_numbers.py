@@ -97,9 +97,10 @@ def test_umount_names_no_filesystem_that_reuses_the_device_number(mount, other, 
 def test_umount_with_a_time_limit_names_no_user_of_another_filesystem(mount, other, factory):
     device = os.stat(mount.path).st_dev
     with process.Processes() as processes, stopped(mount) as daemon:
-        umount = processes.start([program(), "umount", mount.path, "--timeout", "3"])
+        umount = processes.start([program(), "umount", mount.path, "--timeout", "15"])
         assert wait_until(lambda: not is_mounted(mount.path))
         second = mount_with_number(device, factory, other)
+        assert umount.poll() is None, "too slow: until then, anything of the machine may have the number"
         with open(second.path / "file", "wb"):
             finished = process.finish(umount, codes=(STILL_SERVED,))
         assert f"process {daemon} (weightfs) still serves" in finished.err

@@ -130,7 +130,7 @@ def test_the_python_of_a_page(page, work):
     code = replaced("\n".join(blocks(page, "python")) + CHECKS.get(page, ""), {MOUNT: str(work)})
     with S3Server(buckets=["bucket"]) as server:
         environment = clean_environment({**server.environment(), "WEIGHTFS_PROGRAM": str(program())})
-        process.run([sys.executable, "-c", code], cwd=REPOSITORY, env=environment, limit=100)
+        process.run([sys.executable, "-c", code], cwd=REPOSITORY, env=environment, limit=200)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cli/output.h"
-#include "common/mount_users.h"
+#include "common/mounts.h"
 #include "store/volume/store_directory.h"
 
 namespace weightfs::cli {

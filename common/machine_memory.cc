@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/machine_memory.h"
 
-#include <charconv>
 #include <fstream>
 #include <limits>
+
+#include "common/parse_number.h"
 
 namespace weightfs {
 namespace {
@@ -22,13 +23,10 @@ std::optional<ByteCount> MemoryInfo(const std::string& root, std::string_view wa
 
 // Reads a file with a number of bytes. "max" and a missing file mean no limit.
 void TakeLimit(const std::string& path, MemoryLimit* limit) {
-  std::ifstream file(path);
   std::string text;
-  uint64_t bytes = 0;
-  if (!(file >> text)) return;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), bytes);
-  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || bytes >= limit->size.value) return;
-  *limit = {ByteCount{bytes}, path};
+  std::ifstream(path) >> text;
+  const auto bytes = ParseNumber<uint64_t>(text);
+  if (bytes && *bytes < limit->size.value) *limit = {ByteCount{*bytes}, path};
 }
 
 // A limit applies to all cgroups below its own. A container may see its cgroup as the root of the hierarchy.

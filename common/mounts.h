@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's mount tables of this process and of processes in other mount namespaces.
+// The kernel's mount tables of this process and of processes in other mount namespaces, and the processes that use a
+// mounted filesystem.
 #pragma once
 
 #include <sys/types.h>
@@ -71,5 +72,20 @@ struct MountsElsewhere {
 // Finds the mounts of a filesystem in other mount namespaces. Reads the mount tables of all processes and leaves out
 // this process's own mounts. Ignores processes that exit meanwhile. Cannot see namespaces without a process.
 MountsElsewhere FindMountsElsewhere(const MountedFilesystem& filesystem);
+
+struct MountUser {
+  pid_t process = 0;
+  std::string command;
+  std::string reason;  // "/mnt/t/model.pt (open)", "/mnt/t (working directory)", …
+};
+
+struct MountUsers {
+  std::vector<MountUser> users;  // excludes the calling process
+  bool complete = true;          // false: this user may not inspect some processes
+};
+
+// Searches /proc for open files, directories and mappings of a filesystem, even if its mount was detached. Finds none
+// if another filesystem has its device number. Does not access the filesystem, so it works when the daemon is dead.
+MountUsers FindMountUsers(const MountedFilesystem& filesystem);
 
 }  // namespace weightfs

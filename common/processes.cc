@@ -9,13 +9,13 @@
 
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <climits>
 #include <csignal>
 #include <cstdlib>
 #include <memory>
 #include <sstream>
 
+#include "common/parse_number.h"
 #include "common/printable.h"
 #include "common/system_calls.h"
 #include "common/unique_fd.h"
@@ -113,9 +113,7 @@ std::optional<std::vector<std::string>> ListProc(const std::string& path) {
 std::vector<pid_t> AllProcesses() {
   std::vector<pid_t> processes;
   for (const std::string& name : ListProc(".").value_or(std::vector<std::string>())) {
-    pid_t pid = 0;
-    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (parsed.ec == std::errc() && parsed.ptr == name.data() + name.size()) processes.push_back(pid);
+    if (const auto pid = ParseNumber<pid_t>(name)) processes.push_back(*pid);
   }
   return processes;
 }

@@ -10,7 +10,6 @@
 #include "cli/mount_table.h"
 #include "common/log.h"
 #include "common/make_error.h"
-#include "common/mount_users.h"
 #include "common/shell_quote.h"
 #include "fs/mount_flags.h"
 #include "lease/ioctl.h"

@@ -7,7 +7,6 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
-#include "common/mount_users.h"
 #include "tests/support/holding_child.h"
 #include "tests/support/temporary_directory.h"
 

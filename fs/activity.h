@@ -9,8 +9,8 @@
 #include <map>
 
 #include "common/mutex.h"
+#include "fs/caller.h"
 #include "fs/request_metrics.h"
-#include "fs/thread_owners.h"
 #include "lease/ioctl.h"
 
 namespace weightfs {

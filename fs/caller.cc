@@ -2,16 +2,25 @@
 #include "fs/caller.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 
 #include "common/log.h"
 #include "common/processes.h"
+#include "common/system_calls.h"
+#include "fs/reply.h"
 
 namespace weightfs {
 namespace {
@@ -42,6 +51,23 @@ Result<bool> IsInOurUserNamespace(pid_t thread) {
   return !map->empty() && map == their_map;
 }
 
+constexpr std::chrono::seconds kFresh{1};
+
+// /proc may belong to another PID namespace, where the same numbers are other processes.
+bool ProcShowsThisNamespace() { return ReadProcLink("self") == std::to_string(getpid()); }
+
+std::optional<ThreadOwner> ReadOwner(int32_t thread) {
+  constexpr std::string_view kField = "\nTgid:";
+  const std::string status = ReadProcFile(fmt::format("{}/status", thread)).value_or("");
+  const size_t at = status.find(kField);
+  if (at == std::string::npos) return std::nullopt;
+  ThreadOwner owner{.process = std::strtoull(status.c_str() + at + kField.size(), nullptr, 10)};
+  std::string name = ReadProcFile(fmt::format("{}/comm", owner.process)).value_or("");
+  name.resize(std::min(name.find_last_not_of('\n') + 1, owner.name.size()));
+  std::copy(name.begin(), name.end(), owner.name.begin());
+  return owner;
+}
+
 }  // namespace
 
 Result<Caller> CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread) {
@@ -70,6 +96,61 @@ Result<Caller> CredentialsOf(uint32_t uid, uint32_t gid, pid_t thread) {
 Result<Caller> CallerOf(const Reply& reply) {
   const fuse_ctx& caller = reply.caller();
   return CredentialsOf(caller.uid, caller.gid, caller.pid);
+}
+
+ThreadOwner ThreadOwners::Of(int32_t thread) {
+  static const bool readable = ProcShowsThisNamespace();
+  if (thread <= 0) return {};
+  const auto now = Clock::now();
+  {
+    MutexLock lock(mutex_);
+    const auto found = known_.find(thread);
+    if (found != known_.end() && (!readable || now - found->second.read < kFresh)) return found->second.owner;
+  }
+  const auto read = readable ? ReadOwner(thread) : std::nullopt;
+  MutexLock lock(mutex_);
+  if (known_.size() >= kMostKnown && !known_.contains(thread)) known_.clear();
+  Known& known = known_[thread];
+  if (known.owner.process == 0) known.owner.process = static_cast<uint64_t>(thread);
+  if (read.has_value()) known.owner = *read;
+  known.read = now;
+  return known.owner;
+}
+
+bool ProcessIdentity::HasEnded() const {
+  if (!descriptor_) return false;
+  pollfd ended{.fd = descriptor_.get(), .events = POLLIN, .revents = 0};
+  const int ready = RepeatInterrupted([&] { return poll(&ended, 1, 0); });
+  if (ready >= 0) return ready > 0;
+  spdlog::error("process {} counts as ended, because poll fails: {}", process_, std::strerror(errno));
+  return true;
+}
+
+Result<ProcessPtr> ProcessTable::Of(pid_t process) {
+  MutexLock lock(mutex_);
+  if (const auto found = known_.find(process); found != known_.end()) {
+    ProcessPtr known = found->second.lock();
+    if (known != nullptr && known->Is(process)) return known;
+  }
+  std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
+  if (known_.size() >= most_) return Error{ErrorCode::kAgain, "too many processes have lease tickets"};
+  UniqueFd descriptor;
+  if (process != 0) {
+    descriptor = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, process, 0)));
+    if (!descriptor) {
+      const int error = errno;
+      const bool refused = error == ENOSYS || error == EPERM;
+      if (!std::exchange(logged_, true)) {
+        spdlog::error("process {}: no lease, because pidfd_open fails: {}{}", process, std::strerror(error),
+                      refused ? "; permit this system call to the mount" : "");
+      }
+      // The kernel returns ENOTTY to a program whose ioctl fails with ENOSYS.
+      return ErrorCode{refused ? ESRCH : error};
+    }
+  }
+  auto identity = std::make_shared<const ProcessIdentity>(process, std::move(descriptor));
+  known_[process] = identity;
+  return ProcessPtr(std::move(identity));
 }
 
 }  // namespace weightfs

@@ -38,11 +38,6 @@ constexpr uint32_t kNobody = UINT32_MAX;  // a user of the executors, for the wo
 constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
 constexpr std::chrono::seconds kSoon{5};
 
-uint64_t SizeOf(Inode& inode) {
-  MutexLock lock(inode.mutex);
-  return inode.attributes.size;
-}
-
 bool IsReplacing(Inode& inode) {
   MutexLock lock(inode.mutex);
   return inode.file && inode.file->commit().replacing();

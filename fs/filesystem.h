@@ -21,7 +21,6 @@
 #include "fs/read_history.h"
 #include "fs/receive_buffer.h"
 #include "fs/reply.h"
-#include "fs/thread_owners.h"
 #include "fs/user_limit.h"
 #include "store/store.h"
 

@@ -25,6 +25,12 @@ namespace weightfs {
 // True if a file that was opened with these flags of open(2) may be written through the descriptor.
 inline bool MayWrite(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
 
+// The size of a file in bytes.
+inline uint64_t SizeOf(Inode& inode) {
+  MutexLock lock(inode.mutex);
+  return inode.attributes.size;
+}
+
 // Immutable except for the stream, which has its own lock, the closes and the atomics. A request in progress holds a
 // reference, so a handle outlives its release.
 struct FileHandle : std::enable_shared_from_this<FileHandle> {

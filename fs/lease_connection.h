@@ -11,7 +11,7 @@
 
 #include "common/mutex.h"
 #include "common/unique_fd.h"
-#include "fs/process_identity.h"
+#include "fs/caller.h"
 #include "fs/user_limit.h"
 #include "lease/channel.h"
 #include "store/file/lease.h"

@@ -55,9 +55,7 @@ std::vector<lease::Extent> ToWire(const BlockReservation& grant) {
 
 std::vector<int> DescriptorsOf(const LeaseDevicesPtr& devices) {
   std::vector<int> descriptors;
-  if (devices != nullptr) {
-    for (const UniqueFd& device : *devices) descriptors.push_back(device.get());
-  }
+  for (const UniqueFd& device : *devices) descriptors.push_back(device.get());
   return descriptors;
 }
 
@@ -112,11 +110,6 @@ Result<void> LeaseRequests::Dispatch(Request& request, lease::BodyReader body) {
   return Error{ErrorCode::kInvalid, fmt::format("no request has the kind {}", static_cast<uint32_t>(request.kind))};
 }
 
-// Sends the answer and ends the request.
-void LeaseRequests::Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices) {
-  Send(request, error, body, DescriptorsOf(devices));
-}
-
 void LeaseRequests::Send(const Request& request, int error, const Body& body, std::span<const int> descriptors) {
   uint64_t size = 0;
   for (const auto& piece : body) size += piece.size();
@@ -151,7 +144,7 @@ void LeaseRequests::Fail(const Request& request, const Error& error) {
   Body body;
   if (request.kind == lease::Kind::kCommitMany) body.push_back(lease::BytesOf(many));
   body.push_back(std::as_bytes(std::span(text)));
-  Send(request, request.error != 0 ? request.error : ToErrno(error.code), body, nullptr);
+  Send(request, request.error != 0 ? request.error : ToErrno(error.code), body);
 }
 
 void LeaseRequests::SendDone(const Request& request, const Result<void>& result) {
@@ -159,7 +152,7 @@ void LeaseRequests::SendDone(const Request& request, const Result<void>& result)
   const lease::CommitManyAnswer many{};
   Body body;
   if (request.kind == lease::Kind::kCommitMany) body.push_back(lease::BytesOf(many));
-  Send(request, 0, body, nullptr);
+  Send(request, 0, body);
 }
 
 // Answers a commit that the store has accepted: at once, or from the committer's thread when it is durable.
@@ -235,7 +228,7 @@ Result<void> LeaseRequests::Identify(Request& request, lease::BodyReader body) {
   if (!body.Take(&asked) || !body.empty()) return Malformed();
   RETURN_IF_ERROR(OpenedBy(request, asked.token));
   const lease::Identity identity{request.connection->id()};
-  Send(request, 0, {lease::BytesOf(identity)}, nullptr);
+  Send(request, 0, {lease::BytesOf(identity)});
   return {};
 }
 
@@ -260,11 +253,7 @@ Result<InodePtr> LeaseRequests::DirectoryOf(Request& request, const lease::Token
 Result<ReadLease> LeaseRequests::LeaseFile(const InodePtr& inode, uint64_t offset, uint64_t length,
                                            AnswerMemory* memory, bool from_memory) {
   RETURN_IF_ERROR(filesystem_.TakeMappedChanges(inode->id));
-  uint64_t size;
-  {
-    MutexLock lock(inode->mutex);
-    size = inode->attributes.size;
-  }
+  const uint64_t size = SizeOf(*inode);
   const uint64_t before = offset % kBlockSize;  // in the first block
   RETURN_IF_ERROR(memory->Add(BlocksFor(ByteCount{before + std::min(length, size - std::min(size, offset))})));
   return filesystem_.store().files().LeaseRead(inode, offset, length, from_memory);
@@ -368,7 +357,7 @@ Result<void> LeaseRequests::ReadMany(Request& request, lease::BodyReader body) {
   Note(request, RequestKind::kRead, directory->id, bytes);
   request.connection->Begin(std::move(pin), {}, devices);
   Send(request, 0, {lease::BytesOf(answer), lease::Bytes(files), lease::Bytes(extents), lease::Bytes(checksums)},
-       devices);
+       DescriptorsOf(devices));
   return {};
 }
 
@@ -401,7 +390,7 @@ Result<void> LeaseRequests::Reserve(Request& request, lease::BodyReader body) {
   const lease::ReserveAnswer answer{extents.size()};
   grant.BeginWrites(writer);
   request.connection->Begin({}, std::move(grant), nullptr);
-  Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents)}, devices);
+  Send(request, 0, {lease::BytesOf(answer), lease::Bytes(extents)}, DescriptorsOf(devices));
   return {};
 }
 

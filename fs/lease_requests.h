@@ -91,8 +91,8 @@ class LeaseRequests {
 
   // Records bytes that the request leased or committed.
   void Note(const Request& request, RequestKind kind, InodeId inode, uint64_t bytes);
-  void Send(const Request& request, int error, const Body& body, const LeaseDevicesPtr& devices);
-  void Send(const Request& request, int error, const Body& body, std::span<const int> descriptors);
+  // Sends the answer and ends the request.
+  void Send(const Request& request, int error, const Body& body, std::span<const int> descriptors = {});
   void Fail(const Request& request, const Error& error);
   void SendDone(const Request& request, const Result<void>& result);
   void SendWhenDurable(const Request& request, const InodePtr& inode, bool durable);

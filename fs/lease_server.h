@@ -20,10 +20,10 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "common/unique_fd.h"
+#include "fs/caller.h"
 #include "fs/executor.h"
 #include "fs/lease_connection.h"
 #include "fs/lease_requests.h"
-#include "fs/process_identity.h"
 #include "fs/mount_options.h"
 #include "fs/user_limit.h"
 

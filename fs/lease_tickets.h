@@ -12,8 +12,8 @@
 
 #include "common/mutex.h"
 #include "common/result.h"
+#include "fs/caller.h"
 #include "fs/handles.h"
-#include "fs/process_identity.h"
 #include "lease/protocol.h"
 
 namespace weightfs {

@@ -12,12 +12,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <vector>
 
 #include "common/log.h"
+#include "common/parse_number.h"
 #include "common/start_thread.h"
 
 namespace weightfs {
@@ -134,10 +134,7 @@ Result<void> MetricsServer::ListenAtPort() {
     return CannotListen(address_, "must be HOST:PORT or an absolute path");
   }
   // getaddrinfo would take larger numbers modulo 65536.
-  const char* const end = address_.data() + address_.size();
-  uint16_t port = 0;
-  const auto parsed = std::from_chars(address_.data() + colon + 1, end, port);
-  if (parsed.ec != std::errc() || parsed.ptr != end || port == 0) {
+  if (ParseNumber<uint16_t>(std::string_view(address_).substr(colon + 1)).value_or(0) == 0) {
     return CannotListen(address_, "the port must be a number from 1 to 65535");
   }
   std::string host = address_.substr(0, colon);

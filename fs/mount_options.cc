@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <limits>
 #include <span>
@@ -13,6 +12,7 @@
 
 #include "common/machine_memory.h"
 #include "common/nearest_name.h"
+#include "common/parse_number.h"
 #include "common/size_text.h"
 #include "fs/kernel_features.h"
 #include "fs/mount_flags.h"
@@ -43,12 +43,10 @@ Error Impossible(std::string_view name, std::string_view value, std::string_view
   return Error{ErrorCode::kInvalid, fmt::format("option {}={}: {}", name, value, wanted)};
 }
 
-Result<uint64_t> ParseNumber(std::string_view name, std::string_view value, uint64_t least, uint64_t most) {
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size() || number < least || number > most)
-    return Impossible(name, value, fmt::format("must be a number from {} to {}", least, most));
-  return number;
+Result<uint64_t> ParseCount(std::string_view name, std::string_view value, uint64_t least, uint64_t most) {
+  const auto number = ParseNumber<uint64_t>(value);
+  if (number && *number >= least && *number <= most) return *number;
+  return Impossible(name, value, fmt::format("must be a number from {} to {}", least, most));
 }
 
 Result<ByteCount> ParseBytes(std::string_view name, std::string_view value, ByteCount least) {
@@ -60,21 +58,19 @@ Result<ByteCount> ParseBytes(std::string_view name, std::string_view value, Byte
 
 // Parses seconds with an optional fraction; returns milliseconds.
 Result<std::chrono::milliseconds> ParseSeconds(std::string_view name, std::string_view value) {
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
-  if (error != std::errc() || end != value.data() + value.size() || !(seconds >= 0.001) || seconds > 3600)
+  const auto seconds = ParseNumber<double>(value);
+  if (!seconds || !(*seconds >= 0.001) || *seconds > 3600)
     return Impossible(name, value, "must be seconds from 0.001 to 3600");
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+  return std::chrono::milliseconds(static_cast<int64_t>(*seconds * 1000));
 }
 
 // Parses days with an optional fraction, or "off"; returns milliseconds.
 Result<std::chrono::milliseconds> ParseDays(std::string_view name, std::string_view value) {
   if (value == "off") return std::chrono::milliseconds(0);
   constexpr double kMillisecondsPerDay = 86'400'000, kMostDays = 3650;
-  double days = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), days);
-  const double milliseconds = days * kMillisecondsPerDay;
-  if (error != std::errc() || end != value.data() + value.size() || !(milliseconds >= 1) || days > kMostDays)
+  const auto days = ParseNumber<double>(value);
+  const double milliseconds = days.value_or(0) * kMillisecondsPerDay;
+  if (!(milliseconds >= 1) || *days > kMostDays)
     return Impossible(name, value, "must be off, or days up to 3650, fractions allowed");
   return std::chrono::milliseconds(static_cast<int64_t>(milliseconds));
 }
@@ -111,7 +107,7 @@ Result<void> SetFlag(Target target, std::string_view, std::string_view) {
 template <auto kMember, uint64_t kLeast, uint64_t kMost>
 Result<void> SetNumber(Target target, std::string_view name, std::string_view value) {
   auto& member = PartOf(target, kMember).*kMember;
-  ASSIGN_OR_RETURN(const uint64_t number, ParseNumber(name, value, kLeast, kMost));
+  ASSIGN_OR_RETURN(const uint64_t number, ParseCount(name, value, kLeast, kMost));
   member = static_cast<std::remove_reference_t<decltype(member)>>(number);
   return {};
 }

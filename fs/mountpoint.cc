@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <grp.h>
 #include <pwd.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,8 +14,11 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "common/log.h"
+#include "common/run_program.h"
 
 namespace weightfs {
 namespace {
@@ -45,6 +49,26 @@ Result<void> CheckPrivileges(bool allow_other) {
   if (!allow_other || UsersMayAllowOthers()) return {};
   return Error{ErrorCode::kPermission,
                fmt::format("allow_other needs root or a line `user_allow_other` in {}", kFuseConfiguration)};
+}
+
+constexpr int kNotFoundByShell = 127;
+
+// Discards its message, because ours is more specific.
+int RunFusermount(const std::string& directory, bool detach) {
+  std::vector<std::string> words = {kUnmountProgram, "-u"};
+  if (detach) words.emplace_back("-z");
+  words.insert(words.end(), {"--", directory});
+  const auto status = RunProgram(std::move(words));
+  if (!status) return status.error().error_number();
+  return *status == 0 ? 0 : *status == kNotFoundByShell ? ENOENT : EBUSY;
+}
+
+// The id of a connection is the minor number of its filesystem's device.
+bool AbortConnection(const std::string& device) {
+  const std::string number = device.substr(device.find(':') + 1);
+  std::ofstream file("/sys/fs/fuse/connections/" + number + "/abort");
+  file << "1" << std::flush;
+  return file.good();
 }
 
 }  // namespace
@@ -122,6 +146,18 @@ void RaiseReadAhead(const MountEntry& mount, ByteCount read_ahead) {
     spdlog::debug("{}: not raised to {} KiB ({}); mappings read ahead 128 KiB", path, read_ahead.value / kKiB,
                   std::strerror(errno));
   }
+}
+
+int UnmountDirectory(const std::string& directory, UnmountMode mode, const std::string& device) {
+  const bool detach = mode != UnmountMode::kPlain;
+  if (geteuid() != 0) {
+    // fusermount3 cannot force, but the owner of a mount may abort its connection.
+    if (mode == UnmountMode::kForce && !AbortConnection(device)) return EPERM;
+    return RunFusermount(directory, detach);
+  }
+  // MNT_FORCE aborts the connection; MNT_DETACH removes a mount that programs still use.
+  const int flags = mode == UnmountMode::kForce ? MNT_FORCE | MNT_DETACH : detach ? MNT_DETACH : 0;
+  return umount2(directory.c_str(), UMOUNT_NOFOLLOW | flags) == 0 ? 0 : errno;
 }
 
 }  // namespace weightfs

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mountpoint: its checks and preparation.
+// The mountpoint: its checks, its preparation, and the removal of a mount.
 #pragma once
 
 #include <string>
@@ -31,5 +31,16 @@ std::string FuseDeviceAdvice();
 // Raises the kernel's read-ahead of a mounted filesystem, which the protocol can only lower. Needs root. A refusal is
 // logged at debug level.
 void RaiseReadAhead(const MountEntry& mount, ByteCount read_ahead);
+
+enum class UnmountMode : unsigned char {
+  kPlain,  // fails while the mount is in use
+  kLazy,   // detaches the directory at once; the filesystem lives until its last user ends
+  kForce,  // aborts the connection to the daemon: programs get errors, and the directory is detached
+};
+
+// Removes a mount: root uses the system call, other users use fusermount3, which does it for the mount's owner. Returns
+// 0 or a positive errno: EBUSY (also when the mount is not the caller's), ENOENT when fusermount3 is needed but
+// not installed, EPERM when the caller may not force. `device` is the mount's "MAJOR:MINOR"; only kForce needs it.
+int UnmountDirectory(const std::string& directory, UnmountMode mode, const std::string& device = {});
 
 }  // namespace weightfs

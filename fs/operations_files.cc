@@ -6,7 +6,8 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string_view>
+#include <optional>
+#include <string>
 
 #include "fs/caller.h"
 #include "fs/operations.h"
@@ -60,24 +61,16 @@ void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>&
   }
 }
 
-void Create(Filesystem& filesystem, Reply reply, InodeId parent, std::string_view name, mode_t mode,
+// Without a name: O_TMPFILE.
+void Create(Filesystem& filesystem, Reply reply, InodeId parent, const std::optional<std::string>& name, mode_t mode,
             fuse_file_info file) {
   auto share = TakeOpen(filesystem, reply);
   if (!share.has_value()) return;
   const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
-  const auto created = filesystem.names().Create(parent, name, request);
+  const auto created =
+      name ? filesystem.names().Create(parent, *name, request) : filesystem.names().CreateUnnamed(parent, request);
   ReplyCreated(filesystem, std::move(reply), created, file, std::move(*share));
 }
-
-#if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
-void CreateUnnamed(Filesystem& filesystem, Reply reply, InodeId parent, mode_t mode, fuse_file_info file) {
-  auto share = TakeOpen(filesystem, reply);
-  if (!share.has_value()) return;
-  const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
-  const auto created = filesystem.names().CreateUnnamed(parent, request);
-  ReplyCreated(filesystem, std::move(reply), created, file, std::move(*share));
-}
-#endif
 
 void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size, bool fills_pages) {
   file->read_bytes.fetch_add(size, std::memory_order_relaxed);
@@ -225,11 +218,11 @@ void AddFileOperations(fuse_lowlevel_ops& operations) {
     }
   };
   operations.create = [](fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* file) {
-    DispatchToReceiverOrPool(request, Create, InodeId{parent}, std::string(name), mode, *file);
+    DispatchToReceiverOrPool(request, Create, InodeId{parent}, std::optional<std::string>(name), mode, *file);
   };
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 17)
   operations.tmpfile = [](fuse_req_t request, fuse_ino_t parent, mode_t mode, fuse_file_info* file) {
-    DispatchToReceiverOrPool(request, CreateUnnamed, InodeId{parent}, mode, *file);
+    DispatchToReceiverOrPool(request, Create, InodeId{parent}, std::optional<std::string>(), mode, *file);
   };
 #endif
   operations.read = [](fuse_req_t request, fuse_ino_t, size_t size, off_t offset, fuse_file_info* file) {

@@ -87,11 +87,6 @@ struct CopyRequest {
   int flags = 0;
 };
 
-uint64_t SizeOf(Inode& inode) {
-  MutexLock lock(inode.mutex);
-  return inode.attributes.size;
-}
-
 // True if the copy fills a page of the target partially. A page at the end of the target counts as full.
 bool FillsPartOfAPage(const CopyRequest& request) {
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));

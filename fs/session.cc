@@ -19,7 +19,6 @@
 #include "fs/init_reply.h"
 #include "fs/mount_flags.h"
 #include "fs/operations.h"
-#include "fs/unmount.h"
 
 namespace weightfs {
 namespace {

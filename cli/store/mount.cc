@@ -31,7 +31,6 @@
 #include "fs/kernel_features.h"
 #include "fs/mount.h"
 #include "fs/mountpoint.h"
-#include "fs/unmount.h"
 #include "store/volume/store_session.h"
 
 namespace weightfs::cli {

@@ -15,7 +15,7 @@
 #include "cli/store/remount.h"
 #include "common/processes.h"
 #include "common/shell_quote.h"
-#include "fs/unmount.h"
+#include "fs/mountpoint.h"
 
 namespace weightfs::cli {
 namespace {

@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "fs/unmount.h"
 #include "tests/support/temporary_directory.h"
 
 namespace weightfs {

@@ -25,7 +25,7 @@ def google_tests():
     found = {}
     for file in (ROOT / "tests").rglob("CMakeLists.txt"):
         for name, sources in TARGET.findall(file.read_text(encoding="utf-8")):
-            paths = [file.parent / word for word in sources.split("LIBRARIES")[0].split() if word.endswith("_test.cc")]
+            paths = [file.parent / word for word in sources.split() if word.endswith("_test.cc")]
             found[name] = [".".join(test) for path in paths if path.is_file()
                            for test in GOOGLE_TEST.findall(path.read_text(encoding="utf-8"))]
     for file in (ROOT / "tests/fuzz").glob("*_fuzz.cc"):

@@ -363,8 +363,7 @@ def test_a_line_of_fstab_with_its_index_is_mounted_once(factory, local, cache, p
     sbin = os.path.realpath("/sbin")
     try:
         weightfs("format", "--device", device, "--index", local / "index")
-        for name in ("mount.weightfs", "umount.weightfs"):
-            (helpers / name).symlink_to(program().resolve())
+        (helpers / "mount.weightfs").symlink_to(program().resolve())
         fstab.write_text(f"{device} {point} weightfs index={local}/index,nofail 0 0\n")
         with namespaces.own_mounts(own=scratch):
             try:
@@ -373,7 +372,8 @@ def test_a_line_of_fstab_with_its_index_is_mounted_once(factory, local, cache, p
                 pytest.skip(f"needs overlayfs, which this machine does not allow: {error}")
             again = f"mount -T {fstab} -a\n"
             finished = process.run(["sh", "-ec", f"{again}echo text > {point}/file\n{again}findmnt -no SOURCE {point}\n"
-                                                 f"cat {point}/file\numount {point}\n"], limit=120)
+                                                 f"cat {point}/file\n{program().resolve()} umount {point}\n"],
+                                   limit=120)
         assert finished.out.split() == [f"{device},index={local}/index", "text"]
         assert "already the mount of" in finished.err
     finally:

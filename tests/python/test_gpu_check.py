@@ -96,7 +96,7 @@ def test_every_step_that_needs_no_torch_with_a_gpu_is_ok(bundle, local, request)
     assert {row["size"] for row in rows} == {1 << 20, 3 << 20} and all(row["read_gb_s"] > 0 for row in rows)
     assert not any(row["error"] for row in rows) and {"torch.load", "weightfs, aio_handle"} <= {
         row["method"] for row in rows}
-    assert ("DeepNVMe, aio_handle" in {row["method"] for row in rows}) is compiles
+    assert compiles or "DeepNVMe, aio_handle" not in {row["method"] for row in rows}
     assert not list(folder.iterdir())
 
 

@@ -80,6 +80,16 @@ def test_none_gets_what_the_file_has(manager):
     torch.optim.Adam(model.parameters()).load_state_dict(target["optimizer"])
 
 
+def test_a_dict_or_list_that_occurs_several_times_is_made_once(manager):
+    weights = {"weight": torch.arange(600_000.), "list": [torch.ones(3)]}
+    saved = {"last": weights, "best": weights, "pair": (weights["list"], weights["list"])}
+    manager.save(1, saved, wait=True)
+    target = dict.fromkeys(saved)
+    manager.restore(target)
+    assert same(target, saved) and target["last"] is target["best"]
+    assert target["pair"][0] is target["pair"][1] is target["last"]["list"]
+
+
 def layouts():
     """Pairs of a saved tensor and one to restore into, of the same shape."""
     whole = torch.randn(900, 1000)

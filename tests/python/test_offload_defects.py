@@ -3,6 +3,7 @@
 
 import concurrent.futures
 import gc
+import itertools
 import os
 import weakref
 
@@ -219,6 +220,48 @@ def test_a_module_works_on_after_an_interrupt_while_its_tensors_are_bound(memory
         for _ in range(2):
             assert torch.equal(model(EVERY_TOKEN), plain(EVERY_TOKEN))
     weightfs.offload.restore(model)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
+def test_a_read_that_does_not_start_is_repeated(memory_folder, monkeypatch, error, queued):
+    plain, model = made().eval(), offloaded(memory_folder, memory="3M").eval()
+    threads = model._weightfs_offload.cache._readers
+    submit = threads.submit
+    with torch.no_grad():
+        for failing in range(1, 4):
+            numbers = itertools.count(1)
+
+            def submitted(*arguments):
+                fails = next(numbers) == failing
+                if queued or not fails:
+                    submit(*arguments)
+                if fails:
+                    raise error
+
+            with monkeypatch.context() as patch, pytest.raises(type(error)):
+                patch.setattr(threads, "submit", submitted)
+                model(EVERY_TOKEN)
+            for _ in range(2):
+                assert torch.equal(model(EVERY_TOKEN), plain(EVERY_TOKEN))
+    assert differing(model, plain) == []
+
+
+def test_a_write_that_does_not_start_is_repeated(memory_folder, monkeypatch):
+    model = offloaded(memory_folder, memory="3M")
+    cache, entry = model._weightfs_offload.cache, model._weightfs_offload.groups[1].entry
+    with cache.acquired([entry]):
+        expected = cache.view(entry).random_().clone()
+        cache.changed(entry)
+        failing_once(monkeypatch, cache._writers, "submit", RuntimeError("can't start new thread"))
+        with pytest.raises(RuntimeError, match="new thread"):
+            cache.start_write(entry)
+        assert entry.dirty and entry.generation == entry.committed
+        cache.flush([entry])
+        assert not entry.dirty and entry.generation != entry.committed
+    cache._drop(entry)
+    with cache.acquired([entry]):
+        assert torch.equal(cache.view(entry), expected)
 
 
 def test_properties_of_placeholders_give_no_numbers(memory_folder):

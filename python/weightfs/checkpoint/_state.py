@@ -159,21 +159,21 @@ class _Match:
 
 
 class _New:
-    """Makes values of an outline, with memory of their own. Tensors that share a storage in the file share it here."""
+    """Makes values of an outline, with memory of their own. Tensors that share a storage in the file share it here, and
+    a dict or list that occurs several times is one."""
 
     def __init__(self, stream):
-        self._stream, self._storages = stream, {}
+        self._stream, self._storages, self._made = stream, {}, set()
 
     def value(self, saved):
         if isinstance(saved, torch.Tensor):
             return self._tensor(saved)
-        if isinstance(saved, dict):
-            for key in saved:   # in place, because a dict of torch may have attributes
-                saved[key] = self.value(saved[key])
-        elif isinstance(saved, list):
-            saved[:] = map(self.value, saved)
-        elif type(saved) is tuple:
+        if type(saved) is tuple:
             return tuple(map(self.value, saved))
+        if isinstance(saved, (dict, list)) and id(saved) not in self._made:
+            self._made.add(id(saved))   # the outline keeps it alive
+            for key in saved if isinstance(saved, dict) else range(len(saved)):
+                saved[key] = self.value(saved[key])   # in place, because a dict of torch may have attributes
         return saved
 
     def _tensor(self, saved):

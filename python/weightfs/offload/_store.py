@@ -74,8 +74,29 @@ class Entry:
         return self.begin + self.nbytes
 
 
+def _start(entry, threads, function, *arguments):
+    """Starts a transfer of an entry. If that fails, or is interrupted, entry.transfer is None, or a transfer that runs:
+    an executor may have a task that it could not start a thread for."""
+    entry.transfer = future = concurrent.futures.Future()
+    try:
+        threads.submit(_carry_out, future, function, *arguments)
+    except BaseException:
+        if future.cancel():
+            entry.transfer = None
+        raise
+
+
+def _carry_out(future, function, *arguments):
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
+
+
 class Cache:
-    """Externally synchronized. Errors of transfers are raised by the call that waits for them.
+    """Externally synchronized. Consistent after an interrupt between any two calls: the memory of an entry changes in one
+    assignment. Errors of transfers are raised by the call that waits for them.
 
     Which entry comes after which two is remembered from the last time, so the order of use is learned from the first
     pass. Memory is taken from the entry whose next use is furthest away."""
@@ -93,6 +114,9 @@ class Cache:
     def close(self):
         for threads in (self._readers, self._writers):
             threads.shutdown(cancel_futures=True)
+        for entry in self._held:
+            if entry.transfer is not None:
+                entry.transfer.cancel()
         self._buffer = None
 
     def view(self, entry):
@@ -139,10 +163,15 @@ class Cache:
         """Writes a changed entry, so that its memory can be used for others soon."""
         if entry.dirty:
             self._settle(entry)
-            target = 0 if entry.committed is None else 1 - entry.committed
-            entry.transfer = self._writers.submit(self._write, self.view(entry), entry.file(target),
-                                                  self._durable and not entry.temporary)
+            before, target = entry.generation, 0 if entry.committed is None else 1 - entry.committed
+            view, path = self.view(entry), entry.file(target)
             entry.dirty, entry.generation = False, target
+            try:
+                _start(entry, self._writers, self._write, view, path, self._durable and not entry.temporary)
+            except BaseException:
+                if entry.transfer is None:
+                    entry.dirty, entry.generation = True, before
+                raise
             self.stats.bytes_written += entry.nbytes
 
     def discard(self, entry):
@@ -210,12 +239,17 @@ class Cache:
             return False
         for victim in victims:
             self._drop(victim)
-        entry.begin = begin
-        if entry.generation is not None:
-            entry.transfer = self._readers.submit(self.read, self.view(entry), entry.file(entry.generation))
-            entry.reading = True
+        reads, view = entry.generation is not None, self._buffer[begin:begin + entry.nbytes]
+        held = sorted([*self._held, entry], key=lambda other: begin if other is entry else other.begin)
+        entry.begin, entry.transfer, entry.reading, self._held = begin, None, reads, held
+        if reads:
+            try:
+                _start(entry, self._readers, self.read, view, entry.file(entry.generation))
+            except BaseException:
+                if entry.transfer is None:
+                    self._forget(entry)
+                raise
             self.stats.bytes_read += entry.nbytes
-        self._held = sorted([*self._held, entry], key=lambda other: other.begin)
         self.stats.peak_bytes = max(self.stats.peak_bytes, sum(other.nbytes for other in self._held))
         return True
 
@@ -244,8 +278,12 @@ class Cache:
         if entry.begin is not None:
             self.start_write(entry)
             self._settle(entry)
-            self._held.remove(entry)
-            entry.begin = None
+            self._forget(entry)
+
+    def _forget(self, entry):
+        """Takes the memory of an entry, whose content is in its file."""
+        held = [other for other in self._held if other is not entry]
+        self._held, entry.begin, entry.reading = held, None, False
 
     def _settle(self, entry):
         """Waits for the transfer of an entry."""
@@ -258,13 +296,12 @@ class Cache:
         finally:
             self.stats.waited_s += time.perf_counter() - begun
             if transfer.done():
-                entry.transfer, entry.reading = None, False
                 failed = transfer.cancelled() or transfer.exception() is not None
                 if failed and reading:
-                    self._held.remove(entry)
-                    entry.begin = None
+                    self._forget(entry)
                 elif failed:
                     entry.dirty = True   # its only content is in memory
+                entry.transfer, entry.reading = None, False
 
     def _upcoming(self):
         """The entries of the predicted order, with their positions."""

@@ -45,18 +45,13 @@ class WindowRead final : public Access {
 };
 
 Result<void> WindowRead::CheckMount() const {
-  for (const auto& window : pins_.windows()) {
-    if (window->lease->alive()) continue;
-    return Error{ErrorCode{EPIPE},
-                 fmt::format("read of {}: the mount went away, and the lease of the file with it", path_), path_};
-  }
+  for (const auto& window : pins_.windows()) RETURN_IF_ERROR(CheckLease(*window->lease, path_));
   return {};
 }
 
 Result<void> WindowRead::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const {
   const auto damage = pins_.Find(offset).blocks.FindDamage(offset, blocks);
   if (!damage) return {};
-  // Without the lease, the blocks may have been reused.
   if (last) RETURN_IF_ERROR(CheckMount());
   return DamagedRead(path_, damage->block * kBlockSize, damage->what);
 }

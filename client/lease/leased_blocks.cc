@@ -166,6 +166,11 @@ Error MalformedAnswer() {
   return {ErrorCode{EPROTO}, "no lease: the mount's answer cannot be; it and this library do not fit together"};
 }
 
+Result<void> CheckLease(const Lease& lease, const std::string& path) {
+  if (lease.alive()) return {};
+  return Error{ErrorCode{EPIPE}, fmt::format("read of {}: the mount went away, and the lease with it", path), path};
+}
+
 Error DamagedRead(const std::string& path, uint64_t offset, const std::string& what) {
   return {ErrorCode::kIo,
           fmt::format("read of {}: the block at offset {} is not what was written: {}; restore the file from a copy, "

@@ -93,6 +93,8 @@ class LeasedAccess : public Access {
 
 // EPROTO for an answer that no correct mount sends.
 Error MalformedAnswer();
+// EPIPE if the lease ended with its mount: others may have its blocks, so a checksum mismatch is no damage.
+Result<void> CheckLease(const Lease& lease, const std::string& path);
 // EIO for a checksum mismatch: names the file and the offset, and says what can be done.
 Error DamagedRead(const std::string& path, uint64_t offset, const std::string& what);
 

@@ -70,9 +70,10 @@ Result<void> LeasedFile::Begin(const Access& file, const std::shared_ptr<LeaseCo
   return {};
 }
 
-Result<void> LeasedFile::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool /*last*/) const {
+Result<void> LeasedFile::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const {
   const auto damage = blocks_.FindDamage(offset, blocks);
   if (!damage) return {};
+  if (last) RETURN_IF_ERROR(CheckLease(*lease_, path()));
   return DamagedRead(path(), damage->block * kBlockSize, damage->what);
 }
 

@@ -250,6 +250,7 @@ Result<void> LoadedFiles::CheckRead(uint64_t offset, std::span<const std::byte> 
     const Placed& file = *std::prev(behind);
     Error error = DamagedRead(NameOf(file.index), (damage->block - file.begin) * kBlockSize, damage->what);
     if (!last) return error;
+    RETURN_IF_ERROR(CheckLease(*lease_, NameOf(file.index)));
     errors_->Add(first_ + file.index, std::move(error));
     const uint64_t next = (damage->block + 1) * kBlockSize;
     blocks = blocks.subspan(next - offset);

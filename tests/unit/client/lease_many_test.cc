@@ -169,6 +169,23 @@ TEST_F(LeaseManyTest, DamagedMissingAndOtherFilesAreNamedAndTheRestIsLoaded) {
   mount_.WaitForNoLease();
 }
 
+TEST_F(LeaseManyTest, ALoadThatOutlivesItsMountReportsNoDamage) {
+  Fill(20, 7919);
+  const auto handle = Make();
+  ASSERT_TRUE(handle->SaveMany(mount_.folder(), Files(contents_)).has_value());
+  bool stopped = false;
+  OnEvent([&](KernelEvent& event) {
+    if (!std::exchange(stopped, true)) mount_.Stop();
+    reinterpret_cast<std::byte*>(event.control->buffer)[99] ^= std::byte{1};
+  });
+  std::vector<Bytes> loaded;
+  for (const auto& content : contents_) loaded.emplace_back(content.size());
+  const auto errors = handle->LoadMany(mount_.folder(), Files(loaded));
+  OnEvent(nullptr);
+  ASSERT_FALSE(errors.has_value());
+  EXPECT_EQ(errors.error().error_number(), EPIPE) << errors.error().what;
+}
+
 TEST_F(LeaseManyTest, AFailedSaveLeavesNothing) {
   Fill(20, 7919);
   const auto handle = Make();

@@ -305,6 +305,22 @@ TEST_F(LeaseTest, DamagedBlocksAreReadAgainBeforeTheErrorNamesTheirLocation) {
   EXPECT_TRUE(target == RandomBytes(3'000'000, 1));
 }
 
+// Others may have the blocks then.
+TEST_F(LeaseTest, AReadThatOutlivesItsMountReportsNoDamage) {
+  WriteFile(mount_ / "file", RandomBytes(3'000'000, 1));
+  const auto handle = Make({.block_size = 65536});
+  Bytes target(3'000'000);
+  bool stopped = false;
+  OnEvent([&](KernelEvent& event) {
+    if (!std::exchange(stopped, true)) mount_.Stop();
+    reinterpret_cast<std::byte*>(event.control->buffer)[99] ^= std::byte{1};
+  });
+  const auto result = handle->Read(mount_ / "file", View(target));
+  ASSERT_FALSE(result.has_value());
+  EXPECT_EQ(result.error().error_number(), EPIPE) << result.error().what;
+  EXPECT_EQ(result.error().path, mount_ / "file");
+}
+
 TEST_F(LeaseTest, ShortTransfersAreContinuedAndRefusedOnesAreErrors) {
   const Bytes content = Sparse(2'500'123);
   WriteFile(mount_ / "file", content);

@@ -220,6 +220,7 @@ std::vector<DeviceRun> File::Revert(uint64_t committed_size, uint64_t committed_
   write_error_.Revert();
   attributes_.size = committed_size;
   attributes_.blocks = committed_blocks;
+  attributes_.changed = Timestamp::Now();  // leases of the content that is gone tell it from this one
   services_.space.AddUsed(static_cast<int64_t>(committed_blocks));
   CountLeaving();
   return unused;

@@ -283,10 +283,12 @@ void FileIo::ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, b
   p_.write_back.UpdateQueue(inode);
 }
 
-// A file may be replaced again and again, each time before the commit of its complete content was due.
+// A file may be replaced before the first commit of its content, or again and again, each time before the commit of its
+// complete content was due.
 bool FileIo::IsOverdue(Inode& inode) const {
   MutexLock lock(inode.mutex);
   if (!inode.file) return false;
+  if (inode.committed.size == 0 && inode.attributes.size > 0) return true;
   const CommitState& state = inode.file->commit();
   return state.WasReplaced() && !state.replacing() &&
          CommitState::Clock::now() - state.first_replaced() >= p_.commit_interval;

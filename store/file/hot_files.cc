@@ -12,6 +12,7 @@ namespace {
 constexpr uint64_t kMostSlots = 16384;
 // At contents in use. Each takes some microseconds, during which all reads wait.
 constexpr uint64_t kLooksOfRequest = 8, kMostLooks = 1024;
+constexpr std::chrono::minutes kForgotten{1};  // a load that has not gone on
 
 uint64_t MostSlots() {
   rlimit descriptors{};
@@ -51,6 +52,7 @@ Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size, uint64_t chunks) {
 Result<void> HotFiles::Reserve(HotFile& file, uint64_t first, uint64_t last) {
   Freed freed;
   MutexLock lock(mutex_);
+  file.reserved_at_ = std::chrono::steady_clock::now();
   const auto begin = file.chunks_.lower_bound(first), end = file.chunks_.lower_bound(last);
   const uint64_t lacking = last - first - static_cast<uint64_t>(std::distance(begin, end));
   if (lacking == 0) return {};  // also while programs have touched more than the limit
@@ -231,11 +233,14 @@ bool HotFiles::IsPassed(InodeId ino) const {
   });
 }
 
-void HotFiles::Count() {
+void HotFiles::Count(std::chrono::steady_clock::time_point now) {
   Freed freed;
   MutexLock lock(mutex_);
   for (const HotFilePtr& file : files_) {
     reserved_ -= file->counted();
+    if (file.use_count() == 1 && now - file->reserved_at_ > kForgotten) {
+      std::erase_if(file->chunks_, [](const auto& chunk) { return chunk.second == nullptr; });
+    }
     file->touched_ = file->memory_->memory().value / kChunkBytes;
     reserved_ += file->counted();
   }

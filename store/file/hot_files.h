@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -44,6 +45,7 @@ class HotFile {
   uint64_t passes_ = 0;    // to the kernel, for passthrough, without those that it refused
   bool current_ = false;   // no change of the file has followed
   bool whole_ = false;     // all of it is loaded
+  std::chrono::steady_clock::time_point reserved_at_;  // by the last request
   std::list<std::shared_ptr<HotFile>>::iterator position_;  // in HotFiles::files_
 };
 
@@ -102,8 +104,9 @@ class HotFiles {
   bool passthrough() const { return passthrough_; }
 
   // To be called now and then. Gives the memory of contents that are gone back to the machine, and counts what programs
-  // use by reading behind what is loaded: each page that they touch gets memory.
-  void Count() EXCLUDES(mutex_);
+  // use by reading behind what is loaded: each page that they touch gets memory. Memory that was reserved for a load, but
+  // not loaded, is given back a minute after the program's last request.
+  void Count(std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()) EXCLUDES(mutex_);
   // Gives memory back to the machine, until the files use at most `bytes` or all are in use.
   void Shrink(uint64_t bytes) EXCLUDES(mutex_);
 

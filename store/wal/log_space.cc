@@ -86,10 +86,10 @@ Result<void> LogWriter::ReserveBesideLog(BlockCount count) {
 // Gives the stream more segments. Those of the log also enter the root.
 Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t begun) {
   Refill();
+  const bool log = log_ && &stream == &*log_;
   const BlockCount held = reservation_.held();
   if (held < count) {
     auto reserved = space_.Reserve(&reservation_, count - held, true);
-    const bool log = log_ && &stream == &*log_;
     if (!reserved && (!log || held.value == 0)) return reserved;
     if (!reserved) count = held;  // the log goes on in less
   }
@@ -99,7 +99,8 @@ Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t 
   space_.AddUsed(static_cast<int64_t>(count.value));
   blocks_ += count;
   stream.Extend(runs, begun);
-  if (!root_ || !log_ || &stream != &*log_) return {};
+  if (log) promised_ = promised_ - std::min(promised_, count);
+  if (!root_ || !log) return {};
   Root root = *root_;
   root.log = stream.stream();
   return WriteRoot(std::move(root));
@@ -250,8 +251,8 @@ BlockCount LogWriter::Wanted() const {
   return all - has - log - std::min(Begun(), checkpoint);
 }
 
-// The space of a large entry that is not written yet.
-BlockCount LogWriter::Promised() const { return begun_ < promised_to_ ? promised_ : BlockCount{}; }
+// The space for what is not written yet of a large entry.
+BlockCount LogWriter::Promised() const { return written_ < promised_to_ ? promised_ : BlockCount{}; }
 
 // Reserves the space that will be needed. In a full pool there may be less. More than that is left of a time when the
 // log was longer than it should be. Changes that are accepted, but not committed, will be in the log, and in the next

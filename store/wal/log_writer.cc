@@ -71,7 +71,7 @@ Result<void> LogWriter::Prepare() {
     MutexLock io(io_);
     ASSIGN_OR_RETURN(memory_, HugePageMemory::Map(kLargestFrame));
     ChooseFirstCopies();
-    begun_ = mark_ = options_.tail.version.sequence;
+    begun_ = written_ = mark_ = options_.tail.version.sequence;
     held_ = options_.replaced;
     blocks_ = BlocksOf(held_);
     if (root_) {
@@ -191,7 +191,7 @@ Result<void> LogWriter::WriteEntries(const Chunk& chunk, uint64_t durable) {
     const size_t first_entry = next < chunk.starts.size() ? chunk.starts[next].offset - written : kNoEntry;
     RETURN_IF_ERROR(log_->WriteFrame(&rest, first_entry, durable));
   }
-  begun_ = chunk.starts.back().sequence;
+  begun_ = written_ = chunk.starts.back().sequence;
   mark_ = durable;
   return {};
 }

@@ -204,6 +204,7 @@ class LogWriter {
   std::optional<Root> root_ GUARDED_BY(io_);       // as on the devices
   std::optional<StreamWriter> log_ GUARDED_BY(io_);
   uint64_t begun_ GUARDED_BY(io_) = 0;             // the sequence of the last entry in log_
+  uint64_t written_ GUARDED_BY(io_) = 0;           // that of the last one that is whole
   uint64_t mark_ GUARDED_BY(io_) = 0;              // of the last frame
   uint64_t root_sequence_ GUARDED_BY(io_), next_stream_ GUARDED_BY(io_);
   std::vector<std::array<size_t, 2>> first_copies_ GUARDED_BY(io_);  // by device and pair: 0, or 1 for the second one

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -38,6 +39,22 @@ TEST(HotFiles, HugeFilesTakeNoLargeTablesAndFewAddresses) {
   const auto after = mallinfo2();
   EXPECT_LT(after.uordblks + after.hblkhd, before.uordblks + before.hblkhd + kMiB);
   EXPECT_EQ(files.Reserve(*made[0], 0, kHuge / kChunkBytes).error().code, ErrorCode::kNoMemory);
+}
+
+TEST(HotFiles, MemoryOfALoadThatDoesNotGoOnIsGivenBack) {
+  HotFiles files(SharedPages::Create(), ByteCount{16 * kMiB});
+  HotFilePtr file = Must(files.Make(InodeId{1}, 16 * kMiB, 1));
+  files.Begin(file);
+  const UniqueFd kept = Must(files.OpenForReading(*file));
+  const auto count = [&](std::chrono::seconds later) {
+    files.Count(std::chrono::steady_clock::now() + later);
+    return files.used_bytes();
+  };
+  ASSERT_OK(files.Reserve(*file, 0, 8));
+  EXPECT_EQ(count(std::chrono::hours(1)), 16 * kMiB) << "somebody loads it";
+  file.reset();
+  EXPECT_EQ(count(std::chrono::seconds(1)), 16 * kMiB);
+  EXPECT_EQ(count(std::chrono::hours(1)), 0U);
 }
 
 // Contents of one chunk, of which the first ones are in use.

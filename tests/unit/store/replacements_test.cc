@@ -86,6 +86,15 @@ class Replacements : public ::testing::Test {
   std::string failed_;
 };
 
+TEST_F(Replacements, ContentThatWasNotCommittedYetIsCommittedFirst) {
+  ASSERT_OK(store_.WriteFile("new", "complete"));
+  const InodePtr half = store_.OpenPath("new", /*truncate=*/true).value();
+  ASSERT_OK(store_.WriteAt(half, 0, "half"));
+  EXPECT_EQ(ContentAfterKill("new"), "complete");
+  ASSERT_OK(store_->Sync(half));
+  EXPECT_EQ(ContentAfterKill("new"), "half");
+}
+
 TEST_F(Replacements, APublicationCommitsNoReplacementElsewhere) {
   const InodePtr half = ReplaceHalf();
   ASSERT_OK(store_.WriteFile("d/f", "published"));

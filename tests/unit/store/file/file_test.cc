@@ -141,7 +141,9 @@ TEST_F(FileTest, ARevertForgetsTheContentAndKeepsTheError) {
   EXPECT_TRUE(file.write_error().RefuseChange());
   ASSERT_TRUE(file.Seal());
   file.WaitForSealedWrites(lock);
+  const Timestamp changed = inode_->attributes.changed;
   file.Revert(0, 0);
+  EXPECT_GT(inode_->attributes.changed, changed) << "a lease of the content that is gone differs by it";
   EXPECT_FALSE(file.loaded());
   EXPECT_FALSE(file.write_error().failed());
   EXPECT_TRUE(file.Uncommitted()) << "the error waits for its report";

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -324,6 +325,26 @@ TEST_F(LogWriterTest, AcceptedChangesKeepTheirSpaceInTheLog) {
   EXPECT_FALSE(catalog_->failed());
   Stop();
   ExpectRestored();
+}
+
+TEST_F(LogWriterTest, ALargeEntryKeepsItsSpaceWhileItIsWritten) {
+  Start();
+  Put(0, 100);
+  SpaceReservation rest;
+  int frames = 0;
+  std::function<void()> take = [&] {
+    if (++frames == 3) return TakeSpace(&rest);
+    device_.DuringFrame(take);
+  };
+  device_.DuringFrame(take);
+  KvBatch batch;
+  for (int i = 0; i < 20; ++i) batch.Put("large" + std::to_string(i), std::string(kMiB, 'x'));
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  ASSERT_OK(catalog_->Sync());
+  EXPECT_EQ(frames, 3);
+  EXPECT_FALSE(catalog_->failed());
+  ExpectRestored();
+  Stop();
 }
 
 TEST_F(LogWriterTest, AnEntryWhoseSizeCannotBeWrittenIsRefused) {

@@ -30,6 +30,7 @@ static_assert(sizeof(weightfs_metrics) == 9992);
 static_assert(sizeof(weightfs_top) == 14440);
 static_assert(sizeof(weightfs_scrub_damage) == 256);
 static_assert(sizeof(weightfs_catalog_check) == 512);
+static_assert(sizeof(weightfs_range_check) == 24);
 static_assert(sizeof(weightfs_change_key) == 24);
 static_assert(sizeof(weightfs_publication) == 320);
 static_assert(sizeof(weightfs_scrub) == 136 + WEIGHTFS_SCRUB_DAMAGES_MAX * sizeof(weightfs_scrub_damage));
@@ -189,6 +190,23 @@ void CheckCatalog(Filesystem& filesystem, Reply reply, const IoctlRequest& reque
       std::memcpy(out.damage, damage.data(), std::min(damage.size(), sizeof(out.damage) - 1));
     }
     later.Ioctl(out);
+  });
+}
+
+void CheckRange(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
+  weightfs_range_check asked{};
+  if (request.directory || !TakeArgument(request, &asked) || asked.length > WEIGHTFS_RANGE_CHECK_MAX ||
+      asked.offset > kMaximumFileSize) {
+    return reply.Errno(EINVAL);
+  }
+  const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
+  if ((file->flags & O_ACCMODE) == O_WRONLY) return reply.Errno(EBADF);
+  filesystem.RunOnReceiverOrPool(std::move(reply), [&filesystem, file, asked](Reply now) {
+    const auto answer = [file, kept = Share(std::move(now))](const Result<ReadView>& read) {
+      if (!read.has_value()) return kept->Fail(read.error());
+      kept->Ioctl();
+    };
+    filesystem.store().files().Read(file->inode, {asked.offset}, {asked.length}, nullptr, answer, true);
   });
 }
 
@@ -435,6 +453,7 @@ void Ioctl(Filesystem& filesystem, Reply reply, const IoctlRequest& request) {
     case WEIGHTFS_IOC_METRICS: return reply.Ioctl(filesystem.metrics().Snapshot());
     case WEIGHTFS_IOC_TOP: return Top(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_SCRUB: return Scrub(filesystem, std::move(reply));
+    case WEIGHTFS_IOC_CHECK_RANGE: return CheckRange(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_CHECK_CATALOG: return CheckCatalog(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_LEASE: return Ticket(filesystem, std::move(reply), request);
     case WEIGHTFS_IOC_LEASE_REQUEST: return RequestLease(filesystem, std::move(reply), request);

@@ -195,6 +195,20 @@ struct weightfs_catalog_check {
 
 #define WEIGHTFS_IOC_CHECK_CATALOG _IOWR(WEIGHTFS_IOC_MAGIC, 16, struct weightfs_catalog_check)
 
+#define WEIGHTFS_RANGE_CHECK_MAX 1048576
+
+/* For a regular file that is open for reading (EBADF). Reads a part of it from the devices, whatever of it is in memory,
+ * and compares it with its checksums. EIO: it differs, or cannot be read. Bytes that are not on a device yet, and behind
+ * the end, count as intact. ENOTTY from mounts of version 0.2 and older. */
+struct weightfs_range_check {
+  __u32 version; /* in */
+  __u32 reserved;
+  __u64 offset; /* in: bytes */
+  __u64 length; /* in: bytes, at most WEIGHTFS_RANGE_CHECK_MAX */
+};
+
+#define WEIGHTFS_IOC_CHECK_RANGE _IOW(WEIGHTFS_IOC_MAGIC, 18, struct weightfs_range_check)
+
 /* For a regular file; takes no argument. Drops its clean data from the caches of the daemon and of the kernel, so that
  * the next read is cold. For benchmarks. EPERM: the descriptor is not open for writing, and the caller neither owns the
  * file nor has CAP_FOWNER. */

@@ -182,9 +182,8 @@ class Verifier {
     return {};
   }
 
-  // Reads all data of a regular file, without its holes, with O_DIRECT, so that the mount reads its blocks from the
-  // devices and verifies them. `damaged` stays empty for an intact file. Returns errors of opening and reading other
-  // than EIO; kShutdown: interrupted.
+  // Lets the mount read all data of a regular file, without its holes, from the devices, and verify it. `damaged` stays
+  // empty for an intact file. Returns errors of opening and reading other than EIO; kShutdown: interrupted.
   Result<void> ReadFile(const std::string& path, DamagedFile* damaged) {
     damaged->path = path;
     UniqueFd file(open(path.c_str(), O_RDONLY | O_DIRECT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -208,7 +207,7 @@ class Verifier {
   Result<void> ReadRange(int file, const std::string& path, uint64_t begin, uint64_t end, DamagedFile* damaged) {
     while (begin < end) {
       const uint64_t size = std::min(end - begin, kStep);
-      const ssize_t done = pread(file, memory_.data(), RoundUp(size, kBlockSize), static_cast<off_t>(begin));
+      const ssize_t done = Read(file, begin, size);
       if (done < 0 && errno == EINTR) continue;
       if (done < 0 && errno != EIO) return SystemError(path, "cannot be read");
       if (done == 0) return {};  // the file was shortened meanwhile
@@ -220,10 +219,19 @@ class Verifier {
     return {};
   }
 
+  // Returns the number of bytes that are intact; -1 and errno otherwise.
+  ssize_t Read(int file, uint64_t begin, uint64_t size) {
+    const weightfs_range_check range{.version = WEIGHTFS_IOC_VERSION, .reserved = 0, .offset = begin, .length = size};
+    if (ioctl(file, WEIGHTFS_IOC_CHECK_RANGE, &range) == 0) return static_cast<ssize_t>(size);
+    if (errno != ENOTTY) return -1;
+    // An older mount: it reads from the devices what is not in its memory.
+    return pread(file, memory_.data(), RoundUp(size, kBlockSize), static_cast<off_t>(begin));
+  }
+
   // Finds the unreadable blocks of a range that cannot be read as a whole.
   void FindDamage(int file, uint64_t begin, uint64_t end, DamagedFile* damaged) {
     for (uint64_t at = begin; at < end; at += kBlockSize) {
-      if (pread(file, memory_.data(), kBlockSize, static_cast<off_t>(at)) >= 0 || errno != EIO) continue;
+      if (Read(file, at, kBlockSize) >= 0 || errno != EIO) continue;
       if (damaged->offsets.size() < kListedBlocks) damaged->offsets.push_back(at);
       ++damaged->blocks;
     }

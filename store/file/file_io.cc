@@ -170,8 +170,9 @@ void FileIo::Touch(const InodePtr& inode) {
   if (inode->file->NeedsCommit()) p_.commits.Commit(inode, CommitLevel::kOrdered, nullptr, {.settled = true});
 }
 
-void FileIo::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
-  p_.reader.Read(inode, offset, size, stream, std::move(done));
+void FileIo::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done,
+                  bool from_devices) {
+  p_.reader.Read(inode, offset, size, stream, std::move(done), from_devices);
 }
 
 Result<ReadView> FileIo::Read(const InodePtr& inode, ByteOffset offset, ByteCount size) {

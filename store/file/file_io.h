@@ -52,7 +52,8 @@ class FileIo final : public DataOwner {
   Result<void> Load(const InodePtr& inode);
 
   // Reads at most `size` bytes (at most 8 MiB); fewer only at the end of the file. `stream` may be null.
-  void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
+  void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done,
+            bool from_devices = false);  // see Reader::Read
   Result<ReadView> Read(const InodePtr& inode, ByteOffset offset, ByteCount size);  // waits
   // Drops the read-ahead cache of the file. The next read goes to the devices.
   void DropCached(const InodePtr& inode);

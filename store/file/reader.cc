@@ -112,7 +112,8 @@ struct Reader::Supplies {
   }
 };
 
-void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done) {
+void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done,
+                  bool from_devices) {
   const auto request = std::make_shared<Request>(std::move(done), counters_.read_bytes);
   const uint64_t sequence = stream != nullptr ? Advance(stream, offset.value, size.value) : 0;
   Supplies supplies;
@@ -125,7 +126,7 @@ void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, Read
       MutexLock lock(inode->mutex);
       if (!inode->file->loaded()) continue;  // a failed write has unloaded the file
       end = std::min(inode->attributes.size, offset.value + size.value);
-      plan = MakePlan(*inode, offset.value, end, sequence, supplies);
+      plan = MakePlan(*inode, offset.value, end, sequence, from_devices, supplies);
       if (!plan.Lacks()) reads = Assemble(*inode, plan, supplies, request);
     }
     if (plan.Lacks()) {
@@ -146,13 +147,14 @@ void Reader::Read(const InodePtr& inode, ByteOffset offset, ByteCount size, Read
 }
 
 // Plans the whole range. Changes nothing except the eviction order of chunks.
-Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint64_t sequence, Supplies& supplies) {
+Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint64_t sequence, bool from_devices,
+                              Supplies& supplies) {
   Plan plan;
   while (offset < end) {
     const uint64_t index = offset / kChunkBytes;
     const uint64_t step = std::min(end, (index + 1) * kChunkBytes) - offset;
-    ChunkPtr chunk = cache_.Find(inode.id, index);
-    const bool wanted = UsesChunks(inode, offset, end - offset, sequence);
+    ChunkPtr chunk = from_devices ? nullptr : cache_.Find(inode.id, index);
+    const bool wanted = !from_devices && UsesChunks(inode, offset, end - offset, sequence);
     if (chunk != nullptr) {
       Piece piece;
       piece.bytes = step;

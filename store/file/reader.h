@@ -79,8 +79,10 @@ class Reader {
         reads_{devices, space, counters_.checksum_errors, verify},
         read_only_(read_only) {}
 
-  // `done` runs in the call or on a completion thread, without locks.
-  void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done);
+  // `done` runs in the call or on a completion thread, without locks. `from_devices`: what is in memory is not used,
+  // unless it is not on a device yet.
+  void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done,
+            bool from_devices = false);
 
   // Loads [offset, end) of a file of `size` bytes into its hot memory, and waits. Other calls will load the bytes up to
   // `later_end`; there must be room for all. kAgain: the file has changed, or the range is not on the devices yet.
@@ -107,7 +109,7 @@ class Reader {
   bool UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint64_t sequence) const REQUIRES(inode.mutex);
   bool CanLoadChunk(const Inode& inode, uint64_t index) const REQUIRES(inode.mutex);
 
-  Plan MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint64_t sequence, Supplies& supplies)
+  Plan MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint64_t sequence, bool from_devices, Supplies& supplies)
       REQUIRES(inode.mutex);
   void PlanDirect(Inode& inode, uint64_t offset, uint64_t end, Supplies& supplies, Plan* plan) REQUIRES(inode.mutex);
   BlockRead PlanPiece(File& file, InodeId ino, const ExtentMap::Piece& piece, ChecksumSegments& loaded,

@@ -22,10 +22,10 @@
 namespace weightfs {
 namespace {
 
-constexpr std::array<unsigned, 10> kCommands = {
+constexpr std::array<unsigned, 11> kCommands = {
     WEIGHTFS_IOC_INFO,        WEIGHTFS_IOC_EXTENTS,      WEIGHTFS_IOC_STATS,         WEIGHTFS_IOC_SCRUB,
     WEIGHTFS_IOC_LEASE,       WEIGHTFS_IOC_READ_ONLY,    WEIGHTFS_IOC_LEASE_REQUEST, WEIGHTFS_IOC_DROP_CACHE,
-    WEIGHTFS_IOC_EXTENT_LIST, WEIGHTFS_IOC_CHECK_CATALOG};
+    WEIGHTFS_IOC_EXTENT_LIST, WEIGHTFS_IOC_CHECK_CATALOG, WEIGHTFS_IOC_CHECK_RANGE};
 constexpr unsigned kAnyCommand = 0x80, kDirectory = 1, kRightSize = 2;
 constexpr uint64_t kRoot = 1;
 

@@ -56,6 +56,25 @@ def test_an_intact_mount(tree):
     assert verify(tree.path / "d1", tree.path / "d2/inner", tree.path / "sparse")["files"] == 3
 
 
+@pytest.mark.parametrize("published", [False, True])
+def test_what_is_in_memory_is_read_from_the_devices(factory, published):
+    mount = factory.mount(factory.store("256M"), "cache_memory=64M")
+    path = mount.path / "models/weights"
+    path.parent.mkdir()
+    path.write_bytes(data_of(1, 9 * MIB))
+    if published:
+        weightfs("publish", path.parent)
+    for _ in range(2):
+        assert path.read_bytes() == data_of(1, 9 * MIB)
+    assert verify(path.parent)["damaged"] == []
+    place = next(e["physical"] + 5 * MIB - e["logical"] for e in extents_of(path)
+                 if e["logical"] <= 5 * MIB < e["logical"] + e["length"])
+    store_files.flip(mount.store.directory / "pool", place)
+    for what in (path.parent, mount.store.directory):
+        damaged, = verify(what, codes=(4,))["damaged"]
+        assert damaged["path"] == str(path) and damaged["offsets"] == [5 * MIB]
+
+
 def test_damaged_blocks_are_named(tree):
     path = tree.path / "d3/inner/file"
     damage(tree, path, 2 * MIB + 5)

@@ -10,6 +10,16 @@ REPLACED = "tests/python/test_replaced_in_place.py -k "
 READS = "tests/python/test_hot_reads.py -k "
 
 MUTANTS = [
+    Mutant("hot-verify", "verify reads what is in memory from the devices.",
+           "store/file/reader.cc",
+           "ChunkPtr chunk = from_devices ? nullptr :", "ChunkPtr chunk = offset > end ? nullptr :",
+           (ROOT + "test_verify.py -k what_is_in_memory",)),
+    Mutant("hot-forgotten", "Memory that was reserved for a load that does not go on is given back.",
+           "store/file/hot_files.cc", "if (file.use_count() == 1 && now", "if (file.use_count() == 0 && now",
+           ("unit_store_leases:HotFiles.MemoryOfALoad*",)),
+    Mutant("hot-reserved", "Memory of a load that goes on is not given back.",
+           "store/file/hot_files.cc", "if (file.use_count() == 1 && now", "if (file.use_count() >= 1 && now",
+           ("unit_store_leases:HotFiles.MemoryOfALoad*",)),
     Mutant("hot-change", "A changed file is mapped with its new content.",
            "store/file/read_cache.cc",
            "  if (hot_ != nullptr) hot_->Forget(ino);\n", "", (LEASES + "KeepTheir*",)),

@@ -21,15 +21,16 @@ namespace {
 
 // The start of the attribute's value (docs/FORMAT.md, section 9). The block size is chosen so that the value fits into
 // the smallest attribute size that filesystems support.
+constexpr uint32_t kVersion = 1;
 struct Header {
+  uint32_t version = kVersion;
   uint32_t block_shift = 0;
   uint64_t size = 0;    // of the file in bytes
   int64_t seconds = 0;  // modification time, which reveals later changes by others
   int64_t nanoseconds = 0;
   bool operator==(const Header&) const = default;
 };
-constexpr uint32_t kVersion = 1;
-constexpr size_t kHeaderSize = 32;
+static_assert(sizeof(Header) == 32);
 
 constexpr uint32_t kLeastShift = 20;
 constexpr size_t kMostBlocks = 512;
@@ -72,26 +73,6 @@ Header Describe(const struct stat& status) {
           .size = size,
           .seconds = status.st_mtim.tv_sec,
           .nanoseconds = status.st_mtim.tv_nsec};
-}
-
-std::string Encode(const Header& header, const std::vector<uint32_t>& checksums) {
-  std::string out;
-  AppendLittle(out, kVersion);
-  AppendLittle(out, header.block_shift);
-  AppendLittle(out, header.size);
-  AppendLittle(out, header.seconds);
-  AppendLittle(out, header.nanoseconds);
-  for (const uint32_t checksum : checksums) AppendLittle(out, checksum);
-  return out;
-}
-
-Header DecodeHeader(Decoder& in) {
-  Header header;
-  header.block_shift = in.Little<uint32_t>();
-  header.size = in.Little<uint64_t>();
-  header.seconds = in.Little<int64_t>();
-  header.nanoseconds = in.Little<int64_t>();
-  return header;
 }
 
 }  // namespace
@@ -138,7 +119,7 @@ void ChecksumAttribute::NoteWritten(uint64_t offset, std::span<const std::byte> 
 }
 
 Result<void> ChecksumAttribute::Load(int descriptor) {
-  std::string bytes(kHeaderSize + kMostBlocks * sizeof(uint32_t), '\0');
+  std::string bytes(sizeof(Header) + kMostBlocks * sizeof(uint32_t), '\0');
   const ssize_t size = fgetxattr(descriptor, kName, bytes.data(), bytes.size());
   if (size < 0 && (errno == ENODATA || errno == EOPNOTSUPP)) {
     return Failed(ENODATA, "it has no checksums to verify: write it with the option checksum");
@@ -149,15 +130,16 @@ Result<void> ChecksumAttribute::Load(int descriptor) {
   struct stat status {};
   if (fstat(descriptor, &status) != 0) return Failed(errno, "cannot look at the file");
   if (size >= 0) bytes.resize(static_cast<size_t>(size));  // otherwise it is larger than any value we write
-  Decoder in(bytes);
-  const auto version = in.Little<uint32_t>();
-  if (size < 0 || (in.ok() && version != kVersion)) {
+  Decoder first(bytes);
+  const auto version = first.Little<uint32_t>();
+  if (size < 0 || (first.ok() && version != kVersion)) {
     return Failed(ENODATA, fmt::format("its attribute {} is {}, which this library does not know: nothing is verified",
                                        kName, size < 0 ? "larger than any" : fmt::format("of version {}", version)));
   }
   const Header now = Describe(status);
   const size_t count = BlocksIn(now.size, now.block_shift);
-  if (DecodeHeader(in) != now || !in.ok() || in.rest().size() != count * sizeof(uint32_t)) {
+  Decoder in(bytes);
+  if (in.Little<Header>() != now || !in.ok() || in.rest().size() != count * sizeof(uint32_t)) {
     return Failed(ENODATA, "it was changed after its checksums were made, and has none for what it is now");
   }
   block_shift_ = now.block_shift;
@@ -188,13 +170,13 @@ Result<void> ChecksumAttribute::Store(int descriptor) const {
   if (header.size != memory_.size()) {
     return Failed(EBUSY, fmt::format("another program made it {} bytes long meanwhile: no checksums", header.size));
   }
-  std::vector<uint32_t> checksums;
+  std::string value;
+  AppendLittle(value, header);
   for (size_t block = 0; block < sent_.size(); ++block) {
     const uint64_t begin = uint64_t{block} << block_shift_;
     const uint64_t size = std::min(uint64_t{1} << block_shift_, header.size - begin);
-    checksums.push_back(Crc32cOfZeros(size) ^ sent_[block].load());
+    AppendLittle(value, Crc32cOfZeros(size) ^ sent_[block].load());
   }
-  const std::string value = Encode(header, checksums);
   if (fsetxattr(descriptor, kName, value.data(), value.size(), 0) == 0) return {};
   return Failed(errno, fmt::format("its checksums cannot be stored: {}", std::strerror(errno)));
 }

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "client/handle_impl.h"
-#include "client/lease/mapped_file.h"
+#include "client/lease/leased_file.h"
 #include "client/operation_plan.h"
 #include "client/plan/gathered.h"
 #include "common/result.h"
@@ -82,8 +82,8 @@ Handle::Impl::Request CommonRequest(const FileName& file, const MemoryView& memo
 
 Result<std::unique_ptr<Handle>> Handle::Create(const HandleOptions& options) {
   RETURN_IF_ERROR(Check(options));
-  auto impl = std::make_unique<Impl>(options.direct);
-  RETURN_IF_ERROR(impl->Start(options));
+  auto impl = std::make_unique<Impl>(options);
+  RETURN_IF_ERROR(impl->Start());
   return std::unique_ptr<Handle>(new Handle(options, std::move(impl)));
 }
 
@@ -187,16 +187,14 @@ Handle::Impl::~Impl() {
   for (const auto& ring : rings_) ring->Stop();
 }
 
-Result<void> Handle::Impl::Start(const HandleOptions& options) {
-  gpu_options_ = {
-      .mode = options.gpu, .cufile_library = options.cufile_library, .on_refusal = options.on_gpu_refusal};
-  if (options.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
-  const size_t rings = options.intra_op_parallelism;
-  const uint64_t needed = RoundUp(std::min(options.block_size, DeviceLane::kBounceSize), kBlockSize);
+Result<void> Handle::Impl::Start() {
+  if (options_.gpu != GpuMode::kOnDemand) RETURN_IF_ERROR(TheGpu());
+  const size_t rings = options_.intra_op_parallelism;
+  const uint64_t needed = RoundUp(std::min(options_.block_size, DeviceLane::kBounceSize), kBlockSize);
   const uint64_t bounce_size = std::clamp(needed, kLeastBounceSize, DeviceLane::kBounceSize);
   const size_t bounces = std::max(kBounces / rings, kLeastBounces);
-  const PipelineOptions ring{.handle = options,
-                             .bounces = std::clamp<size_t>(size_t{2} * options.queue_depth, bounces,
+  const PipelineOptions ring{.handle = options_,
+                             .bounces = std::clamp<size_t>(size_t{2} * options_.queue_depth, bounces,
                                                            bounces * (DeviceLane::kBounceSize / bounce_size)),
                              .bounce_size = bounce_size,
                              .device = {.bounces = std::max(kDeviceBounces / rings, kLeastBounces),
@@ -238,7 +236,7 @@ Result<std::shared_ptr<Operation>> Handle::Impl::Begin(Request request, Ring** h
   if (gpu != nullptr) {
     const std::string& path = opened.target ? opened.target.access->path() : request.file.path;
     ASSIGN_OR_RETURN(device, gpu->Admit(request.memory, opened.target, path, request.file.offset,
-                                        leased || (held && direct_ == Direct::kRequire)));
+                                        leased || (held && options_.direct == Direct::kRequire)));
   }
   if (leased) direct_operations_.fetch_add(1, std::memory_order_relaxed);
   auto registration = std::move(opened.registration);
@@ -323,7 +321,7 @@ Result<void> Handle::Impl::CheckMayWait(const std::string& path) const {
 Result<std::shared_ptr<Gpu>> Handle::Impl::TheGpu() {
   const MutexLock lock(gpu_mutex_);
   if (gpu_ == nullptr) {
-    ASSIGN_OR_RETURN(gpu_, Gpu::Open(gpu_options_));
+    ASSIGN_OR_RETURN(gpu_, Gpu::Open(options_));
   }
   return gpu_;
 }

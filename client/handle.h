@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "client/export.h"
-#include "client/gpu/gpu_mode.h"
 #include "client/memory_view.h"
 #include "client/operation.h"
 #include "common/error.h"
@@ -35,6 +34,28 @@ enum class Direct : unsigned char {
   kAuto,     // operations of at least kLeaseFrom bypass the mount if it grants a lease; all others go through the mount
   kNever,    // everything goes through the mount
   kRequire,  // every operation that is not empty bypasses the mount, or fails with an error that says why it cannot
+};
+
+// How a handle accesses GPU memory.
+enum class GpuMode : unsigned char {
+  kOnDemand,  // like kBounce, but GPUs are not initialized before the first GPU tensor is used
+  kAuto,      // cuFile if it avoids a copy in host memory; otherwise bounce buffers
+  kCufile,    // cuFile, even in its compatibility mode
+  kBounce,    // our own page-locked bounce buffers, copied concurrently with other transfers
+};
+
+// The mode in use, and why.
+struct GpuFacts {
+  int count = 0;
+  std::string name;           // of the first GPU
+  std::string cuda;           // CUDA version that the driver supports: "13.0"
+  std::string cufile;         // version of cuFile; empty: not loaded, or not found
+  GpuMode mode;               // the mode in use: kCufile or kBounce
+  std::string why;            // the reason for the mode
+  std::string refusal;        // mode kAuto: why the first operation that cuFile does not carry out goes another way
+  uint64_t cufile_bytes = 0;  // bytes transferred so far by cuFile
+  uint64_t bounce_bytes = 0;  // bytes transferred so far through bounce buffers; includes partial blocks in mode
+                              // kCufile
 };
 
 struct HandleOptions {

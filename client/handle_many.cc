@@ -22,7 +22,6 @@
 #include "client/open/replacement.h"
 #include "client/handle_impl.h"
 #include "client/lease/leased_folder.h"
-#include "client/operation_tracker.h"
 #include "client/save_checks.h"
 #include "common/result.h"
 #include "common/syncfs.h"

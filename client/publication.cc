@@ -5,7 +5,7 @@
 #include <sys/ioctl.h>
 #include <sys/xattr.h>
 
-#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <string_view>
 
@@ -59,17 +59,14 @@ Result<UniqueFd> Open(const std::string& directory) {
 
 // The kernel checks no ioctl for read-only mounts (WEIGHTFS_CHANGE_ATTRIBUTE).
 Result<void> PermitChange(int opened, const std::string& directory) {
-  weightfs_change_key change{};
-  change.version = WEIGHTFS_IOC_VERSION;
+  weightfs_change_key change{.version = WEIGHTFS_IOC_VERSION};
   RETURN_IF_ERROR(Answered(opened, directory, ioctl(opened, WEIGHTFS_IOC_CHANGE_KEY, &change) == 0 ? 0 : errno));
   if (fsetxattr(opened, WEIGHTFS_CHANGE_ATTRIBUTE, change.key, sizeof(change.key), 0) == 0) return {};
   return Explained(directory, errno);
 }
 
 Result<weightfs_publication> Ask(int opened, const std::string& directory, unsigned long request, uint64_t version) {
-  weightfs_publication argument{};
-  argument.version = WEIGHTFS_IOC_VERSION;
-  argument.number = version;
+  weightfs_publication argument{.version = WEIGHTFS_IOC_VERSION, .number = version};
   if (request != WEIGHTFS_IOC_PUBLICATION) RETURN_IF_ERROR(PermitChange(opened, directory));
   RETURN_IF_ERROR(Answered(opened, directory, ioctl(opened, request, &argument) == 0 ? 0 : errno));
   if (argument.error == 0) return argument;
@@ -83,13 +80,11 @@ Result<weightfs_publication> Ask(int opened, const std::string& directory, unsig
 }
 
 Publication FromIoctl(const weightfs_publication& found) {
-  Publication out;
-  out.version = found.number;
-  std::copy(std::begin(found.id), std::end(found.id), out.id.begin());
-  out.time_ns = found.time_ns;
-  out.files = found.files;
-  out.bytes = found.bytes;
-  return out;
+  return {.version = found.number,
+          .id = std::to_array(found.id),
+          .time_ns = found.time_ns,
+          .files = found.files,
+          .bytes = found.bytes};
 }
 
 }  // namespace

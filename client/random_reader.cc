@@ -161,7 +161,7 @@ Handle::Impl::Request MakeRequest(std::unique_ptr<Access> access, std::vector<Ga
 Result<Handle::Impl::Request> MakeLeasedRequest(const Rows& rows, std::span<const size_t> chosen,
                                                 std::span<const uint64_t> windows) {
   const auto& [opened, offsets, length, memory] = rows;
-  ASSIGN_OR_RETURN(auto pins, opened->leases->Pin(windows));
+  ASSIGN_OR_RETURN(auto access, opened->leases->Pin(windows));
   const size_t count = chosen.empty() ? offsets.size() : chosen.size();
   const auto row = [&chosen = chosen](size_t i) { return chosen.empty() ? i : chosen[i]; };
   std::vector<GatheredLayout::Part> blocks;
@@ -182,7 +182,6 @@ Result<Handle::Impl::Request> MakeLeasedRequest(const Rows& rows, std::span<cons
     }
     view = MemoryView::Joined(std::move(parts), end);
   }
-  auto access = ReadWindows(opened->path, opened->leases->file_size(), std::move(pins));
   return MakeRequest(std::move(access), std::move(blocks), std::move(view));
 }
 
@@ -222,16 +221,26 @@ Result<std::optional<Handle::Impl::Request>> MakeOnlyRequest(const Rows& rows) {
 // Shared by the reader and its background threads.
 class __attribute__((visibility("hidden"))) RandomReader::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  explicit Impl(const RandomReaderOptions& options) : handle_(options.direct), options_(options) {}
+  // Each transfer is submitted alone: a disk that completes a batch as a whole would be idle between batches.
+  explicit Impl(const RandomReaderOptions& options)
+      : handle_(HandleOptions{.block_size = kTransfer,
+                              .queue_depth = options.queue_depth,
+                              .single_submit = true,
+                              .overlap_events = true,
+                              .direct = options.direct}),
+        options_(options) {}
   // Cancels the reads in the background. Waits for their threads, except in a callback, for which they may be waiting.
   void EndBackground() EXCLUDES(mutex_);
   Result<void> Start(const FileName& file);
-  Result<void> Reopen(const FileName& file) EXCLUDES(mutex_);
-  Result<void> Refresh() EXCLUDES(mutex_);
-  Result<void> Read(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
-                    const Interrupted& interrupted);
-  Result<std::shared_ptr<Operation>> Start(std::span<const uint64_t> offsets, uint64_t length,
-                                           const MemoryView& memory);
+  Result<void> Open(const OpenedFile::Options& where) EXCLUDES(mutex_);
+  // Takes no lock, which another thread may have held during the fork.
+  Result<void> CheckProcess() const;
+  Result<void> Run(Handle::Impl::Request request, const Interrupted& interrupted);
+  // Reads checked rows in several operations, one after the other.
+  Result<void> ReadParts(const Rows& rows, const Interrupted& interrupted);
+  // Starts that, on a thread of its own, because each of them may have to wait for leases.
+  Result<std::shared_ptr<Operation>> StartParts(Rows rows) EXCLUDES(mutex_);
+  Handle::Impl& handle() { return handle_; }
   bool forked() const { return handle_.forked(); }
   ReadFilePtr opened() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -239,13 +248,6 @@ class __attribute__((visibility("hidden"))) RandomReader::Impl : public std::ena
   }
 
  private:
-  // Reads checked rows in several operations, one after the other.
-  Result<void> ReadParts(const Rows& rows, const Interrupted& interrupted);
-  Result<void> Run(Handle::Impl::Request request, const Interrupted& interrupted);
-  // Takes no lock, which another thread may have held during the fork.
-  Result<void> CheckProcess() const;
-  Result<void> Open(const OpenedFile::Options& where) EXCLUDES(mutex_);
-
   Handle::Impl handle_;
   const RandomReaderOptions options_;
   mutable Mutex mutex_;
@@ -271,12 +273,7 @@ void RandomReader::Impl::EndBackground() {
 }
 
 Result<void> RandomReader::Impl::Start(const FileName& file) {
-  // Each transfer is submitted alone: a disk that completes a batch as a whole would be idle between batches.
-  RETURN_IF_ERROR(handle_.Start({.block_size = kTransfer,
-                                 .queue_depth = options_.queue_depth,
-                                 .single_submit = true,
-                                 .overlap_events = true,
-                                 .direct = options_.direct}));
+  RETURN_IF_ERROR(handle_.Start());
   return Open(WhereIs(file));
 }
 
@@ -285,22 +282,6 @@ Result<void> RandomReader::Impl::Open(const OpenedFile::Options& where) {
   MutexLock lock(mutex_);
   opened_ = std::move(opened);
   return {};
-}
-
-Result<void> RandomReader::Impl::Reopen(const FileName& file) {
-  RETURN_IF_ERROR(CheckProcess());
-  return Open(WhereIs(file));
-}
-
-Result<void> RandomReader::Impl::Refresh() {
-  RETURN_IF_ERROR(CheckProcess());
-  const ReadFilePtr old = opened();
-  OpenedFile::Options where = old->where;
-  if (where.descriptor >= 0) {
-    where.path = old->path;
-    where.descriptor = old->file->any();
-  }
-  return Open(where);
 }
 
 Result<void> RandomReader::Impl::CheckProcess() const {
@@ -350,31 +331,14 @@ Result<void> RandomReader::Impl::Run(Handle::Impl::Request request, const Interr
   return handle_.BeginAndHelp(std::move(request));
 }
 
-Result<void> RandomReader::Impl::Read(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
-                                      const Interrupted& interrupted) {
-  RETURN_IF_ERROR(CheckProcess());
-  const Rows rows{opened(), offsets, length, memory};
-  RETURN_IF_ERROR(handle_.CheckMayWait(rows.opened->path));
-  RETURN_IF_ERROR(Check(rows));
-  ASSIGN_OR_RETURN(auto only, MakeOnlyRequest(rows));
-  return only ? Run(*std::move(only), interrupted) : ReadParts(rows, interrupted);
-}
-
-// Several parts are read by a thread of their own, because each of them may have to wait for leases.
-Result<std::shared_ptr<Operation>> RandomReader::Impl::Start(std::span<const uint64_t> offsets, uint64_t length,
-                                                             const MemoryView& memory) {
-  RETURN_IF_ERROR(CheckProcess());
-  Rows rows{opened(), offsets, length, memory};
-  RETURN_IF_ERROR(Check(rows));
-  ASSIGN_OR_RETURN(auto only, MakeOnlyRequest(rows));
-  if (only) return handle_.Begin(*std::move(only), nullptr);
-  const auto operation = std::make_shared<Operation>(
-      Operation::Plan{.direction = Operation::Direction::kRead,
-                      .target = {.access = std::make_unique<SharedFile>(rows.opened)},
-                      .memory = memory});
+Result<std::shared_ptr<Operation>> RandomReader::Impl::StartParts(Rows rows) {
+  const auto operation =
+      std::make_shared<Operation>(Operation::Plan{.direction = Operation::Direction::kRead,
+                                                  .target = {.access = std::make_unique<SharedFile>(rows.opened)},
+                                                  .memory = rows.memory});
   const auto ended = std::make_shared<std::atomic<bool>>(false);
-  auto read = [self = shared_from_this(), ended, operation, rows = std::move(rows),
-               copied = std::vector<uint64_t>(offsets.begin(), offsets.end())]() mutable {
+  auto read = [self = shared_from_this(), ended, operation, rows,
+               copied = std::vector<uint64_t>(rows.offsets.begin(), rows.offsets.end())]() mutable {
     rows.offsets = copied;
     const auto done = self->ReadParts(rows, [&] { return operation->stopped() || self->stopping_; });
     if (done.has_value()) {
@@ -420,16 +384,38 @@ Result<std::unique_ptr<RandomReader>> RandomReader::Open(const FileName& file, c
 
 Result<void> RandomReader::ReadRows(std::span<const uint64_t> offsets, uint64_t length, const MemoryView& memory,
                                     const Interrupted& interrupted) {
-  return impl_->Read(offsets, length, memory, interrupted);
+  RETURN_IF_ERROR(impl_->CheckProcess());
+  const Rows rows{impl_->opened(), offsets, length, memory};
+  RETURN_IF_ERROR(impl_->handle().CheckMayWait(rows.opened->path));
+  RETURN_IF_ERROR(Check(rows));
+  ASSIGN_OR_RETURN(auto only, MakeOnlyRequest(rows));
+  return only ? impl_->Run(*std::move(only), interrupted) : impl_->ReadParts(rows, interrupted);
 }
 
 Result<std::shared_ptr<Operation>> RandomReader::StartRows(std::span<const uint64_t> offsets, uint64_t length,
                                                            const MemoryView& memory) {
-  return impl_->Start(offsets, length, memory);
+  RETURN_IF_ERROR(impl_->CheckProcess());
+  const Rows rows{impl_->opened(), offsets, length, memory};
+  RETURN_IF_ERROR(Check(rows));
+  ASSIGN_OR_RETURN(auto only, MakeOnlyRequest(rows));
+  return only ? impl_->handle().Begin(*std::move(only), nullptr) : impl_->StartParts(rows);
 }
 
-Result<void> RandomReader::Reopen(const FileName& file) { return impl_->Reopen(file); }
-Result<void> RandomReader::Refresh() { return impl_->Refresh(); }
+Result<void> RandomReader::Reopen(const FileName& file) {
+  RETURN_IF_ERROR(impl_->CheckProcess());
+  return impl_->Open(WhereIs(file));
+}
+
+Result<void> RandomReader::Refresh() {
+  RETURN_IF_ERROR(impl_->CheckProcess());
+  const ReadFilePtr old = impl_->opened();
+  OpenedFile::Options where = old->where;
+  if (where.descriptor >= 0) {
+    where.path = old->path;
+    where.descriptor = old->file->any();
+  }
+  return impl_->Open(where);
+}
 
 uint64_t RandomReader::file_size() const { return impl_->opened()->size; }
 

@@ -322,7 +322,7 @@ std::vector<Check> CheckDevice(const std::string& name, const std::string& path)
 }
 
 std::vector<Check> CheckGpus() {
-  const auto gpu = client::Gpu::Open({.mode = client::GpuMode::kAuto});
+  const auto gpu = client::Gpu::Open({.gpu = client::GpuMode::kAuto});
   if (!gpu.has_value()) return {{"GPU", gpu.error().what, State::kNotUsed, ""}};
   const client::GpuFacts facts = (*gpu)->facts();
   const std::string found =

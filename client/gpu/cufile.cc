@@ -327,14 +327,12 @@ Result<uint64_t> Cufile::File::Write(uint64_t base, uint64_t at, uint64_t size, 
   return Outcome("cuFileWrite", result, errno);
 }
 
-Result<std::unique_ptr<const Cufile::Pin>> Cufile::PinMemory(uint64_t address, uint64_t size) const {
+Result<Cufile::Pin> Cufile::PinMemory(uint64_t address, uint64_t size) const {
   RETURN_IF_ERROR(Check("cuFile cannot pin the tensor", functions_->pin(Pointer(address), size, 0)));
-  return std::unique_ptr<const Pin>(new Pin(shared_from_this(), address));
-}
-
-Cufile::Pin::~Pin() {
-  // An error means that cuFile no longer knows the memory.
-  [[maybe_unused]] const Status ignored = cufile_->functions_->unpin(Pointer(address_));
+  return Pin(Pointer(address), [cufile = shared_from_this()](const void* pinned) {
+    // An error means that cuFile no longer knows the memory.
+    [[maybe_unused]] const Status ignored = cufile->functions_->unpin(pinned);
+  });
 }
 
 }  // namespace weightfs::client

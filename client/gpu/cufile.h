@@ -48,21 +48,10 @@ class Cufile : public std::enable_shared_from_this<Cufile> {
   };
   Result<std::unique_ptr<const File>> Open(int descriptor) const;
 
-  // GPU memory that is prepared for transfers. The context of its GPU must be current when it is created. ENOMEM and
-  // others if cuFile refuses.
-  class Pin {
-   public:
-    ~Pin();
-    Pin(const Pin&) = delete;
-    Pin& operator=(const Pin&) = delete;
-
-   private:
-    friend class Cufile;
-    Pin(std::shared_ptr<const Cufile> cufile, uint64_t address) : cufile_(std::move(cufile)), address_(address) {}
-    const std::shared_ptr<const Cufile> cufile_;
-    const uint64_t address_;
-  };
-  Result<std::unique_ptr<const Pin>> PinMemory(uint64_t address, uint64_t size) const;
+  // Keeps GPU memory prepared for transfers until its last copy is gone. The context of the GPU must be current in
+  // PinMemory. ENOMEM and others if cuFile refuses.
+  using Pin = std::shared_ptr<const void>;
+  Result<Pin> PinMemory(uint64_t address, uint64_t size) const;
 
  private:
   struct Functions;

@@ -43,14 +43,14 @@ std::unique_ptr<DeviceLane> GpuMemory::MakeLane(const LaneOptions& options) cons
   return std::make_unique<GpuLane>(options);
 }
 
-Result<std::shared_ptr<Gpu>> Gpu::Open(const GpuOptions& options) {
+Result<std::shared_ptr<Gpu>> Gpu::Open(const HandleOptions& options) {
   std::shared_ptr<Gpu> gpu(new Gpu);
   ASSIGN_OR_RETURN(gpu->cuda_, Cuda::Load());
   gpu->facts_.count = gpu->cuda_->device_count();
   gpu->facts_.cuda = gpu->cuda_->version();
-  gpu->on_refusal_ = options.on_refusal;
+  gpu->on_refusal_ = options.on_gpu_refusal;
   ASSIGN_OR_RETURN(gpu->facts_.name, gpu->cuda_->DeviceName(0));
-  RETURN_IF_ERROR(gpu->ChooseWay(options.mode, options.cufile_library));
+  RETURN_IF_ERROR(gpu->ChooseWay(options.gpu, options.cufile_library));
   return gpu;
 }
 
@@ -178,22 +178,15 @@ Result<void> Gpu::Pin(const MemoryView& memory) {
   const uint64_t address = memory.device_address();
   ASSIGN_OR_RETURN(const auto device, DeviceOf(address));
   const MutexLock lock(mutex_);
-  const auto [place, added] = pinned_.try_emplace(address);
-  if (!added) return Error{ErrorCode::kExists, "the tensor's memory is pinned already"};
-  place->second.size = memory.size();
-  if (cufile_ == nullptr) return {};
-  const CudaDevice::Current current(*device);
-  Result<void> result = current.result();
-  if (result.has_value()) {
-    auto pin = cufile_->PinMemory(address, memory.size());
-    if (pin.has_value()) {
-      place->second.pin = std::move(*pin);
-    } else {
-      result = std::move(pin).error();
-    }
+  if (pinned_.contains(address)) return Error{ErrorCode::kExists, "the tensor's memory is pinned already"};
+  Cufile::Pin pin;
+  if (cufile_ != nullptr) {
+    const CudaDevice::Current current(*device);
+    RETURN_IF_ERROR(current.result());
+    ASSIGN_OR_RETURN(pin, cufile_->PinMemory(address, memory.size()));
   }
-  if (!result.has_value()) pinned_.erase(place);
-  return result;
+  pinned_[address] = {memory.size(), std::move(pin)};
+  return {};
 }
 
 bool Gpu::Unpin(uint64_t address) {

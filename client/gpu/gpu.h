@@ -14,7 +14,7 @@
 
 #include "client/gpu/cuda.h"
 #include "client/gpu/cufile.h"
-#include "client/gpu/gpu_mode.h"
+#include "client/handle.h"
 #include "client/lane.h"
 #include "client/memory_view.h"
 #include "client/target.h"
@@ -60,25 +60,18 @@ class GpuMemory final : public DeviceMemory {
   uint64_t base_ = 0;
   std::optional<CudaEvent> before_;  // null: nothing to wait for
   std::atomic<bool> ready_{false};
-  std::shared_ptr<const Cufile::Pin> pin_;
+  Cufile::Pin pin_;
   std::shared_ptr<const Cufile> cufile_;
   Mutex mutex_;
   std::map<int, std::unique_ptr<const Cufile::File>> files_ GUARDED_BY(mutex_);
-};
-
-struct GpuOptions {
-  GpuMode mode = GpuMode::kOnDemand;
-  std::string cufile_library = {};  // tried if the loader does not find cuFile
-  // Called once, by Admit, with GpuFacts::refusal. May be null.
-  std::function<void(const std::string& why)> on_refusal = {};
 };
 
 // Thread-safe.
 class Gpu {
  public:
   // ENODEV without a GPU. With kCufile also the errors of cuFile; with kAuto these errors become the reason for using
-  // bounce buffers.
-  static Result<std::shared_ptr<Gpu>> Open(const GpuOptions& options);
+  // bounce buffers. Admit calls `on_gpu_refusal` once, with GpuFacts::refusal.
+  static Result<std::shared_ptr<Gpu>> Open(const HandleOptions& options);
 
   GpuFacts facts() const EXCLUDES(mutex_);
   // True in mode kCufile: whole blocks are transferred by cuFile only.
@@ -101,7 +94,7 @@ class Gpu {
  private:
   struct Pinned {
     uint64_t size = 0;
-    std::shared_ptr<const Cufile::Pin> pin;  // null for bounce buffers, which need no pin
+    Cufile::Pin pin;  // null for bounce buffers, which need no pin
   };
 
   Gpu() = default;

@@ -7,16 +7,13 @@
 
 #include "client/piece.h"
 #include "common/result.h"
+#include "common/start_thread.h"
 
 namespace weightfs::client {
 namespace {
 
 // Safe, because all memory that reaches this lane was admitted by a Gpu.
 const GpuMemory& OnGpu(const DeviceMemory& memory) { return static_cast<const GpuMemory&>(memory); }
-
-std::optional<Error> ErrorOf(const Result<void>& outcome) {
-  return outcome.has_value() ? std::nullopt : std::optional(outcome.error());
-}
 
 Result<uint64_t> CarryOut(const Piece& piece, const GpuMemory& memory, const Cufile::File& file) {
   const CudaDevice::Current current(*memory.device());
@@ -62,14 +59,12 @@ Result<void> CopyQueue::Start(const Copy& copy) {
   return {};
 }
 
-void CopyQueue::Collect(std::vector<Ended>* ended) {
+void CopyQueue::Collect(std::deque<Lane::Ended>* ended) {
   for (Direction& direction : directions_) {
     for (auto& copies = direction.copies; !copies.empty(); copies.pop_front()) {
-      auto reached = copies.front().end.Reached();
+      const auto reached = copies.front().end.Reached();
       if (reached.has_value() && !*reached) break;
-      Result<void> outcome;
-      if (!reached.has_value()) outcome = std::move(reached).error();
-      ended->push_back({copies.front().piece, std::move(outcome)});
+      ended->push_back({copies.front().piece, reached.has_value() ? std::nullopt : std::optional(reached.error())});
       unused_events_.push_back(std::move(copies.front().end));
     }
   }
@@ -82,8 +77,46 @@ Result<void> CopyQueue::Run(const Copy& copy) {
   return result;
 }
 
+Workers::~Workers() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Result<void> Workers::Run(std::function<void()> task) {
+  const MutexLock lock(mutex_);
+  if (tasks_.size() >= idle_ && threads_.size() < most_) {
+    auto thread = StartThread("weightfs-io", [this] { Work(); });
+    if (thread.has_value()) threads_.push_back(std::move(*thread));
+    // Without another thread, the task waits for one of those that there are.
+    if (threads_.empty()) return std::move(thread).error();
+  }
+  tasks_.push_back(std::move(task));
+  changed_.notify_one();
+  return {};
+}
+
+void Workers::Work() {
+  MutexLock lock(mutex_);
+  for (;;) {
+    ++idle_;
+    while (tasks_.empty() && !stopping_) changed_.wait(lock.native());
+    --idle_;
+    if (tasks_.empty()) return;
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.Unlock();
+    task();
+    task = nullptr;  // destroys its captures without the lock
+    lock.Lock();
+  }
+}
+
 void GpuLane::Start(Piece& piece) {
-  if (auto error = ErrorOf(Begin(piece))) ended_.push_back({&piece, std::move(error)});
+  if (auto begun = Begin(piece); !begun.has_value()) ended_.push_back({&piece, std::move(begun).error()});
 }
 
 Result<void> GpuLane::Begin(Piece& piece) {
@@ -96,17 +129,16 @@ Result<void> GpuLane::Begin(Piece& piece) {
 }
 
 Result<void> GpuLane::Transfer(Piece& piece) {
-  RETURN_IF_ERROR(workers_.Start());
   auto memory = std::static_pointer_cast<GpuMemory>(piece.operation().device());
   ASSIGN_OR_RETURN(const Cufile::File* file, memory->FileOf(piece.descriptor));
-  ++transferring_;
-  workers_.Run([this, &piece, memory = std::move(memory), file]() mutable {
+  RETURN_IF_ERROR(workers_.Run([this, &piece, memory = std::move(memory), file]() mutable {
     auto outcome = CarryOut(piece, *memory, *file);
     memory.reset();  // the operation may end with the next step, and then keeps nothing of the GPU
     const MutexLock lock(mutex_);
     transferred_.push_back({&piece, std::move(outcome)});
     changed_.notify_one();
-  });
+  }));
+  ++transferring_;
   return {};
 }
 
@@ -120,9 +152,7 @@ void GpuLane::Poll(std::chrono::microseconds wait) {
   }
   transferring_ -= transferred.size();
   for (const auto& [piece, outcome] : transferred) OnTransferred(*piece, outcome);
-  std::vector<CopyQueue::Ended> copies;
-  for (const auto& queue : queues_) queue->Collect(&copies);
-  for (const auto& [piece, outcome] : copies) ended_.push_back({piece, ErrorOf(outcome)});
+  for (const auto& queue : queues_) queue->Collect(&ended_);
 }
 
 // Transfers may be short.

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The DeviceLane for CUDA and cuFile, and its copies.
+// The DeviceLane for CUDA and cuFile, its copies, and its threads.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "client/gpu/cuda.h"
 #include "client/gpu/gpu.h"
 #include "client/lane.h"
-#include "client/workers.h"
 #include "common/mutex.h"
 
 namespace weightfs::client {
@@ -28,10 +29,6 @@ class CopyQueue {
     uint64_t address = 0;  // on the GPU
     std::span<std::byte> host = {};
   };
-  struct Ended {
-    Piece* piece = nullptr;
-    Result<void> outcome = {};
-  };
 
   static Result<std::unique_ptr<CopyQueue>> Create(const std::shared_ptr<const CudaDevice>& device);
 
@@ -39,7 +36,7 @@ class CopyQueue {
   // Starts a copy. If this fails, nothing was started. The memory must stay valid until the copy has been collected.
   Result<void> Start(const Copy& copy);
   // Adds the copies that have ended since the last call.
-  void Collect(std::vector<Ended>* ended);
+  void Collect(std::deque<Lane::Ended>* ended);
   size_t under_way() const { return directions_[0].copies.size() + directions_[1].copies.size(); }
   // Copies and waits for the copy.
   Result<void> Run(const Copy& copy);
@@ -63,10 +60,33 @@ class CopyQueue {
   std::vector<CudaEvent> unused_events_;  // unused events for reuse
 };
 
+// Threads for transfers by cuFile, which block. One is started when the others are busy, up to the maximum. Tasks must
+// not throw. Thread-safe; the destructor returns when all tasks have run.
+class Workers {
+ public:
+  explicit Workers(size_t most) : most_(most) {}
+  ~Workers();
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  // Runs the task on one of the threads. EAGAIN if there is none, and none can be started.
+  Result<void> Run(std::function<void()> task) EXCLUDES(mutex_);
+
+ private:
+  void Work() EXCLUDES(mutex_);
+
+  const size_t most_;
+  Mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_ GUARDED_BY(mutex_);
+  size_t idle_ GUARDED_BY(mutex_) = 0;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_ GUARDED_BY(mutex_);
+};
+
 class GpuLane final : public DeviceLane {
  public:
-  explicit GpuLane(const DeviceMemory::LaneOptions& options)
-      : options_(options), workers_("weightfs-io", options.threads) {}
+  explicit GpuLane(const DeviceMemory::LaneOptions& options) : options_(options), workers_(options.threads) {}
 
   void Start(Piece& piece) override;
   std::optional<Ended> Next() override;

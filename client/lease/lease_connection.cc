@@ -101,10 +101,8 @@ Error RefusedTicket(int error_number) {
 
 // Asks the mount through the file whether the other end of the connection of this id belongs to it.
 Result<void> CheckIdentity(int descriptor, uint64_t id) {
-  weightfs_lease_request asked{};
-  asked.version = WEIGHTFS_IOC_VERSION;
-  asked.kind = static_cast<uint32_t>(lease::Kind::kIdentify);
-  asked.connection = id;
+  weightfs_lease_request asked{
+      .version = WEIGHTFS_IOC_VERSION, .kind = static_cast<uint32_t>(lease::Kind::kIdentify), .connection = id};
   if (ioctl(descriptor, WEIGHTFS_IOC_LEASE_REQUEST, &asked) == 0) return {};
   if (errno == EINVAL) return Error{ErrorCode{EPROTO}, "no lease: the mount is of an older version; mount it again"};
   if (errno != ENOTCONN) return RefusedTicket(errno);
@@ -195,12 +193,11 @@ Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& conne
   const auto of_mount = [device](const IdleConnection& other) { return other.device == device; };
   if (auto idle = connections->Take(of_mount)) {
     begun.lease->connection_ = *std::move(idle);
-    weightfs_lease_request asked{};
-    asked.version = WEIGHTFS_IOC_VERSION;
-    asked.kind = static_cast<uint32_t>(kind);
-    asked.connection = begun.lease->connection_.id;
-    asked.offset = offset;
-    asked.length = length;
+    weightfs_lease_request asked{.version = WEIGHTFS_IOC_VERSION,
+                                 .kind = static_cast<uint32_t>(kind),
+                                 .connection = begun.lease->connection_.id,
+                                 .offset = offset,
+                                 .length = length};
     if (ioctl(descriptor, WEIGHTFS_IOC_LEASE_REQUEST, &asked) == 0) {
       std::memcpy(begun.token.data(), asked.token, begun.token.size());
       ASSIGN_OR_RETURN(begun.answer, begun.lease->Receive(kind));
@@ -213,13 +210,9 @@ Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& conne
   ASSIGN_OR_RETURN(const LeaseTicket ticket, AskForTicket(descriptor));
   begun.token = ticket.token;
   RETURN_IF_ERROR(begun.lease->Open(ticket, descriptor));
-  if (kind == lease::Kind::kRead || Maps(kind)) {
-    const lease::ReadRequest request{ticket.token, offset, length};
-    ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));
-  } else {
-    const lease::ReserveRequest request{ticket.token, offset, length};
-    ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));
-  }
+  const lease::ReadRequest request{ticket.token, offset, length};  // a ReserveRequest has the same layout
+  static_assert(sizeof(lease::ReserveRequest) == sizeof(request));
+  ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));
   return begun;
 }
 

@@ -20,13 +20,23 @@ namespace {
 // Blocks. More checksums do not fit into an answer.
 constexpr uint64_t kLargestLease = lease::kMaximumBody / sizeof(uint32_t) / 2;
 
-class WindowRead final : public Access {
+}  // namespace
+
+// Transfers blocks of windows, which stay leased until Finish or the destructor, to memory. Externally synchronized.
+class LeaseWindows::Pinned final : public Access, public Layout {
  public:
-  WindowRead(std::string path, uint64_t size, LeaseWindows::Pins pins)
-      : path_(std::move(path)), size_(size), pins_(std::move(pins)) {}
+  // `windows` are ascending, by index.
+  Pinned(std::shared_ptr<LeaseWindows> owner, std::vector<WindowPtr> windows)
+      : path_(owner->opened_->path()),
+        size_(owner->file_size()),
+        owner_(std::move(owner)),
+        windows_(std::move(windows)) {}
+  ~Pinned() override { Unpin(); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
 
   const std::string& path() const override { return path_; }
-  const Layout& layout() const override { return pins_; }
+  const Layout& layout() const override { return *this; }
   bool leased() const override { return true; }
   int Buffered(int* error_number) const override {
     *error_number = EIO;  // the pipeline reads leased blocks through the devices only
@@ -36,52 +46,51 @@ class WindowRead final : public Access {
   Result<void> CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const override;
   Result<void> Finish(bool success) override;
 
+  Run Locate(uint64_t offset, uint64_t length) const override;
+  DirectAlignment alignment() const override { return windows_.front()->blocks.alignment(); }
+
  private:
   Result<void> CheckMount() const;
+  // The window of an offset in the file, which must be one of them.
+  const Window& Find(uint64_t offset) const;
+  void Unpin() {
+    if (const auto owner = std::exchange(owner_, nullptr)) owner->Unpin(std::move(windows_));
+  }
 
   const std::string path_;
   const uint64_t size_;
-  LeaseWindows::Pins pins_;
+  std::shared_ptr<LeaseWindows> owner_;
+  std::vector<WindowPtr> windows_;
 };
 
-Result<void> WindowRead::CheckMount() const {
-  for (const auto& window : pins_.windows()) RETURN_IF_ERROR(CheckLease(*window->lease, path_));
+Result<void> LeaseWindows::Pinned::CheckMount() const {
+  for (const auto& window : windows_) RETURN_IF_ERROR(CheckLease(*window->lease, path_));
   return {};
 }
 
-Result<void> WindowRead::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const {
-  const auto damage = pins_.Find(offset).blocks.FindDamage(offset, blocks);
+Result<void> LeaseWindows::Pinned::CheckRead(uint64_t offset, std::span<const std::byte> blocks, bool last) const {
+  const auto damage = Find(offset).blocks.FindDamage(offset, blocks);
   if (!damage) return {};
   if (last) RETURN_IF_ERROR(CheckMount());
   return DamagedRead(path_, damage->block * kBlockSize, damage->what);
 }
 
 // The blocks kept their content during the transfers if the leases outlived them.
-Result<void> WindowRead::Finish(bool success) {
+Result<void> LeaseWindows::Pinned::Finish(bool success) {
   Result<void> result;
   if (success) result = CheckMount();
-  pins_ = {};
+  Unpin();
   return result;
 }
 
-}  // namespace
-
-std::unique_ptr<Access> ReadWindows(std::string path, uint64_t size, LeaseWindows::Pins pins) {
-  return std::make_unique<WindowRead>(std::move(path), size, std::move(pins));
-}
-
-LeaseWindows::Pins::~Pins() {
-  if (owner_ != nullptr) owner_->Unpin(std::move(windows_));
-}
-
-const LeaseWindows::Window& LeaseWindows::Pins::Find(uint64_t offset) const {
+const LeaseWindows::Window& LeaseWindows::Pinned::Find(uint64_t offset) const {
   if (windows_.size() == 1) return *windows_.front();
   const uint64_t index = offset / owner_->window_size();
   return **std::partition_point(windows_.begin(), windows_.end(),
                                 [index](const WindowPtr& window) { return window->index < index; });
 }
 
-Layout::Run LeaseWindows::Pins::Locate(uint64_t offset, uint64_t length) const {
+Layout::Run LeaseWindows::Pinned::Locate(uint64_t offset, uint64_t length) const {
   const uint64_t size = owner_->window_size();
   return Find(offset).blocks.Locate(offset, std::min(length, size - offset % size));
 }
@@ -165,7 +174,10 @@ bool LeaseWindows::MakeSpaceLocked(size_t more, std::vector<WindowPtr>* dropped)
   return true;
 }
 
-Result<LeaseWindows::Pins> LeaseWindows::Pin(std::span<const uint64_t> indices) {
+Result<std::unique_ptr<Access>> LeaseWindows::Pin(std::span<const uint64_t> indices) {
+  const auto pinned = [this](std::vector<WindowPtr>&& windows) {
+    return std::unique_ptr<Access>(new Pinned(shared_from_this(), std::move(windows)));
+  };
   std::vector<WindowPtr> windows;
   std::vector<WindowPtr> dropped;  // their leases end when no lock is held
   size_t missing = 0;
@@ -174,7 +186,7 @@ Result<LeaseWindows::Pins> LeaseWindows::Pin(std::span<const uint64_t> indices) 
     for (;;) {
       windows = FindLocked(indices);
       missing = static_cast<size_t>(std::count(windows.begin(), windows.end(), nullptr));
-      if (missing == 0) return Pins(shared_from_this(), std::move(windows));
+      if (missing == 0) return pinned(std::move(windows));
       if (!leasing_ && MakeSpaceLocked(missing, &dropped)) break;
       windows.clear();  // while this thread waits, others may need their space
       if (Operation::CallbackScope::active()) {
@@ -200,9 +212,9 @@ Result<LeaseWindows::Pins> LeaseWindows::Pin(std::span<const uint64_t> indices) 
     }
   }
   changed_.notify_all();
-  Pins pins(shared_from_this(), std::move(windows));
+  auto access = pinned(std::move(windows));
   RETURN_IF_ERROR(taken);
-  return pins;
+  return access;
 }
 
 Result<void> LeaseWindows::TakeMissing(std::span<const uint64_t> indices, std::vector<WindowPtr>& windows) const {

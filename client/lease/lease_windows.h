@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,44 +25,6 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   // The maximum number of windows held at once: leases and file descriptors are limited.
   static constexpr size_t kMost = 32;
 
-  struct Window {
-    uint64_t index = 0;  // it begins at byte index * window_size()
-    std::unique_ptr<Lease> lease;
-    LeasedBlocks blocks;
-  };
-  using WindowPtr = std::shared_ptr<const Window>;
-
-  // Windows that an operation uses, as the layout of the file. They stay leased until its destructor. Move-only;
-  // externally synchronized.
-  class Pins final : public Layout {
-   public:
-    Pins() = default;
-    Pins(Pins&&) = default;
-    Pins& operator=(Pins&& other) noexcept {
-      std::swap(owner_, other.owner_);
-      std::swap(windows_, other.windows_);
-      return *this;
-    }
-    Pins(const Pins&) = delete;
-    Pins& operator=(const Pins&) = delete;
-    ~Pins() override;
-
-    // Ascending, by index.
-    std::span<const WindowPtr> windows() const { return windows_; }
-    // The window of an offset in the file, which must be one of them.
-    const Window& Find(uint64_t offset) const;
-    Run Locate(uint64_t offset, uint64_t length) const override;
-    DirectAlignment alignment() const override { return windows_.front()->blocks.alignment(); }
-
-   private:
-    friend class LeaseWindows;
-    Pins(std::shared_ptr<LeaseWindows> owner, std::vector<WindowPtr> windows)
-        : owner_(std::move(owner)), windows_(std::move(windows)) {}
-
-    std::shared_ptr<LeaseWindows> owner_;
-    std::vector<WindowPtr> windows_;
-  };
-
   // `file` is open for reading on a weightfs mount. `memory` limits the checksums that are kept, in bytes; a window has
   // at least one block. Takes the first lease; the errors are those of a lease. EAGAIN: the file changed meanwhile.
   static Result<std::shared_ptr<LeaseWindows>> Open(std::shared_ptr<const Access> file,
@@ -72,13 +33,20 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   uint64_t file_size() const { return file_.size; }      // bytes, at the time of Open
   uint64_t window_size() const { return window_size_; }  // bytes, a multiple of kBlockSize
 
-  // Leases the windows that are not leased yet. `indices` are ascending, different, and at most kMost. Waits until
-  // other operations have ended if together they would hold more than kMost windows; in a callback of an operation,
-  // returns EAGAIN instead. ESTALE: the file has changed since Open, so a window of that state cannot be leased any
-  // more.
-  Result<Pins> Pin(std::span<const uint64_t> indices) EXCLUDES(mutex_);
+  // Returns the file for one operation that reads in these windows alone. They stay leased until its end. Leases the
+  // windows that are not leased yet. `indices` are ascending, different, and at most kMost. Waits until other
+  // operations have ended if together they would hold more than kMost windows; in a callback of an operation, returns
+  // EAGAIN instead. ESTALE: the file has changed since Open, so a window of that state cannot be leased any more.
+  Result<std::unique_ptr<Access>> Pin(std::span<const uint64_t> indices) EXCLUDES(mutex_);
 
  private:
+  class Pinned;
+  struct Window {
+    uint64_t index = 0;  // it begins at byte index * window_size()
+    std::unique_ptr<Lease> lease;
+    LeasedBlocks blocks;
+  };
+  using WindowPtr = std::shared_ptr<const Window>;
   // Changes whenever the content does: a program can set back the time of modification, but not that of the last change
   // of the inode (ctime).
   struct Version {
@@ -113,8 +81,5 @@ class LeaseWindows : public std::enable_shared_from_this<LeaseWindows> {
   bool leasing_ GUARDED_BY(mutex_) = false;         // a thread is taking leases
   std::vector<WindowPtr> kept_ GUARDED_BY(mutex_);  // most recently used last
 };
-
-// Transfers leased blocks of these windows to memory. `path` and `size` are those of the file.
-std::unique_ptr<Access> ReadWindows(std::string path, uint64_t size, LeaseWindows::Pins pins);
 
 }  // namespace weightfs::client

@@ -7,13 +7,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <sstream>
 #include <string>
 #include <string_view>
+
+#include "common/parse_number.h"
 
 namespace weightfs::client {
 namespace {
@@ -34,10 +35,7 @@ std::optional<uid_t> ValueOf(std::string_view options, std::string_view name) {
     const std::string_view option = options.substr(0, options.find(','));
     options.remove_prefix(std::min(options.size(), option.size() + 1));
     if (!option.starts_with(name)) continue;
-    uid_t value = 0;
-    const char* end = option.data() + option.size();
-    const auto [stop, error] = std::from_chars(option.data() + name.size(), end, value);
-    if (error == std::errc() && stop == end) return value;
+    if (const auto value = ParseNumber<uid_t>(option.substr(name.size()))) return value;
   }
   return std::nullopt;
 }

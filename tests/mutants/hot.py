@@ -134,7 +134,7 @@ MUTANTS = [
            "python/weightfs/safetensors/_files.py",
            'if device.type != "cpu" or end - begin < LEAST_MAPPED:', "if begin <= end:", (LOADS + "second_load",)),
     Mutant("hot-queue", "A map of what is loaded does not wait behind loads.",
-           "client/lease/mapped_file.cc",
+           "client/lease/leased_file.cc",
            "!load || loaded || loaded.error().code != ErrorCode::kNoMemory", "!load",
            ("unit_client_lease:LeaseTest.AMapFirst*",)),
     Mutant("hot-stop", "A mount that ends carries out no loads that wait.",

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "client/operation_tracker.h"
+#include "client/handle_impl.h"
 #include "client/random_reader.h"
 #include "common/units.h"
 #include "tests/support/aligned_memory.h"

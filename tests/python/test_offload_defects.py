@@ -5,6 +5,7 @@ import concurrent.futures
 import gc
 import itertools
 import os
+import sys
 import weakref
 
 import pytest
@@ -14,6 +15,7 @@ import weightfs.offload
 import weightfs.safetensors
 from offload_models import MEMORY, TOKENS, differing, made, offloading, train_step   # noqa: F401
 from weightfs.offload._adam import Training
+from weightfs.offload import _store
 from weightfs.offload._store import Cache
 from weightfs.offload._groups import Group, Member
 
@@ -377,3 +379,87 @@ def test_a_source_without_any_tensor_of_the_module_is_refused(memory_folder):
     weightfs.safetensors.save_file({"bias": torch.zeros(8)}, source)
     model = weightfs.offload.offload(torch.nn.Linear(8, 8), memory_folder / "model", "1M", source=source)
     assert not dict(weightfs.offload.tensors(model))["bias"].any()
+
+
+class Bytes(Cache):
+    """A cache of two bytes, whose files are in memory."""
+
+    def __init__(self, files):
+        super().__init__(2, torch.device("cpu"), durable=False)
+        self.files, self._buffer = files, torch.zeros(2, dtype=torch.uint8)
+
+    def read(self, view, path, offset=0):
+        view.fill_(self.files[path])
+
+    def _write(self, view, path, durable):
+        self.files[path] = int(view[0])
+
+
+def interrupted_at(count, codes, function):
+    """Raises KeyboardInterrupt in `function` before the given number of opcodes of these code objects. Returns False if
+    they have fewer."""
+    left = count
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code not in codes:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left == 0
+
+
+@pytest.mark.parametrize("function", [_store._start, Cache._place, Cache.start_write, Cache._settle, Cache._forget],
+                         ids=lambda function: function.__name__)
+def test_an_interrupt_anywhere_leaves_each_entry_its_bytes(function):
+    """Whatever instruction a program is at when it gets Ctrl-C: an entry has its old bytes, or the new ones."""
+    for count in itertools.count(1):
+        cache = Bytes({})
+        entries = [_store.Entry(name, 1) for name in "abc"]
+        written = {}
+
+        def put(values):
+            for entry, value in zip(entries, values):
+                with cache.acquired([entry]):
+                    cache.changed(entry)
+                    cache.view(entry).fill_(value)
+                    written[entry.path] = value
+
+        put((1, 2, 3))
+        cache.flush(entries)
+        reached = interrupted_at(count, {function.__code__}, lambda: put((11, 12, 13)))
+        for entry in entries * 3:
+            entry.pins = 0
+            with cache.acquired([entry]):
+                assert int(cache.view(entry)[0]) == written[entry.path], (count, entry.path)
+        cache.close()
+        if not reached:
+            break
+
+
+def test_an_interrupt_while_entries_are_acquired_leaves_no_pin(memory_folder):
+    model = offloaded(memory_folder, memory="3M")
+    cache, entry = model._weightfs_offload.cache, model._weightfs_offload.groups[1].entry
+
+    class Interrupted(list):
+        def __iter__(self):
+            yield from super().__iter__()
+            raise KeyboardInterrupt   # at the end of the loop
+
+    with pytest.raises(KeyboardInterrupt), cache.acquired(Interrupted([entry])):
+        pass
+    assert entry.pins == 0

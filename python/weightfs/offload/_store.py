@@ -77,13 +77,20 @@ class Entry:
 def _start(entry, threads, function, *arguments):
     """Starts a transfer of an entry. If that fails, or is interrupted, entry.transfer is None, or a transfer that runs:
     an executor may have a task that it could not start a thread for."""
-    entry.transfer = future = concurrent.futures.Future()
+    future = concurrent.futures.Future()
     try:
+        entry.transfer = future
         threads.submit(_carry_out, future, function, *arguments)
     except BaseException:
         if future.cancel():
             entry.transfer = None
         raise
+
+
+def _unpin(pinned):
+    while pinned:
+        pinned[-1].pins -= 1
+        del pinned[-1]
 
 
 def _carry_out(future, function, *arguments):
@@ -134,12 +141,14 @@ class Cache:
         Raises:
             MemoryError: they do not fit into the memory together with those that are in use.
             OSError: a file cannot be read, or another entry cannot be written."""
-        for entry in entries:
-            entry.pins += 1
-            if learn:
-                self._follows[self._last] = entry
-                self._last = (self._last[1], entry)
+        pinned = []
         try:
+            for entry in entries:
+                entry.pins += 1
+                pinned.append(entry)
+                if learn:
+                    self._follows[self._last] = entry
+                    self._last = (self._last[1], entry)
             upcoming = self._upcoming()
             self._fetch(entries, upcoming, room)
             self._read_ahead(upcoming)
@@ -148,8 +157,10 @@ class Cache:
                     self._settle(entry)
             yield
         finally:
-            for entry in entries:
-                entry.pins -= 1
+            try:
+                _unpin(pinned)
+            finally:   # also after an interrupt in it
+                _unpin(pinned)
 
     def changed(self, entry):
         """Tells that the program changes an acquired entry, or has changed it. Its write, if one is under way, ends
@@ -165,8 +176,8 @@ class Cache:
             self._settle(entry)
             before, target = entry.generation, 0 if entry.committed is None else 1 - entry.committed
             view, path = self.view(entry), entry.file(target)
-            entry.dirty, entry.generation = False, target
             try:
+                entry.generation, entry.dirty = target, False
                 _start(entry, self._writers, self._write, view, path, self._durable and not entry.temporary)
             except BaseException:
                 if entry.transfer is None:
@@ -201,7 +212,7 @@ class Cache:
 
     def _fetch(self, entries, upcoming, room):
         def missing():
-            return sorted((entry for entry in entries if entry.begin is None), key=lambda entry: -entry.nbytes)
+            return sorted((entry for entry in entries if entry not in self._held), key=lambda entry: -entry.nbytes)
 
         if all(self._place(entry, upcoming, None) for entry in missing()) and self._has_room(room):
             return
@@ -241,15 +252,15 @@ class Cache:
             self._drop(victim)
         reads, view = entry.generation is not None, self._buffer[begin:begin + entry.nbytes]
         held = sorted([*self._held, entry], key=lambda other: begin if other is entry else other.begin)
-        entry.begin, entry.transfer, entry.reading, self._held = begin, None, reads, held
-        if reads:
-            try:
+        try:
+            entry.transfer, entry.reading, entry.begin, self._held = None, reads, begin, held
+            if reads:
                 _start(entry, self._readers, self.read, view, entry.file(entry.generation))
-            except BaseException:
-                if entry.transfer is None:
-                    self._forget(entry)
-                raise
-            self.stats.bytes_read += entry.nbytes
+                self.stats.bytes_read += entry.nbytes
+        except BaseException:
+            if entry.transfer is None:
+                self._forget(entry)
+            raise
         self.stats.peak_bytes = max(self.stats.peak_bytes, sum(other.nbytes for other in self._held))
         return True
 
@@ -275,7 +286,7 @@ class Cache:
 
     def _drop(self, entry):
         """Takes the memory of an entry, once its content is in its file."""
-        if entry.begin is not None:
+        if entry in self._held:
             self.start_write(entry)
             self._settle(entry)
             self._forget(entry)
@@ -283,7 +294,7 @@ class Cache:
     def _forget(self, entry):
         """Takes the memory of an entry, whose content is in its file."""
         held = [other for other in self._held if other is not entry]
-        self._held, entry.begin, entry.reading = held, None, False
+        self._held, entry.begin, entry.transfer, entry.reading = held, None, None, False
 
     def _settle(self, entry):
         """Waits for the transfer of an entry."""
@@ -316,7 +327,7 @@ class Cache:
 
     def _read_ahead(self, upcoming):
         for entry, position in list(upcoming.items())[:_READ_AHEAD]:
-            if entry.begin is None and entry.generation is not None and not self._place(entry, upcoming, position):
+            if entry not in self._held and entry.generation is not None and not self._place(entry, upcoming, position):
                 break
 
 

@@ -2,6 +2,8 @@
 // A program's connection to the lease server, with its lease. Private to fs/.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -106,9 +108,12 @@ class LeaseConnection {
     grant.EndWrites();
     return grant;
   }
-  // Ends the lease without a report of its holder. The blocks of a write lease are freed when nobody can write them any
-  // more.
-  void Abandon() EXCLUDES(mutex_) { Take(); }
+  // Ends the connection, and its lease without a report of its holder. The holder sees the end before others get blocks
+  // that were leased. The blocks of a write lease are freed when nobody can write them any more.
+  void Abandon() EXCLUDES(mutex_) {
+    shutdown(socket_.get(), SHUT_RDWR);
+    Take();
+  }
 
  private:
   BlockReservation Take() EXCLUDES(mutex_) {

@@ -200,7 +200,8 @@ void CheckRange(Filesystem& filesystem, Reply reply, const IoctlRequest& request
     return reply.Errno(EINVAL);
   }
   const auto file = HandleRegistry<FileHandle>::Get(request.file->fh);
-  if ((file->flags & O_ACCMODE) == O_WRONLY) return reply.Errno(EBADF);
+  const int mode = file->flags & O_ACCMODE;
+  if (mode != O_RDONLY && mode != O_RDWR) return reply.Errno(EBADF);
   filesystem.RunOnReceiverOrPool(std::move(reply), [&filesystem, file, asked](Reply now) {
     const auto answer = [file, kept = Share(std::move(now))](const Result<ReadView>& read) {
       if (!read.has_value()) return kept->Fail(read.error());

@@ -198,8 +198,9 @@ struct weightfs_catalog_check {
 #define WEIGHTFS_RANGE_CHECK_MAX 1048576
 
 /* For a regular file that is open for reading (EBADF). Reads a part of it from the devices, whatever of it is in memory,
- * and compares it with its checksums. EIO: it differs, or cannot be read. Bytes that are not on a device yet, and behind
- * the end, count as intact. ENOTTY from mounts of version 0.2 and older. */
+ * and compares it with its checksums, unless the mount verifies nothing (WEIGHTFS_FEATURE_UNVERIFIED). EIO: it differs,
+ * or cannot be read. Bytes that are not on a device yet, and behind the end, count as intact. ENOTTY from mounts of
+ * version 0.2 and older. */
 struct weightfs_range_check {
   __u32 version; /* in */
   __u32 reserved;

@@ -71,9 +71,9 @@ class FileIo final : public DataOwner {
   void WhenWritesBelow(ByteCount limit, std::function<void()> next);
   // Appends `data` to the file atomically. Returns the offset of the data.
   Result<ByteOffset> Append(const InodePtr& inode, std::span<const std::byte> data);
-  // True if the content is that of a replacement which began longer than the commit interval ago.
+  // True if the content was not committed yet, or is that of a replacement that began longer than commit= ago.
   bool IsOverdue(Inode& inode) const;
-  // `replace`: O_TRUNC; the old content stays committed until the new content is. Waits for a commit first if IsOverdue.
+  // `replace`: O_TRUNC; the old content stays committed until the new content is. Waits for a commit if IsOverdue.
   Result<void> Truncate(const InodePtr& inode, uint64_t size, bool replace = false);
   Result<void> Fallocate(const InodePtr& inode, FallocateMode mode, uint64_t offset, uint64_t length);
   Result<uint64_t> Seek(const InodePtr& inode, uint64_t offset, SeekTarget target);

@@ -12,7 +12,7 @@ namespace {
 constexpr uint64_t kMostSlots = 16384;
 // At contents in use. Each takes some microseconds, during which all reads wait.
 constexpr uint64_t kLooksOfRequest = 8, kMostLooks = 1024;
-constexpr std::chrono::minutes kForgotten{1};  // a load that has not gone on
+constexpr std::chrono::minutes kForgotten{10};  // a load that has not gone on; those of other programs may come first
 
 uint64_t MostSlots() {
   rlimit descriptors{};
@@ -199,8 +199,9 @@ void HotFiles::Fail(HotFile& file, uint64_t index) {
   file.failed_[index] = std::exchange(file.chunks_[index], nullptr);
 }
 
-Result<UniqueFd> HotFiles::OpenForReading(const HotFile& file) {
+Result<UniqueFd> HotFiles::OpenForReading(HotFile& file, Time now) {
   MutexLock lock(mutex_);
+  file.reserved_at_ = now;
   if (!file.current_) return ErrorCode::kAgain;
   return file.memory_->OpenForReading();
 }
@@ -233,12 +234,13 @@ bool HotFiles::IsPassed(InodeId ino) const {
   });
 }
 
-void HotFiles::Count(std::chrono::steady_clock::time_point now) {
+void HotFiles::Count(Time now) {
   Freed freed;
   MutexLock lock(mutex_);
   for (const HotFilePtr& file : files_) {
     reserved_ -= file->counted();
-    if (file.use_count() == 1 && now - file->reserved_at_ > kForgotten) {
+    if (file.use_count() == 1 && file->reserved_at_ && now - *file->reserved_at_ > kForgotten) {
+      file->reserved_at_.reset();
       std::erase_if(file->chunks_, [](const auto& chunk) { return chunk.second == nullptr; });
     }
     file->touched_ = file->memory_->memory().value / kChunkBytes;

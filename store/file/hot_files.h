@@ -9,6 +9,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -45,7 +46,7 @@ class HotFile {
   uint64_t passes_ = 0;    // to the kernel, for passthrough, without those that it refused
   bool current_ = false;   // no change of the file has followed
   bool whole_ = false;     // all of it is loaded
-  std::chrono::steady_clock::time_point reserved_at_;  // by the last request
+  std::optional<std::chrono::steady_clock::time_point> reserved_at_;  // by the last request, or its end
   std::list<std::shared_ptr<HotFile>>::iterator position_;  // in HotFiles::files_
 };
 
@@ -61,6 +62,7 @@ class HotFiles {
     std::atomic<uint64_t> mapped_bytes{0}, loaded_bytes{0}, evictions{0};
   };
   // Memory that was given back: destroyed without locks, because unmapping takes long.
+  using Time = std::chrono::steady_clock::time_point;
   using Freed = std::vector<std::shared_ptr<void>>;
 
   // `limit`: of all memory together, in whole chunks. The number of contents and the sum of their sizes are limited,
@@ -89,9 +91,9 @@ class HotFiles {
   // A chunk was not loaded, or only in part: others may use its good parts. Later it can be begun again.
   void Fail(HotFile& file, uint64_t index) EXCLUDES(mutex_);
 
-  // A descriptor of the content for a program that may read the file. What is not loaded has zeros, and while it is
-  // loaded unverified bytes. kAgain: it is not current.
-  Result<UniqueFd> OpenForReading(const HotFile& file) EXCLUDES(mutex_);
+  // A descriptor of the content for a program that may read the file: the end of its request. What is not loaded has
+  // zeros, and while it is loaded unverified bytes. kAgain: it is not current.
+  Result<UniqueFd> OpenForReading(HotFile& file, Time now = std::chrono::steady_clock::now()) EXCLUDES(mutex_);
   // The same of the current content of a file; none unless all of [first, last) is loaded. Under the inode's mutex.
   Result<UniqueFd> OpenLoaded(InodeId ino, uint64_t first, uint64_t last) EXCLUDES(mutex_);
   // Counts a descriptor that goes to the kernel for passthrough (`passes`: 1), or that it has refused (-1).
@@ -104,9 +106,9 @@ class HotFiles {
   bool passthrough() const { return passthrough_; }
 
   // To be called now and then. Gives the memory of contents that are gone back to the machine, and counts what programs
-  // use by reading behind what is loaded: each page that they touch gets memory. Memory that was reserved for a load, but
-  // not loaded, is given back a minute after the program's last request.
-  void Count(std::chrono::steady_clock::time_point now = std::chrono::steady_clock::now()) EXCLUDES(mutex_);
+  // use by reading behind what is loaded: each page that they touch gets memory. Memory that was reserved for a load,
+  // but not loaded, is given back ten minutes after the program's last request.
+  void Count(Time now = std::chrono::steady_clock::now()) EXCLUDES(mutex_);
   // Gives memory back to the machine, until the files use at most `bytes` or all are in use.
   void Shrink(uint64_t bytes) EXCLUDES(mutex_);
 

@@ -30,9 +30,9 @@ Result<void> LogWriter::Restart() {
 // space of an accepted entry is there, unless other entries of its kind were larger than they were estimated.
 Result<void> LogWriter::ReserveFor(ByteCount entry, uint64_t sequence, bool accepted) {
   MutexLock io(io_);
-  promised_ = {entry.value / (kBlockSize - kFrameHeaderSize) + 1};
   promised_to_ = sequence;
   const auto reserve = [&]() REQUIRES(io_) {
+    promised_ = {entry.value / (kBlockSize - kFrameHeaderSize) + 1};  // a commit may have taken segments from it
     Refill();
     const BlockCount needed = (accepted ? segment_size_ : Needed()) + Promised(), held = reservation_.held();
     if (needed <= held) return Result<void>();

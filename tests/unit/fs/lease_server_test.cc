@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 #include <linux/sockios.h>
+#include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -242,6 +244,19 @@ TEST_F(LeaseServerTest, AConnectionIsConfirmedToItsProcessAlone) {
   EXPECT_EQ(server().Ask(geteuid() + 1, identity.connection, own, true), ENOTCONN);
   EXPECT_EQ(server().Ask(geteuid(), identity.connection + 1, own, true), ENOTCONN);
   store().CloseFile(file->inode);
+}
+
+TEST(LeaseConnection, AProgramSeesItsEndBeforeItsBlocksAreFree) {
+  std::atomic<uint64_t> leases{0};
+  UserLimit limit(1);
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+  const UniqueFd program(ends[1]);
+  LeaseConnection connection(UniqueFd{ends[0]}, 7, {}, 0, leases, limit.Take(0).value());
+  pollfd open{.fd = program.get(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(poll(&open, 1, 0), 0);
+  connection.Abandon();
+  EXPECT_EQ(poll(&open, 1, 0), 1);
 }
 
 TEST(LeaseConnection, ServesOneRequestAtATimeAndLetsOneWait) {

@@ -166,7 +166,9 @@ std::string ResolvePath(const std::string& path) {
   char resolved[PATH_MAX];
   if (realpath(path.c_str(), resolved) != nullptr) return resolved;
   // The last component may be a mount whose process is gone (ENOTCONN): what leads to it can still be resolved.
-  fs::path whole = fs::absolute(path).lexically_normal();
+  std::error_code error;
+  fs::path whole = fs::absolute(path, error).lexically_normal();
+  if (error) return path;  // an empty path, or a relative one in a directory that was removed: it names nothing
   if (!whole.has_filename()) whole = whole.parent_path();
   if (realpath(whole.parent_path().c_str(), resolved) != nullptr) {
     return (fs::path(resolved) / whole.filename()).string();

@@ -17,7 +17,15 @@
 namespace weightfs::remote {
 namespace {
 
-int64_t Nanoseconds(const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+// Later times become the last one that a manifest can have, in 2262.
+int64_t Nanoseconds(const timespec& time) {
+  int64_t since_epoch = 0;
+  if (__builtin_mul_overflow(int64_t{time.tv_sec}, 1'000'000'000, &since_epoch) ||
+      __builtin_add_overflow(since_epoch, int64_t{time.tv_nsec}, &since_epoch)) {
+    return time.tv_sec < 0 ? INT64_MIN : INT64_MAX;
+  }
+  return since_epoch;
+}
 
 InodeState StateOf(std::string path, const struct stat& status) {
   return {.path = std::move(path),

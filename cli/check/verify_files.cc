@@ -12,8 +12,10 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "cli/check/verify.h"
 #include "cli/mount_table.h"
@@ -70,6 +72,22 @@ struct Report {
 };
 
 // Reads files and collects what it finds.
+// JSON has no text that is not UTF-8: such a path is the list of its bytes.
+nlohmann::ordered_json JsonOf(const std::string& path) {
+  if (IsUtf8(path)) return path;
+  return std::vector<uint8_t>(path.begin(), path.end());
+}
+
+std::optional<std::string> PathOf(const nlohmann::json& json) {
+  if (json.is_string()) return json.get<std::string>();
+  const auto is_byte = [](const nlohmann::json& value) {
+    return value.is_number_unsigned() && value.get<uint64_t>() < 256;
+  };
+  if (!json.is_array() || !std::ranges::all_of(json, is_byte)) return std::nullopt;
+  const auto bytes = json.get<std::vector<uint8_t>>();
+  return std::string(bytes.begin(), bytes.end());
+}
+
 class Verifier {
  public:
   // `rate`: bytes per second, 0: unlimited. `state`: see VerifyArguments.
@@ -157,7 +175,13 @@ class Verifier {
   // The file with the position has the last path that was read completely, relative to the directory. Returns the path
   // to continue after; empty: from the beginning. A position in another directory is an error.
   Result<fs::path> ReadPosition(const fs::path& root) const {
-    if (state_.empty() || !fs::exists(state_)) return fs::path();
+    std::error_code error;
+    const bool exists = !state_.empty() && fs::exists(state_, error);
+    if (error) {
+      errno = error.value();
+      return SystemError(state_, "cannot be read");
+    }
+    if (!exists) return fs::path();
     std::ifstream stream(state_);
     std::string text(JsonLimits().bytes + 1, '\0');
     text.resize(static_cast<size_t>(stream.read(text.data(), static_cast<std::streamsize>(text.size())).gcount()));
@@ -165,19 +189,19 @@ class Verifier {
     const auto value_of = [&](const char* name) {
       return json && json->is_object() ? json->value(name, nlohmann::json()) : nlohmann::json();
     };
-    const auto after = value_of("after");
-    if (value_of("directory") != root.string() || !after.is_string()) {
+    const auto after = PathOf(value_of("after"));
+    if (PathOf(value_of("directory")) != root.string() || !after) {
       return MakeError(ErrorCode::kInvalid, "{}: not the state of a check of {}; delete it, or name another file",
                        state_, root.string());
     }
-    return fs::path(after.get<std::string>());
+    return fs::path(*after);
   }
 
   Result<void> WritePosition(const fs::path& root) const {
     if (state_.empty()) return {};
     const std::string temporary = state_ + ".new";
     std::ofstream stream(temporary, std::ios::trunc);
-    stream << JsonText({{"directory", root.string()}, {"after", last_.string()}}) << std::flush;
+    stream << JsonText({{"directory", JsonOf(root.string())}, {"after", JsonOf(last_.string())}}) << std::flush;
     if (!stream || rename(temporary.c_str(), state_.c_str()) != 0) return SystemError(state_, "cannot be written");
     return {};
   }
@@ -219,10 +243,15 @@ class Verifier {
     return {};
   }
 
-  // Returns the number of bytes that are intact; -1 and errno otherwise.
+  // Returns the number of bytes that are intact, 0 behind the end of the file; -1 and errno otherwise.
   ssize_t Read(int file, uint64_t begin, uint64_t size) {
     const weightfs_range_check range{.version = WEIGHTFS_IOC_VERSION, .reserved = 0, .offset = begin, .length = size};
-    if (ioctl(file, WEIGHTFS_IOC_CHECK_RANGE, &range) == 0) return static_cast<ssize_t>(size);
+    if (ioctl(file, WEIGHTFS_IOC_CHECK_RANGE, &range) == 0) {
+      struct stat now{};
+      if (fstat(file, &now) != 0) return -1;
+      const auto end = static_cast<uint64_t>(now.st_size);
+      return static_cast<ssize_t>(std::min(size, end - std::min(end, begin)));
+    }
     if (errno != ENOTTY) return -1;
     // An older mount: it reads from the devices what is not in its memory.
     return pread(file, memory_.data(), RoundUp(size, kBlockSize), static_cast<off_t>(begin));

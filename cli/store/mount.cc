@@ -295,6 +295,8 @@ Result<int> RunRemount(const Arguments& arguments) {
 }
 
 Result<int> Run(const Arguments& arguments) {
+  // As in a unit whose environment file lacks a line.
+  if (arguments.store.empty() || arguments.directory.empty()) return FailUsage("mount", "STORE or DIR is empty");
   RETURN_IF_ERROR(EnterMountNamespace(arguments.space));
   if (AsksForRemount(arguments)) return RunRemount(arguments);
   if (!arguments.space.empty() && access("/proc/self/", F_OK) != 0) {

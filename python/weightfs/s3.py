@@ -390,7 +390,8 @@ def _find(program):
 def push_run(path, url, progress=None, program=None, **options):
     """A _Run of push(). TypeError and ValueError for wrong options, FileNotFoundError without a program."""
     words = ["push", "--progress", *_words(push, options)]
-    return _Run(program, words, [os.path.abspath(os.fsencode(path)), url], lambda made: Pushed(**made), progress)
+    path = os.path.abspath(os.fsencode(path))   # a name may hold any byte, JSON does not
+    return _Run(program, words, [path, url], lambda made: Pushed(**{**made, "path": os.fsdecode(path)}), progress)
 
 
 def _pull_run(url, directory, files, slices, progress, program, **options):
@@ -402,7 +403,9 @@ def _pull_run(url, directory, files, slices, progress, program, **options):
         if ":" in pattern:
             raise ValueError(f"slices has the path {pattern!r}: a path in slices cannot have a colon; use '?' for it")
         words.append(f"--slice={pattern}:{names}")
-    return _Run(program, words, [url, os.path.abspath(os.fsencode(directory))], _pulled, progress)
+    directory = os.path.abspath(os.fsencode(directory))
+    return _Run(program, words, [url, directory], lambda made: _pulled({**made, "directory": os.fsdecode(directory)}),
+                progress)
 
 
 def _flat(given):

@@ -18,6 +18,7 @@
 
 #include "common/guarded_directory.h"
 #include "common/log.h"
+#include "common/printable.h"
 #include "common/shell_quote.h"
 #include "common/size_text.h"
 #include "common/sync_directory.h"
@@ -110,7 +111,7 @@ class Formatter {
   Result<void> ReservePool();
   Result<void> ResizePool(off_t size);
   Result<void> OpenGivenDevices();
-  Result<void> MakeGivenFile(const std::string& path);
+  Result<void> MakeGivenFile(const std::string& path, const fs::path& whole);
   Result<void> CheckEmpty(const std::string& path);
   Result<void> AddTarget(const std::string& path, std::string recorded_path, ByteCount size);
   Result<void> RemoveOldStore();
@@ -253,14 +254,13 @@ Result<void> Formatter::CheckEmpty(const std::string& path) {
 }
 
 // Makes a file of --size that does not exist or is empty.
-Result<void> Formatter::MakeGivenFile(const std::string& path) {
+Result<void> Formatter::MakeGivenFile(const std::string& path, const fs::path& whole) {
   struct stat status = {};
   const bool exists = stat(path.c_str(), &status) == 0;
   if (exists && (!S_ISREG(status.st_mode) || status.st_size > 0)) {
     return Error{ErrorCode::kInvalid,
                  fmt::format("{}: exists; --size is for files that format makes, so omit it", path)};
   }
-  const fs::path whole = fs::absolute(path);
   ASSIGN_OR_RETURN(const GuardedDirectory folder, GuardedDirectory::Open(whole.parent_path().string()));
   bool made = false;
   const ByteCount size{RoundDown(options_.size.value, kBlockSize)};
@@ -272,8 +272,17 @@ Result<void> Formatter::MakeGivenFile(const std::string& path) {
 Result<void> Formatter::OpenGivenDevices() {
   std::set<std::pair<dev_t, uint64_t>> seen;
   for (const std::string& given : options_.devices) {
+    std::error_code code;
+    const fs::path whole = fs::absolute(given, code);
+    if (code) return Error{ErrorCode::kInvalid, fmt::format("'{}' is no path of a device: {}", given, code.message())};
+    if (!IsUtf8(whole.string()) && (!only_devices_ || options_.devices.size() > 1)) {
+      return Error{ErrorCode::kInvalid,
+                   fmt::format("{}: its path is not UTF-8, so the description of the store cannot name it; rename it, "
+                               "or name a link to it",
+                               Printable(given))};
+    }
     const bool makes = options_.size.value != 0 && !(IdentityOf(given) && seen.contains(*IdentityOf(given)));
-    if (makes) RETURN_IF_ERROR(MakeGivenFile(given));
+    if (makes) RETURN_IF_ERROR(MakeGivenFile(given, whole));
     struct stat status = {};
     if (stat(given.c_str(), &status) != 0) {
       Error error = SystemError(given, "cannot be accessed");
@@ -292,9 +301,8 @@ Result<void> Formatter::OpenGivenDevices() {
     }
     if (options_.partition) RETURN_IF_ERROR(CheckIsDisk(given));
     RETURN_IF_ERROR(CheckEmpty(given));
-    std::error_code error;
-    pool_is_given_ = pool_is_given_ || fs::equivalent(given, In(kPoolName), error);
-    const std::string path = WithoutDots(fs::absolute(given)).string();
+    pool_is_given_ = pool_is_given_ || fs::equivalent(given, In(kPoolName), code);
+    const std::string path = WithoutDots(whole).string();
     if (!block && Preallocates()) {
       RETURN_IF_ERROR(ReserveGivenFile(path, ByteCount{static_cast<uint64_t>(status.st_size)}));
     }

@@ -100,3 +100,13 @@ def test_a_block_device_is_filled_only_on_request(factory):
         weightfs("verify", "--catalog", directory / "store")
     finally:
         process.run(["losetup", "--detach", device])
+
+
+def test_a_device_that_the_description_cannot_name_is_refused(tmp_path):
+    folder = tmp_path / os.fsdecode(b"d\xe9")
+    folder.mkdir()
+    for name in ("f", "g"):
+        (folder / name).write_bytes(b"\1" * (32 << 20))
+    for words in ((tmp_path / "store", "--device", folder / "f"), ("--device", folder / "f", "--device", folder / "g")):
+        assert "not UTF-8" in weightfs("format", *words, "--sparse", "--force", codes=(1,)).err
+    assert (folder / "f").read_bytes() == b"\1" * (32 << 20) and not (tmp_path / "store").exists()

@@ -61,3 +61,15 @@ def test_a_terminal_that_goes_away_does_not_end_the_command(factory):
     os.close(master)
     process.finish(running, limit=110)
     process.run([program(), "verify", "--catalog", store])
+
+
+@pytest.mark.parametrize("words", [["umount", ""], ["mount", "", "/mnt"], ["mount", "/", ""], ["recover", ""],
+                                   ["verify", "", "--repair"], ["format", "--device", "", "--size", "16M"]], ids=str)
+def test_an_empty_name_is_an_error_of_one_line(words):
+    finished = process.run([program(), *words], codes=(1, 2, 8))
+    assert finished.err.count("\n") == 1
+
+
+def test_a_removed_working_directory(tmp_path):
+    command = f'cd "{tmp_path}" && mkdir gone && cd gone && rmdir ../gone && exec "{program()}" umount x'
+    assert process.run(["sh", "-c", command], codes=(1,)).err.count("\n") == 1

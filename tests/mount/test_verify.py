@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """verify reads everything of stores, mounts, directories and files, and names the blocks that are damaged."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 
 import pytest
@@ -12,6 +15,7 @@ import store_files
 from harness import process
 from harness.filesystems import program, weightfs
 from harness.process import Failure
+from harness.syscalls import errno_of
 from store_files import data_of, extents_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -73,6 +77,43 @@ def test_what_is_in_memory_is_read_from_the_devices(factory, published):
     for what in (path.parent, mount.store.directory):
         damaged, = verify(what, codes=(4,))["damaged"]
         assert damaged["path"] == str(path) and damaged["offsets"] == [5 * MIB]
+
+
+def test_only_readers_check_a_range(tree):
+    path = tree.path / "d0/inner/file"
+    check = (1 << 30) | (24 << 16) | (ord("W") << 8) | 18   # WEIGHTFS_IOC_CHECK_RANGE
+    for flags, expected in ((os.O_RDONLY, None), (os.O_RDWR, None), (os.O_WRONLY, errno.EBADF), (3, errno.EBADF)):
+        file = os.open(path, flags)
+        assert errno_of(fcntl.ioctl, file, check, struct.pack("=IIQQ", 1, 0, 0, MIB)) == (expected or 0)
+        os.close(file)
+
+
+def test_a_file_that_is_shortened_meanwhile_ends_there(factory):
+    mount = factory.mount(factory.store("256M"))
+    path = mount.path / "file"
+    path.write_bytes(data_of(1, 9 * MIB))
+    os.sync()
+    running = subprocess.Popen([program(), "verify", path, "--rate", "1M", "--json"], stdout=subprocess.PIPE, text=True)
+    while str(path) not in process.open_files(running.pid):
+        assert running.poll() is None
+    os.truncate(path, MIB)
+    assert json.loads(running.communicate(timeout=60)[0])["bytes"] <= 4 * MIB
+
+
+def test_an_interrupted_check_continues_at_names_that_are_not_utf8(factory, tmp_path):
+    mount, state = factory.mount(factory.store("256M")), tmp_path / "state"
+    folder = mount.path / os.fsdecode(b"d\xe9")
+    folder.mkdir()
+    for name, size in (("f0", MIB), ("f1", 24 * MIB), ("f2", MIB)):
+        (folder / name).write_bytes(data_of(1, size))
+    running = subprocess.Popen([program(), "verify", mount.path, "--rate", "4M", "--state", state, "--json"],
+                               stdout=subprocess.PIPE, text=True)
+    while not any(path.endswith("/f1") for path in process.open_files(running.pid)):
+        assert running.poll() is None
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=60)
+    assert running.returncode == 32
+    assert verify(mount.path, "--rate", "0", "--state", state)["files"] == 2
 
 
 def test_damaged_blocks_are_named(tree):
@@ -157,6 +198,8 @@ def test_refusals(tree, tmp_path):
                                  ((tree.store.directory, "--catalog"), "unmount it first", 8),
                                  ((tree.path / "sparse", "--state", tmp_path / "state"), "one mount or directory", 16)):
         assert message in weightfs("verify", *words, codes=(code,)).err
+    with pytest.raises(Failure, match="File name too long"):
+        weightfs("verify", tree.path, "--state", tmp_path / ("x" * 300))
     (tmp_path / "state").write_text("{}")
     with pytest.raises(Failure, match="not the state of a check"):
         weightfs("verify", tree.path, "--state", tmp_path / "state")

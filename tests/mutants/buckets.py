@@ -4,6 +4,12 @@
 from mutants.mutant import Mutant
 
 MUTANTS = [
+    Mutant("watch-name", "A directory whose name is not UTF-8 ends no watch.",
+           "cli/bucket/push.cc", "json.dump(-1, ' ', false, Handler::replace)", "json.dump(-1, ' ', false, Handler::strict)",
+           ("tests/remote/test_push_watch.py -k not_utf8",)),
+    Mutant("push-time", "A time that a manifest cannot have becomes its last one.",
+           "remote/local_tree.cc", "return time.tv_sec < 0 ? INT64_MIN : INT64_MAX;", "return time.tv_sec * 1000;",
+           ("tests/remote/test_push.py -k manifest_cannot_have",)),
     Mutant("s3-short-body", "An object whose body arrives incomplete is read again.",
            "s3/transfer.cc",
            "    attempt_.wrong_length = true;\n", "", ("tests/remote/test_s3_faults.py -k short",)),

@@ -4,6 +4,20 @@
 from mutants.mutant import Mutant, ROOT
 
 MUTANTS = [
+    Mutant("format-name", "A device that the description cannot name is refused.",
+           "store/volume/format_store.cc", "if (!IsUtf8(whole.string()) &&", "if (given.empty() &&",
+           (ROOT + "test_format.py -k cannot_name",)),
+    Mutant("verify-state", "A check goes on behind the last file that it has read, whatever its name.",
+           "cli/check/verify_files.cc", "  if (IsUtf8(path)) return path;\n", "  if (!path.empty()) return path;\n",
+           (ROOT + "test_verify.py -k not_utf8",)),
+    Mutant("verify-shortened", "A check of a file ends where the file ends.",
+           "cli/check/verify_files.cc", "return static_cast<ssize_t>(std::min(size, end - std::min(end, begin)));",
+           "return static_cast<ssize_t>(std::max(size, end - std::min(end, begin)));",
+           (ROOT + "test_verify.py -k shortened",)),
+    Mutant("range-reader", "Only a program that may read a file checks its blocks.",
+           "fs/operations_ioctl.cc", "if (mode != O_RDONLY && mode != O_RDWR) return reply.Errno(EBADF);",
+           "if (mode == O_WRONLY) return reply.Errno(EBADF);",
+           (ROOT + "test_verify.py -k only_readers",)),
     Mutant("format-damaged", "Force alone does not overwrite what is left of a damaged store.",
            "store/volume/format_store.cc",
            "options_.discard_damaged ? std::nullopt : FindDamage(directory_);",

@@ -74,6 +74,13 @@ def test_a_pull_gives_the_same_tree(server, tree, target):
     assert not differences(comparable(tree), comparable(target))
 
 
+def test_a_time_that_a_manifest_cannot_have_becomes_its_last_one(server, tree, target):
+    os.utime(tree / "block", (12_000_000_000, 12_000_000_000))   # in the year 2350
+    push(server, tree)
+    pull(server, target)
+    assert (target / "block").stat().st_mtime > 9_000_000_000
+
+
 def test_a_single_file(server, tree, target):
     assert push(server, tree / "block", "--version", 1)["files"] == 1
     pull(server, target)

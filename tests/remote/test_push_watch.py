@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """weightfs push --watch of a run that goes back: its new steps are pushed, kept, and replace those of before."""
 import json
+import os
 import shutil
 import signal
 
@@ -305,3 +306,13 @@ def test_old_versions_that_the_bucket_keeps_are_named_once(server, start, run):
     assert next_version(watching) == 4
     server.wait_for(lambda: complete(server) == [4])
     assert end(watching).count("warning") == 1
+
+
+def test_a_name_that_is_not_utf8_ends_no_watch(server, start, run):
+    odd = run / os.fsdecode(b"step-\xe9")
+    make_tree(odd, large=MIB)
+    plain("publish", odd, "--version", 1)
+    save(run, 2)
+    watching = start(server, "push", "--watch", run, URL, "--json")
+    assert [next_version(watching) for _ in range(2)] == [1, 2]
+    end(watching)

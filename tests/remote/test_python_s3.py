@@ -29,6 +29,14 @@ def test_a_pull_gives_what_was_pushed(service, tree, target):
     assert not differences(comparable(tree), comparable(target))
 
 
+def test_paths_that_are_not_utf8_are_those_that_were_given(service, tree, target):
+    odd, again = (path.with_name(os.fsdecode(b"odd\xe9")) for path in (tree, target / "again"))
+    tree.rename(odd)
+    again.parent.mkdir(exist_ok=True)
+    assert s3.push(odd, URL, version=5).path == str(odd)
+    assert s3.pull(URL, again).directory == str(again) and again.is_dir()
+
+
 def test_a_publication_is_pushed_and_pulled(service, factory, weightfs_only):
     mounted = factory.mount(factory.store("512M")).path
     tree = make_tree(mounted / "step", large=MIB)

@@ -24,8 +24,8 @@ Result<void> FlushOutput() {
   return SystemError("standard output", "cannot be written");
 }
 
-std::string JsonText(const nlohmann::ordered_json& json) {
-  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+std::string JsonText(const nlohmann::ordered_json& json, int indent) {
+  return json.dump(indent, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 int ShowJson(const nlohmann::ordered_json& json) {

@@ -34,8 +34,8 @@ void Print(std::FILE* stream, fmt::format_string<First, Rest...> format, First&&
 // Flushes standard output. Returns an error, as a complete message, if any output was lost.
 Result<void> FlushOutput();
 
-// Indented JSON, for people and programs. Bytes of names that are not UTF-8 become U+FFFD.
-std::string JsonText(const nlohmann::ordered_json& json);
+// JSON for people and programs; `indent` -1: in one line. Bytes of names that are not UTF-8 become U+FFFD.
+std::string JsonText(const nlohmann::ordered_json& json, int indent = 2);
 
 // Prints it, and returns kSuccess.
 int ShowJson(const nlohmann::ordered_json& json);

@@ -111,7 +111,7 @@ class LeaseConnection {
   // Ends the connection, and its lease without a report of its holder. The holder sees the end before others get blocks
   // that were leased. The blocks of a write lease are freed when nobody can write them any more.
   void Abandon() EXCLUDES(mutex_) {
-    shutdown(socket_.get(), SHUT_RDWR);
+    shutdown(socket_.get(), SHUT_RDWR);  // fails only if the holder has ended the connection
     Take();
   }
 

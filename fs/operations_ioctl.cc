@@ -207,7 +207,8 @@ void CheckRange(Filesystem& filesystem, Reply reply, const IoctlRequest& request
       if (!read.has_value()) return kept->Fail(read.error());
       kept->Ioctl();
     };
-    filesystem.store().files().Read(file->inode, {asked.offset}, {asked.length}, nullptr, answer, true);
+    filesystem.store().files().Read(file->inode, {asked.offset}, {asked.length}, /*stream=*/nullptr, answer,
+                                    /*from_devices=*/true);
   });
 }
 

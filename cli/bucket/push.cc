@@ -54,8 +54,7 @@ void Report(const Arguments& arguments, const std::string& path, const std::stri
                                          {"sent_bytes", report.sent_bytes},
                                          {"existed", report.existed}};
     // With --watch one line for each version, for programs that read while the command runs.
-    using Handler = nlohmann::ordered_json::error_handler_t;  // a name may hold any byte
-    Print(stdout, (arguments.watched ? json.dump(-1, ' ', false, Handler::replace) : JsonText(json)) + "\n");
+    Print(stdout, JsonText(json, arguments.watched ? -1 : 2) + "\n");
   } else {
     Print(stdout, "{}: {} file{}, {}{}\n", url, report.files, report.files == 1 ? "" : "s",
           FormatSize(ByteCount{report.bytes}),

@@ -71,7 +71,6 @@ struct Report {
   }
 };
 
-// Reads files and collects what it finds.
 // JSON has no text that is not UTF-8: such a path is the list of its bytes.
 nlohmann::ordered_json JsonOf(const std::string& path) {
   if (IsUtf8(path)) return path;
@@ -88,6 +87,7 @@ std::optional<std::string> PathOf(const nlohmann::json& json) {
   return std::string(bytes.begin(), bytes.end());
 }
 
+// Reads files and collects what it finds.
 class Verifier {
  public:
   // `rate`: bytes per second, 0: unlimited. `state`: see VerifyArguments.
@@ -175,13 +175,11 @@ class Verifier {
   // The file with the position has the last path that was read completely, relative to the directory. Returns the path
   // to continue after; empty: from the beginning. A position in another directory is an error.
   Result<fs::path> ReadPosition(const fs::path& root) const {
-    std::error_code error;
-    const bool exists = !state_.empty() && fs::exists(state_, error);
-    if (error) {
-      errno = error.value();
+    if (state_.empty()) return fs::path();
+    if (access(state_.c_str(), F_OK) != 0) {
+      if (errno == ENOENT) return fs::path();
       return SystemError(state_, "cannot be read");
     }
-    if (!exists) return fs::path();
     std::ifstream stream(state_);
     std::string text(JsonLimits().bytes + 1, '\0');
     text.resize(static_cast<size_t>(stream.read(text.data(), static_cast<std::streamsize>(text.size())).gcount()));

@@ -61,8 +61,8 @@ class HotFiles {
   struct Counters {
     std::atomic<uint64_t> mapped_bytes{0}, loaded_bytes{0}, evictions{0};
   };
-  // Memory that was given back: destroyed without locks, because unmapping takes long.
   using Time = std::chrono::steady_clock::time_point;
+  // Memory that was given back: destroyed without locks, because unmapping takes long.
   using Freed = std::vector<std::shared_ptr<void>>;
 
   // `limit`: of all memory together, in whole chunks. The number of contents and the sum of their sizes are limited,

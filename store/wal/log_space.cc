@@ -99,7 +99,7 @@ Result<void> LogWriter::Extend(StreamWriter& stream, BlockCount count, uint64_t 
   space_.AddUsed(static_cast<int64_t>(count.value));
   blocks_ += count;
   stream.Extend(runs, begun);
-  if (log) promised_ = promised_ - std::min(promised_, count);
+  if (log) promised_ -= std::min(promised_, count);
   if (!root_ || !log) return {};
   Root root = *root_;
   root.log = stream.stream();

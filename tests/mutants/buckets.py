@@ -5,7 +5,7 @@ from mutants.mutant import Mutant
 
 MUTANTS = [
     Mutant("watch-name", "A directory whose name is not UTF-8 ends no watch.",
-           "cli/bucket/push.cc", "json.dump(-1, ' ', false, Handler::replace)", "json.dump(-1, ' ', false, Handler::strict)",
+           "cli/output.cc", "error_handler_t::replace", "error_handler_t::strict",
            ("tests/remote/test_push_watch.py -k not_utf8",)),
     Mutant("push-time", "A time that a manifest cannot have becomes its last one.",
            "remote/local_tree.cc", "return time.tv_sec < 0 ? INT64_MIN : INT64_MAX;", "return time.tv_sec * 1000;",

@@ -17,7 +17,7 @@ MUTANTS = [
            "if (last) RETURN_IF_ERROR(CheckLease(", "if (!last) RETURN_IF_ERROR(CheckLease(",
            ("unit_client_lease:LeaseTest.AReadThatOutlives*",)),
     Mutant("lease-end-first", "A program sees the end of its lease before others get the blocks.",
-           "fs/lease_connection.h", "    shutdown(socket_.get(), SHUT_RDWR);\n", "",
+           "fs/lease_connection.h", "    shutdown(socket_.get(), SHUT_RDWR);", "   ",
            ("unit_fs:LeaseConnection.AProgramSees*",)),
     Mutant("load-ended", "A mismatch behind the end of the mount is no damage of a file that load_many reads.",
            "client/lease/leased_folder.cc", "    RETURN_IF_ERROR(CheckLease(*lease_, NameOf(file.index)));\n", "",

@@ -102,8 +102,8 @@ def _carry_out(future, function, *arguments):
 
 
 class Cache:
-    """Externally synchronized. Consistent after an interrupt between any two calls: the memory of an entry changes in one
-    assignment. Errors of transfers are raised by the call that waits for them.
+    """Externally synchronized. Consistent after an interrupt at any place: `_held` alone says which entries have memory.
+    Errors of transfers are raised by the call that waits for them.
 
     Which entry comes after which two is remembered from the last time, so the order of use is learned from the first
     pass. Memory is taken from the entry whose next use is furthest away."""

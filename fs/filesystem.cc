@@ -149,6 +149,7 @@ OpenCompletion Filesystem::AddHandle(const InodePtr& inode, fuse_file_info& file
   handle->share = std::move(share);
   handle->inode = inode;
   handle->flags = file.flags;
+  handle->user = reply.caller().uid;
   handle->mode = ChooseMode(inode, file.flags);
   std::shared_ptr<Backing> backing;
   const auto others = page_cache_.Find(inode->id);

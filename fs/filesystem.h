@@ -70,14 +70,21 @@ class Filesystem {
   // requests that the kernel has in flight, one for each thread of the users, bounds the number of operations.
   template <typename Operation>
   void RunOnPool(Reply reply, Operation operation) {
-    RunOn(executor_, std::chrono::milliseconds(0), std::move(reply), std::move(operation));
+    const uint32_t user = reply.caller().uid;
+    RunOnPool(user, std::move(reply), std::move(operation));
+  }
+  // Same, in the turns of another user than the caller.
+  template <typename Operation>
+  void RunOnPool(uint32_t user, Reply reply, Operation operation) {
+    RunOn(executor_, user, std::chrono::milliseconds(0), std::move(reply), std::move(operation));
   }
 
   // Same for an operation that waits for other programs: it gives its thread back and is called again after a pause.
   // Without a pause once ending().
   template <typename Operation>
   void RunAfter(std::chrono::milliseconds pause, Reply reply, Operation operation) {
-    RunOn(executor_, pause, std::move(reply), std::move(operation));
+    const uint32_t user = reply.caller().uid;
+    RunOn(executor_, user, pause, std::move(reply), std::move(operation));
   }
   // True when the mount ends: nobody is waited for any more.
   bool ending() const { return ending_.load(); }
@@ -100,7 +107,8 @@ class Filesystem {
   // pages may wait for a reply of RunOnPool: the kernel writes no page of a file while it truncates that file.
   template <typename Operation>
   void RunOnPagePool(Reply reply, Operation operation) {
-    RunOn(page_executor_, std::chrono::milliseconds(0), std::move(reply), std::move(operation));
+    const uint32_t user = reply.caller().uid;
+    RunOn(page_executor_, user, std::chrono::milliseconds(0), std::move(reply), std::move(operation));
   }
 
   // The files and directories that each user may have open at a time.
@@ -176,8 +184,8 @@ class Filesystem {
 
  private:
   template <typename Operation>
-  static void RunOn(Executor& executor, std::chrono::milliseconds pause, Reply reply, Operation operation) {
-    const uint32_t user = reply.caller().uid;
+  static void RunOn(Executor& executor, uint32_t user, std::chrono::milliseconds pause, Reply reply,
+                    Operation operation) {
     auto kept = std::make_shared<Reply>(std::move(reply));
     auto task = [kept, operation = std::move(operation)]() mutable { operation(std::move(*kept)); };
     pause.count() == 0 ? executor.Run(user, std::move(task)) : executor.RunAfter(pause, user, std::move(task));

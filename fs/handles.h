@@ -37,6 +37,7 @@ struct FileHandle : std::enable_shared_from_this<FileHandle> {
   InodePtr inode;
   std::shared_ptr<InodePages> pages;
   int flags = 0;  // flags of open(2)
+  uint32_t user = 0;  // who opened it
   OpenMode mode = OpenMode::kDirect;
   ReadStream stream;
   UserLimit::Share share;  // of Filesystem::opens

@@ -80,10 +80,17 @@ void PermitChange(Filesystem& filesystem, Reply reply, InodeId ino, std::string_
   reply.Ok();
 }
 
+// A list sets the mode of its file. Without FUSE_POSIX_ACL, Linux before 6.2 takes one for an attribute like any other
+// (fuse_xattr_handlers), and lets every user change it.
+bool IsUncheckedAcl(const Filesystem& filesystem, std::string_view name) {
+  return (filesystem.features.flags & kernel_flag::kPosixAcl) == 0 && IsAcl(name);
+}
+
 // A value waits in memory, so that a user's values together are limited.
 void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, std::string_view value,
                  int flags) {
   if (name == WEIGHTFS_CHANGE_ATTRIBUTE) return PermitChange(filesystem, std::move(reply), ino, value);
+  if (IsUncheckedAcl(filesystem, name)) return reply.Errno(EOPNOTSUPP);
   auto waiting = filesystem.waiting_values().Take(reply.caller().uid, value.size());
   if (!waiting.has_value()) return reply.Errno(ENOMEM);
   const AttributeWrite mode = (flags & XATTR_CREATE) != 0    ? AttributeWrite::kCreate
@@ -99,6 +106,7 @@ void SetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_v
 }
 
 void GetExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name, size_t capacity) {
+  if (IsUncheckedAcl(filesystem, name)) return reply.Errno(EOPNOTSUPP);
   reply.ExtendedAttribute(filesystem.names().GetExtendedAttribute(ino, name), capacity);
 }
 
@@ -115,12 +123,13 @@ void ListExtended(Filesystem& filesystem, Reply reply, InodeId ino, size_t capac
   }
   std::string list;  // each name ends with a zero byte
   for (const std::string& name : *names) {
-    if (!hidden || !is_trusted(name)) list.append(name).push_back('\0');
+    if (!IsUncheckedAcl(filesystem, name) && !(hidden && is_trusted(name))) list.append(name).push_back('\0');
   }
   reply.ExtendedAttribute(list, capacity);
 }
 
 void RemoveExtended(Filesystem& filesystem, Reply reply, InodeId ino, std::string_view name) {
+  if (IsUncheckedAcl(filesystem, name)) return reply.Errno(EOPNOTSUPP);
   reply.Finish(filesystem.names().RemoveExtendedAttribute(ino, name));
 }
 

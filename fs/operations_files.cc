@@ -104,6 +104,7 @@ struct PendingWrite {
   FilePtr file;
   uint64_t offset = 0;
   std::span<const std::byte> data;
+  uint32_t user = 0;  // whose turn and share it takes
   bool sync = false;
   WriteReach reach = WriteReach::kAnywhere;
   Buffer holder;                     // owns the data; empty if the data is elsewhere
@@ -132,7 +133,7 @@ void ApplyWriteLater(Filesystem& filesystem, Reply reply, PendingWrite write) {
   const auto kept = std::make_shared<PendingWrite>(std::move(write));
   const auto apply = [&filesystem, kept](Reply later) { ApplyWrite(filesystem, std::move(later), *kept); };
   // Another pool: the kernel may wait for its pages before it drops them.
-  if (!kept->direct.must_drop()) return filesystem.RunOnPool(std::move(reply), apply);
+  if (!kept->direct.must_drop()) return filesystem.RunOnPool(kept->user, std::move(reply), apply);
   filesystem.RunOnPagePool(std::move(reply), [&filesystem, kept, apply](Reply later) {
     const Result<void> dropped = filesystem.DropPages(*kept->file->inode, kept->direct);
     if (!dropped.has_value()) return later.Fail(dropped.error());
@@ -168,6 +169,8 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   PendingWrite write{.file = file,
                      .offset = offset,
                      .data = data,
+                     // The kernel writes pages of mappings back as root, through any handle that may write the file.
+                     .user = from_page_cache ? file->user : reply.caller().uid,
                      .sync = sync,
                      .reach = from_page_cache ? WriteReach::kWithinFile : WriteReach::kAnywhere,
                      .holder = std::move(holder)};
@@ -177,7 +180,7 @@ void Write(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t of
   }
   bool later = write.direct.must_drop();
   if (!later && filesystem.store().WaitsToWrite(ByteCount{data.size()})) {
-    auto share = filesystem.waiting_writes().Take(reply.caller().uid, data.size());
+    auto share = filesystem.waiting_writes().Take(write.user, data.size());
     later = share.has_value();  // otherwise this receiver waits, and the kernel keeps the writes that follow
     if (later) write.share = std::move(*share);
   }

@@ -15,6 +15,7 @@ namespace weightfs {
 
 inline constexpr std::string_view kAccessAclName = "system.posix_acl_access";
 inline constexpr std::string_view kDefaultAclName = "system.posix_acl_default";
+inline bool IsAcl(std::string_view name) { return name == kAccessAclName || name == kDefaultAclName; }
 
 // Externally synchronized. A decoded list is valid: it has exactly one entry each for owner, group and others, in the
 // standard order, and a mask if there are named users or groups. An empty list means that there is no ACL.

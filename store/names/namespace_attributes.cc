@@ -8,8 +8,6 @@
 namespace weightfs {
 namespace {
 
-bool IsAcl(std::string_view name) { return name == kAccessAclName || name == kDefaultAclName; }
-
 // Follows xattr(7): a missing or overlong name is out of range, and names belong to the namespaces of Linux.
 Result<void> CheckAttributeName(std::string_view name) {
   if (name.empty() || name.size() > kMaximumAttributeName) return ErrorCode::kRange;

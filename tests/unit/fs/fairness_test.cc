@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "lease/ioctl.h"
+#include "tests/support/result_asserts.h"
 #include "tests/unit/fs/fake_kernel.h"
 
 namespace weightfs {
@@ -214,6 +215,31 @@ TEST(FairnessLimits, WaitingAttributeValuesOfAUserAreLimited) {
   slow.Open();
   for (int i = 0; i < kFitting; ++i) EXPECT_EQ(kernel.Next().error, 0);
   EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, node, SetAttributeBody("user.b", 1)).error, 0);
+}
+
+TEST(FairnessLimits, PagesOfMappingsWaitInTheShareOfWhoOpenedTheFile) {
+  FakeKernel kernel({}, Options(2));
+  ASSERT_TRUE(kernel.negotiated().has_value());
+  TestStore& store = kernel.store();
+  const KernelReply created = kernel.Create("mapped", O_RDWR);
+  const auto node = created.As<fuse_entry_out>().nodeid;
+  const auto handle = created.As<fuse_open_out>(sizeof(fuse_entry_out)).fh;
+  ASSERT_EQ(kernel.Write(node, handle, 0, std::string(4096, 'a')).error, 0);
+  ASSERT_OK(store->SyncAll());
+  const auto filler = store.Create("filler");
+  ASSERT_OK(filler);
+  for (uint64_t i = 0; !store->WaitsToWrite(ByteCount{4096}); ++i)
+    ASSERT_OK(store->files().Fallocate(*filler, FallocateMode::kAllocate, i * kBlockSize, kBlockSize));
+  store.device().Hold();
+  auto written = std::async([&] { return kernel.WriteBack(node, handle, 0, std::string(4096, 'b')); });
+  UserLimit& waiting = kernel.filesystem().waiting_writes();
+  const auto waits = [&](uint32_t user) { return !waiting.Take(user, 16 * kMiB).has_value(); };
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!waits(1000) && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_TRUE(waits(1000));
+  EXPECT_FALSE(waits(0));
+  store.device().Release();
+  EXPECT_EQ(written.get().error, 0);
 }
 
 TEST(FairnessLimits, OpensOfAUserAreLimited) {

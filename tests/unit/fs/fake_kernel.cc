@@ -76,7 +76,7 @@ void FakeKernel::Send(uint32_t opcode, uint64_t node, std::string_view body) {
   header.opcode = opcode;
   header.unique = ++unique_ * 2;
   header.nodeid = node;
-  header.uid = 1000;
+  header.uid = user;
   header.gid = 1000;
   header.pid = process;
   std::string packet(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -175,7 +175,10 @@ KernelReply FakeKernel::WriteBack(uint64_t node, uint64_t handle, uint64_t offse
   in.offset = offset;
   in.size = static_cast<uint32_t>(data.size());
   in.write_flags = FUSE_WRITE_CACHE;
-  return AskWith(FUSE_WRITE, node, in, data);
+  const uint32_t caller = std::exchange(user, 0);  // the kernel writes pages back as root
+  KernelReply reply = AskWith(FUSE_WRITE, node, in, data);
+  user = caller;
+  return reply;
 }
 
 KernelReply FakeKernel::Release(uint64_t node, uint64_t handle) {

@@ -69,7 +69,7 @@ class FakeKernel {
   // True if a message arrives within the time.
   bool HasNext(std::chrono::milliseconds wait) const;
   std::vector<KernelReply> notifications;
-  uint32_t process = 0;  // of the next requests
+  uint32_t process = 0, user = 1000;  // of the next requests
 
   // Shortcuts. Names and modes are passed as the kernel sends them.
   KernelReply Lookup(uint64_t parent, std::string_view name);

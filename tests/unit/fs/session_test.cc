@@ -11,6 +11,7 @@
 #include <atomic>
 
 #include "lease/ioctl.h"
+#include "store/names/acl.h"
 #include "tests/support/result_asserts.h"
 #include "tests/unit/fs/fake_kernel.h"
 #include "tests/unit/fs/session_fixture.h"
@@ -42,6 +43,24 @@ TEST(SessionInit, MaskMakesAnOlderKernel) {
   EXPECT_EQ(init.flags2, 0U);
   EXPECT_EQ(init.flags & (FUSE_MAX_PAGES | FUSE_POSIX_ACL | FUSE_AUTO_INVAL_DATA), 0U);
   EXPECT_EQ(init.max_write, 128 * kKiB);
+}
+
+TEST(SessionInit, WithoutTheKernelsChecksThereAreNoAccessControlLists) {
+  const uint32_t in[2] = {0, 0};  // struct fuse_setxattr_in of the kernels before 5.12
+  const std::string set(reinterpret_cast<const char*>(in), sizeof(in));
+  const fuse_getxattr_in get{};
+  for (const auto& [without, error] : {std::pair("posix_acl", -EOPNOTSUPP), std::pair("dont_mask", -EOPNOTSUPP),
+                                       std::pair("async_dio", -ENODATA)}) {
+    FakeKernel kernel({}, Options({without}));
+    ASSERT_TRUE(kernel.negotiated().has_value());
+    const uint64_t file = CreatedBy(kernel.Create("a", O_RDWR)).node;
+    for (const std::string_view list : {kAccessAclName, kDefaultAclName}) {
+      const std::string name = std::string(list) + '\0';
+      EXPECT_EQ(kernel.Ask(FUSE_SETXATTR, file, set + name).error == -EOPNOTSUPP, error == -EOPNOTSUPP) << without;
+      EXPECT_EQ(kernel.AskWith(FUSE_GETXATTR, file, get, name).error, error) << without;
+      EXPECT_EQ(kernel.Ask(FUSE_REMOVEXATTR, file, name).error == -EOPNOTSUPP, error == -EOPNOTSUPP) << without;
+    }
+  }
 }
 
 TEST(SessionInit, RefusesAProtocolThatIsTooOld) {

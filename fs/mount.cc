@@ -21,6 +21,7 @@
 #include "fs/metrics_server.h"
 #include "fs/mountpoint.h"
 #include "fs/session.h"
+#include "io/shared_pages.h"
 
 namespace weightfs {
 
@@ -135,6 +136,12 @@ Result<std::vector<std::string>> ProbeKernelFeatures(const std::vector<std::stri
   rmdir(directory.c_str());
   ASSIGN_OR_RETURN(const KernelOffer offer, probed);
   return DescribeFeatures(offer, ChooseFeatures(offer, mask, MaxPagesLimit()), mask);
+}
+
+HotStatistics ProbeHotFiles() {
+  const auto pages = SharedPages::Create();
+  if (pages == nullptr) return {};
+  return {.limit = DefaultHotMemory({}, {}).value, .on_tmpfs = pages->on_tmpfs()};
 }
 
 }  // namespace weightfs

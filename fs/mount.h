@@ -61,4 +61,8 @@ class Mount {
 // used"), for `doctor`. Mounts on a temporary directory for a moment; returns a full-line error when that fails.
 Result<std::vector<std::string>> ProbeKernelFeatures(const std::vector<std::string>& without);
 
+// The hot files of a mount that this process would make, for `doctor`: their limit without cache_memory=, 0 if it could
+// have none, and SharedPages::on_tmpfs.
+HotStatistics ProbeHotFiles();
+
 }  // namespace weightfs

@@ -3,16 +3,19 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 
 #include "common/log.h"
+#include "common/start_thread.h"
 
 namespace weightfs {
 namespace {
@@ -45,6 +48,12 @@ ByteCount SharedFile::memory() const {
   return ByteCount{fstat(file_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_blocks) * 512 : 0};
 }
 
+Result<void> SharedFile::Populate(uint64_t offset, uint64_t size) const {
+  const uint64_t end = std::min(offset + size, RoundUp(size_.value, kPageSize));
+  if (offset >= end || madvise(data_ + offset, end - offset, MADV_POPULATE_WRITE) == 0 || errno == EINVAL) return {};
+  return Error{ErrorCode::kNoMemory, fmt::format("shared memory: no pages: {}", std::strerror(errno))};
+}
+
 bool SharedFile::IsShared() const {
   // The kernel grants a lease for writing only while no other descriptor and no other mapping exists.
   const bool alone = fcntl(file_.get(), F_SETLEASE, F_WRLCK) == 0;
@@ -52,9 +61,9 @@ bool SharedFile::IsShared() const {
   return !alone;
 }
 
-std::unique_ptr<SharedPages> SharedPages::Create(bool may_mount) {
+std::unique_ptr<SharedPages> SharedPages::Create(bool may_mount, ByteCount most) {
   std::unique_ptr<SharedPages> pages(new SharedPages());
-  if (const auto mounted = may_mount ? pages->Mount() : ErrorCode::kPermission; !mounted) {
+  if (const auto mounted = may_mount ? pages->Mount(most) : ErrorCode::kPermission; !mounted) {
     spdlog::info("{}; memfds are used in its place", ToString(mounted.error()));
     pages->directory_ = UniqueFd();
     pages->reading_directory_ = UniqueFd();
@@ -103,21 +112,39 @@ Result<std::unique_ptr<SharedFile>> SharedPages::Make(ByteCount size) {
   return made;
 }
 
-Result<void> SharedPages::Mount() {
+Result<void> SharedPages::Mount(ByteCount most) {
   const UniqueFd context(fsopen("tmpfs", FSOPEN_CLOEXEC));
   if (!context) return SharedError("fsopen");
-  RETURN_IF_ERROR(Configure(context, "huge", "always"));
+  if (const auto huge = Configure(context, "huge", "always"); !huge) {  // a kernel without transparent huge pages
+    spdlog::info("{}; it has small pages", ToString(huge.error()));
+  }
   RETURN_IF_ERROR(Configure(context, "mode", "0700"));
-  RETURN_IF_ERROR(Configure(context, "size", "0"));  // HotFiles has the limit
+  RETURN_IF_ERROR(Configure(context, "size", std::to_string(most.value).c_str()));  // HotFiles has the limit
   if (fsconfig(context.get(), FSCONFIG_CMD_CREATE, nullptr, nullptr, 0) != 0) return SharedError("fsconfig");
   constexpr unsigned kAttributes = MOUNT_ATTR_NOEXEC | MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV;
-  directory_ = UniqueFd(fsmount(context.get(), FSMOUNT_CLOEXEC, kAttributes));
-  if (!directory_) return SharedError("fsmount");
-  reading_directory_ = UniqueFd(open_tree(directory_.get(), "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC));
-  if (!reading_directory_) return SharedError("open_tree");
+  const UniqueFd made(fsmount(context.get(), FSMOUNT_CLOEXEC, kAttributes));
+  if (!made) return SharedError("fsmount");
+  // Before Linux 6.15 only a mount of the caller's mount namespace can be cloned, and this one is in none. It gets into
+  // that of a thread, which nobody else sees and which ends with the thread.
+  Result<void> cloned;
+  auto thread = StartThread("wfs-shared", [&] { cloned = CloneInNamespace(made); });
+  if (!thread) return thread.error();
+  thread->join();
+  RETURN_IF_ERROR(cloned);
   mount_attr reading{.attr_set = MOUNT_ATTR_RDONLY, .attr_clr = 0, .propagation = 0, .userns_fd = 0};
   if (mount_setattr(reading_directory_.get(), "", AT_EMPTY_PATH, &reading, sizeof(reading)) == 0) return {};
   return SharedError("mount_setattr");
+}
+
+Result<void> SharedPages::CloneInNamespace(const UniqueFd& made) {
+  if (unshare(CLONE_NEWNS) != 0) return SharedError("unshare");
+  if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return SharedError("no private mounts");
+  if (move_mount(made.get(), "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) != 0) return SharedError("move_mount");
+  for (UniqueFd* clone : {&directory_, &reading_directory_}) {
+    *clone = UniqueFd(open_tree(made.get(), "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC));
+    if (!*clone) return SharedError("open_tree");
+  }
+  return {};
 }
 
 }  // namespace weightfs

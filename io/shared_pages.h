@@ -30,6 +30,9 @@ class SharedFile {
   ByteCount memory() const;  // that its pages take; 0 if that cannot be determined
   // A descriptor of the file's memory for another process. It can read, and so can whoever opens it anew by /proc.
   Result<UniqueFd> OpenForReading() const;
+  // Gets the pages of a part of the mapping from the machine. Without it the first access gets them, and if the machine
+  // has none, ends the process (vm.overcommit_memory=2). kNoMemory. Before Linux 5.14 it does nothing.
+  Result<void> Populate(uint64_t offset, uint64_t size) const;
   // True if anybody else has the file open or mapped, also if that cannot be determined.
   bool IsShared() const;
 
@@ -49,8 +52,8 @@ class SharedFile {
 class SharedPages {
  public:
   // Null if the kernel grants no leases of files (fs.leases-enable=0): nobody could say which memory is in use.
-  // `may_mount`: false only in tests.
-  static std::unique_ptr<SharedPages> Create(bool may_mount = true);
+  // `may_mount` and `most` (of all files; 0: no limit) are for tests.
+  static std::unique_ptr<SharedPages> Create(bool may_mount = true, ByteCount most = {});
   SharedPages(const SharedPages&) = delete;
   SharedPages& operator=(const SharedPages&) = delete;
 
@@ -60,7 +63,9 @@ class SharedPages {
 
  private:
   SharedPages() = default;
-  Result<void> Mount();
+  Result<void> Mount(ByteCount most);
+  // Makes both mounts from `made`. Gives the calling thread a mount namespace of its own.
+  Result<void> CloneInNamespace(const UniqueFd& made);
 
   UniqueFd directory_, reading_directory_;  // two mounts of one tmpfs; through the second nobody can write
   std::atomic<uint64_t> made_{0};

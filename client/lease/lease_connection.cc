@@ -186,7 +186,8 @@ Result<void> Lease::Identify(const lease::Token& token, int descriptor) {
 }
 
 Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor,
-                                  lease::Kind kind, uint64_t offset, uint64_t length) {
+                                  lease::Kind kind, uint64_t offset, uint64_t length,
+                                  const std::function<bool()>& interrupted) {
   Begun begun;
   ASSIGN_OR_RETURN(begun.lease, Make(connections));
   const dev_t device = DeviceOf(descriptor);
@@ -200,7 +201,7 @@ Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& conne
                                  .length = length};
     if (ioctl(descriptor, WEIGHTFS_IOC_LEASE_REQUEST, &asked) == 0) {
       std::memcpy(begun.token.data(), asked.token, begun.token.size());
-      ASSIGN_OR_RETURN(begun.answer, begun.lease->Receive(kind));
+      ASSIGN_OR_RETURN(begun.answer, begun.lease->ReceiveUnless(interrupted, kind));
       return begun;
     }
     // Another mount may have the device number by now.
@@ -212,7 +213,8 @@ Result<Lease::Begun> Lease::Begin(const std::shared_ptr<LeaseConnections>& conne
   RETURN_IF_ERROR(begun.lease->Open(ticket, descriptor));
   const lease::ReadRequest request{ticket.token, offset, length};  // a ReserveRequest has the same layout
   static_assert(sizeof(lease::ReserveRequest) == sizeof(request));
-  ASSIGN_OR_RETURN(begun.answer, begun.lease->Call(kind, std::array{lease::BytesOf(request)}));
+  RETURN_IF_ERROR(begun.lease->Send(kind, std::array{lease::BytesOf(request)}));
+  ASSIGN_OR_RETURN(begun.answer, begun.lease->ReceiveUnless(interrupted, kind));
   return begun;
 }
 
@@ -271,6 +273,18 @@ Result<lease::Message> Lease::Receive(lease::Kind kind, std::optional<uint64_t>*
     return Error{ErrorCode{answer->header.error}, why.empty() ? std::strerror(answer->header.error) : std::move(why)};
   }
   return std::move(*answer);
+}
+
+// The mount may take long to answer, and ends what it does when it finds the connection closed.
+Result<lease::Message> Lease::ReceiveUnless(const std::function<bool()>& interrupted, lease::Kind kind) {
+  constexpr int kPauseMs = 100;
+  pollfd state{.fd = connection_.socket.get(), .events = POLLIN, .revents = 0};
+  while (interrupted && RepeatInterrupted([&] { return poll(&state, 1, kPauseMs); }) == 0) {
+    if (!interrupted()) continue;
+    connection_.socket = {};
+    return Error{ErrorCode::kCancelled, "a signal has ended the load"};
+  }
+  return Receive(kind);
 }
 
 bool Lease::alive() const { return connection_.socket && IsOpen(connection_.socket); }

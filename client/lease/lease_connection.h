@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,9 +51,10 @@ class Lease {
   // `length` blocks there; or for memory with bytes of it, by a kMap or kMapLoaded of such a range, which begins no
   // lease.
   // Takes one exchange with the mount, or five where the handle has no idle connection to it. Errors: those of
-  // AskForTicket, Connect and Call.
+  // AskForTicket, Connect and Call; ECANCELED if `interrupted`, which is called every 100 ms until there is an answer,
+  // has returned true.
   static Result<Begun> Begin(const std::shared_ptr<LeaseConnections>& connections, int descriptor, lease::Kind kind,
-                             uint64_t offset, uint64_t length);
+                             uint64_t offset, uint64_t length, const std::function<bool()>& interrupted = {});
 
   // Takes an idle connection from `connections`, or opens a new one, to the mount that the ticket and the open file
   // belong to. It carries no lease yet. Errors: ECONNREFUSED if no process listens (another network namespace, or the
@@ -83,6 +85,7 @@ class Lease {
   Result<void> Identify(const lease::Token& token, int descriptor);
   Result<void> Send(lease::Kind kind, Body body);
   Result<lease::Message> Receive(lease::Kind kind, std::optional<uint64_t>* failed = nullptr);
+  Result<lease::Message> ReceiveUnless(const std::function<bool()>& interrupted, lease::Kind kind);
 
   const std::shared_ptr<LeaseConnections> connections_;
   IdleConnection connection_;        // its socket is closed after a failed call

@@ -119,8 +119,8 @@ Result<UniqueFd> LoadOpenFile(const std::shared_ptr<LeaseConnections>& connectio
   uint64_t content = 0;
   UniqueFd memory;
   while (true) {
-    if (interrupted && interrupted()) return Error{ErrorCode{ECANCELED}, "a signal has ended the load"};
-    ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections, descriptor, kind, offset, end - offset));
+    if (interrupted && interrupted()) return Error{ErrorCode::kCancelled, "a signal has ended the load"};
+    ASSIGN_OR_RETURN(auto begun, Lease::Begin(connections, descriptor, kind, offset, end - offset, interrupted));
     lease::MapAnswer answer;
     if (!lease::BodyReader(begun.answer.body()).Take(&answer) || begun.answer.descriptors.size() > 1) {
       return Error{ErrorCode{EPROTO}, "no lease: the mount has answered without an end"};

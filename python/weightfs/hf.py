@@ -121,12 +121,11 @@ class Installation:
 
 
 def install() -> Installation:
-    """Puts the functions in place, if they are not, until uninstall() or the end of a `with` block with what this
+    """Puts the functions in place until uninstall() or the end of a `with` block with what this
     returns. Thread-safe."""
     with process.lock:
         made = Installation()
-        if not _holders:
-            made._hold()
+        made._hold()
         return made
 
 

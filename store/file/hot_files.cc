@@ -49,31 +49,31 @@ Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size, uint64_t chunks) {
   return file;
 }
 
-Result<void> HotFiles::Reserve(HotFile& file, uint64_t first, uint64_t last) {
+Result<void> HotFiles::Reserve(HotFile& file, uint64_t first, uint64_t last, Time now) {
   Freed freed;
   MutexLock lock(mutex_);
-  file.reserved_at_ = std::chrono::steady_clock::now();
   const auto begin = file.chunks_.lower_bound(first), end = file.chunks_.lower_bound(last);
   const uint64_t lacking = last - first - static_cast<uint64_t>(std::distance(begin, end));
-  if (lacking == 0) return {};  // also while programs have touched more than the limit
-  if (!MakeRoomLocked(lacking, 0, &freed)) return ErrorCode::kNoMemory;
-  ReserveLocked(file, first, last);
+  // Nothing may lack also while programs have touched more than the limit.
+  if (lacking > 0 && !MakeRoomLocked(lacking, 0, &freed)) return ErrorCode::kNoMemory;
+  reserved_ -= file.counted();
+  for (uint64_t index = first; index < last; ++index) file.chunks_[index].reserved_at = now;
+  reserved_ += file.counted();
   return {};
 }
 
-void HotFiles::ReserveLocked(HotFile& file, uint64_t first, uint64_t last) {
-  reserved_ -= file.counted();
-  for (uint64_t index = first; index < last; ++index) file.chunks_.try_emplace(index);
-  reserved_ += file.counted();
+Result<void> HotFiles::Provide(HotFile& file, uint64_t index) {
+  RETURN_IF_ERROR(Reserve(file, index, index + 1));
+  return file.memory_->Populate(index * kChunkBytes, kChunkBytes);
 }
 
 // True if somebody loads, reads or maps the content.
 bool HotFiles::IsInUse(const HotFilePtr& file) {
   if (file.use_count() > 1 || file->memory_->IsShared()) return true;
   long known = 1;  // who have the memory
-  for (const auto& [index, chunk] : file->chunks_) {
-    if (chunk.use_count() > 1) return true;
-    if (chunk != nullptr) ++known;
+  for (const auto& [index, part] : file->chunks_) {
+    if (part.chunk.use_count() > 1) return true;
+    if (part.chunk != nullptr) ++known;
   }
   return file->memory_.use_count() > known;
 }
@@ -167,7 +167,7 @@ bool HotFiles::IsCurrent(const HotFile& file) const {
 ChunkPtr HotFiles::FindChunk(const HotFile& file, uint64_t index) const {
   MutexLock lock(mutex_);
   const auto found = file.chunks_.find(index);
-  return found == file.chunks_.end() ? nullptr : found->second;
+  return found == file.chunks_.end() ? nullptr : found->second.chunk;
 }
 
 ChunkPtr HotFiles::FindChunk(InodeId ino, uint64_t index) {
@@ -175,20 +175,18 @@ ChunkPtr HotFiles::FindChunk(InodeId ino, uint64_t index) {
   const HotFilePtr file = FindLocked(ino);
   if (file == nullptr) return nullptr;
   const auto found = file->chunks_.find(index);
-  return found == file->chunks_.end() ? nullptr : found->second;
+  return found == file->chunks_.end() ? nullptr : found->second.chunk;
 }
 
-ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
+ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index) {
   MutexLock lock(mutex_);
   if (const auto failed = file.failed_.find(index); failed != file.failed_.end()) {
     if (!failed->second.expired()) return nullptr;
     file.failed_.erase(failed);
   }
-  if (!file.chunks_.contains(index)) {
-    if (!MakeRoomLocked(1, 0, freed)) return nullptr;
-    ReserveLocked(file, index, index + 1);
-  }
-  ChunkPtr& chunk = file.chunks_[index];
+  const auto part = file.chunks_.find(index);
+  if (part == file.chunks_.end()) return nullptr;
+  ChunkPtr& chunk = part->second.chunk;
   WEIGHTFS_ASSERT(chunk == nullptr);
   const std::span<std::byte> bytes(file.memory_->data() + index * kChunkBytes, kChunkBytes);
   return chunk = std::make_shared<ReadChunk>(Buffer::Of(file.memory_, bytes));
@@ -196,12 +194,13 @@ ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index, Freed* freed) {
 
 void HotFiles::Fail(HotFile& file, uint64_t index) {
   MutexLock lock(mutex_);
-  file.failed_[index] = std::exchange(file.chunks_[index], nullptr);
+  file.failed_[index] = std::exchange(file.chunks_[index].chunk, nullptr);
 }
 
-Result<UniqueFd> HotFiles::OpenForReading(HotFile& file, Time now) {
+Result<UniqueFd> HotFiles::OpenForReading(HotFile& file, uint64_t first, uint64_t last, Time now) {
   MutexLock lock(mutex_);
-  file.reserved_at_ = now;
+  const auto end = file.chunks_.lower_bound(last);
+  for (auto part = file.chunks_.lower_bound(first); part != end; ++part) part->second.reserved_at = now;
   if (!file.current_) return ErrorCode::kAgain;
   return file.memory_->OpenForReading();
 }
@@ -214,7 +213,7 @@ Result<UniqueFd> HotFiles::OpenLoaded(InodeId ino, uint64_t first, uint64_t last
     auto chunk = file->chunks_.lower_bound(first);
     for (uint64_t index = first; index < last; ++index, ++chunk) {
       if (chunk == file->chunks_.end() || chunk->first != index) return UniqueFd();
-      if (chunk->second == nullptr || !chunk->second->ready()) return UniqueFd();
+      if (chunk->second.chunk == nullptr || !chunk->second.chunk->ready()) return UniqueFd();
     }
     file->whole_ = first == 0 && last * kChunkBytes >= file->size_;
   }
@@ -239,9 +238,10 @@ void HotFiles::Count(Time now) {
   MutexLock lock(mutex_);
   for (const HotFilePtr& file : files_) {
     reserved_ -= file->counted();
-    if (file.use_count() == 1 && file->reserved_at_ && now - *file->reserved_at_ > kForgotten) {
-      file->reserved_at_.reset();
-      std::erase_if(file->chunks_, [](const auto& chunk) { return chunk.second == nullptr; });
+    if (file.use_count() == 1) {
+      std::erase_if(file->chunks_, [now](const auto& entry) {
+        return entry.second.chunk == nullptr && now - entry.second.reserved_at > kForgotten;
+      });
     }
     file->touched_ = file->memory_->memory().value / kChunkBytes;
     reserved_ += file->counted();

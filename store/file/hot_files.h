@@ -39,14 +39,17 @@ class HotFile {
   const InodeId ino_;
   const uint64_t size_;
   const std::shared_ptr<SharedFile> memory_;  // with its chunks, and those who read them
+  struct Part {
+    ChunkPtr chunk;  // null: not loaded
+    std::chrono::steady_clock::time_point reserved_at;  // by the last request, or its end
+  };
   // The mutex of the HotFiles protects the rest.
-  std::map<uint64_t, ChunkPtr> chunks_;  // those that have memory, perhaps without pages; null: not loaded
+  std::map<uint64_t, Part> chunks_;  // those that have memory, perhaps without pages
   std::map<uint64_t, std::weak_ptr<ReadChunk>> failed_;  // whose good parts are perhaps still being read
   uint64_t touched_ = 0;   // chunks with pages, by the last count
   uint64_t passes_ = 0;    // to the kernel, for passthrough, without those that it refused
   bool current_ = false;   // no change of the file has followed
   bool whole_ = false;     // all of it is loaded
-  std::optional<std::chrono::steady_clock::time_point> reserved_at_;  // by the last request, or its end
   std::list<std::shared_ptr<HotFile>>::iterator position_;  // in HotFiles::files_
 };
 
@@ -73,7 +76,10 @@ class HotFiles {
   // nothing is evicted, if they do not fit beside what is in use, or too many contents are.
   Result<HotFilePtr> Make(InodeId ino, uint64_t size, uint64_t chunks) EXCLUDES(mutex_);
   // Reserves memory for chunks [first, last), in the same way.
-  Result<void> Reserve(HotFile& file, uint64_t first, uint64_t last) EXCLUDES(mutex_);
+  Result<void> Reserve(HotFile& file, uint64_t first, uint64_t last, Time now = std::chrono::steady_clock::now())
+      EXCLUDES(mutex_);
+  // Same for one chunk, with pages from the machine. kNoMemory: it has none, or as above.
+  Result<void> Provide(HotFile& file, uint64_t index) EXCLUDES(mutex_);
   // The current content of a file, or null. Find, Begin and Forget: under the inode's mutex.
   HotFilePtr Find(InodeId ino) EXCLUDES(mutex_);
   // Makes a content current, in place of an older one.
@@ -85,15 +91,16 @@ class HotFiles {
   // A chunk of the content, or of the current content of a file; null if it is not loaded.
   ChunkPtr FindChunk(const HotFile& file, uint64_t index) const EXCLUDES(mutex_);
   ChunkPtr FindChunk(InodeId ino, uint64_t index) EXCLUDES(mutex_);
-  // Begins to load a chunk; the content must not have it. Null if there is no memory for it, or somebody still reads
+  // Begins to load a chunk; the content must not have it. Null if no memory is reserved for it, or somebody still reads
   // what an earlier load could verify.
-  ChunkPtr BeginChunk(HotFile& file, uint64_t index, Freed* freed) EXCLUDES(mutex_);
+  ChunkPtr BeginChunk(HotFile& file, uint64_t index) EXCLUDES(mutex_);
   // A chunk was not loaded, or only in part: others may use its good parts. Later it can be begun again.
   void Fail(HotFile& file, uint64_t index) EXCLUDES(mutex_);
 
-  // A descriptor of the content for a program that may read the file: the end of its request. What is not loaded has
-  // zeros, and while it is loaded unverified bytes. kAgain: it is not current.
-  Result<UniqueFd> OpenForReading(HotFile& file, Time now = std::chrono::steady_clock::now()) EXCLUDES(mutex_);
+  // A descriptor of the content for a program that may read the file: the end of its request, which had reserved
+  // [first, last). What is not loaded has zeros, and while it is loaded unverified bytes. kAgain: it is not current.
+  Result<UniqueFd> OpenForReading(HotFile& file, uint64_t first, uint64_t last,
+                                  Time now = std::chrono::steady_clock::now()) EXCLUDES(mutex_);
   // The same of the current content of a file; none unless all of [first, last) is loaded. Under the inode's mutex.
   Result<UniqueFd> OpenLoaded(InodeId ino, uint64_t first, uint64_t last) EXCLUDES(mutex_);
   // Counts a descriptor that goes to the kernel for passthrough (`passes`: 1), or that it has refused (-1).
@@ -125,7 +132,6 @@ class HotFiles {
   void ShrinkLocked(uint64_t chunks, Freed* freed) REQUIRES(mutex_);
   void EvictLocked(const HotFilePtr& file, Freed* freed) REQUIRES(mutex_);
   static bool IsInUse(const HotFilePtr& file);
-  void ReserveLocked(HotFile& file, uint64_t first, uint64_t last) REQUIRES(mutex_);
   uint64_t most() const { return limit_.value / kChunkBytes; }
 
   const std::unique_ptr<SharedPages> pages_;

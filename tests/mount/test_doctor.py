@@ -36,6 +36,16 @@ def test_a_store_that_cannot_be_opened_is_no_success(factory):
     assert line.startswith(f"{store.directory}: no mount is possible (store") and "pool" in line
 
 
+def test_the_memory_of_hot_files_is_shown(factory):
+    def line():
+        return next(line for line in weightfs("doctor").out.splitlines() if line.startswith("hot files"))
+
+    assert re.search(r" used +[\d.]+ GiB unless cache_memory= says otherwise, in a tmpfs", line())
+    mount = factory.mount(factory.store("64M"))
+    limit = json.loads(weightfs("info", mount.path, "--json").out)["hot"]["limit"]
+    assert f" {limit / (1 << 30):.2f}"[:5] in line()
+
+
 def test_the_features_of_fuse_take_one_line():
     lines = weightfs("doctor").out.splitlines()
     assert lines[0].startswith("this machine: ok")

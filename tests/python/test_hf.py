@@ -92,6 +92,10 @@ def test_an_installation_ends_once(work, weightfs_only):
             assert is_ours(work / "file")
         weightfs.hf.install()
     assert is_ours(work / "file")
+    weightfs.hf.uninstall()
+    with weightfs.hf.install():
+        weightfs.hf.install()   # as a module that the block imports
+    assert is_ours(work / "file")
 
 
 def test_what_another_library_put_in_place_comes_back(work, monkeypatch):

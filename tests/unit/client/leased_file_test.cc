@@ -7,6 +7,8 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <future>
 
 #include "client/handle.h"
 #include "client/lease/leased_blocks.h"
@@ -57,6 +59,23 @@ TEST_F(LeaseTest, AMapFirstAsksForWhatIsLoaded) {
   loaded_error = EPERM;
   EXPECT_EQ(error(true), EPERM);
   EXPECT_EQ(counts(), std::pair(size_t{3}, size_t{1}));
+}
+
+TEST_F(LeaseTest, AMapThatWaitsForTheMountIsInterrupted) {
+  WriteFile(mount_ / "file", RandomBytes(1 << 20, 1));
+  const UniqueFd file(open((mount_ / "file").c_str(), O_RDONLY | O_CLOEXEC));
+  const auto handle = Make();
+  std::promise<void> answer;
+  mount_.on_request = [&](Kind kind) {
+    if (kind == Kind::kMap) answer.get_future().wait_for(std::chrono::seconds(10));
+    return ENOMEM;
+  };
+  int looks = 0;
+  const auto mapped = handle->Map(file.get(), 0, 1 << 20, /*load=*/true, [&] { return ++looks == 5; });
+  answer.set_value();
+  ASSERT_FALSE(mapped.has_value());
+  EXPECT_EQ(mapped.error().code, ErrorCode::kCancelled);
+  EXPECT_EQ(looks, 5);
 }
 
 // Around blocks, extents and slices, with holes; memory of every alignment.

@@ -317,6 +317,26 @@ TEST_F(HotFilesTest, ReadsTakeNoMoreMemoryWhileProgramsHaveTouchedMoreThanTheLim
   EXPECT_EQ(store_->Hot().used, 24 * kMiB);
 }
 
+TEST_F(HotFilesTest, AReadOfAHeaderMakesNone) {
+  const std::string data = Pattern(3, 4 * kMiB);
+  Publish(data);
+  const InodePtr file = Must(store_->OpenFile(Must(store_.Resolve("published/a")), false));
+  EXPECT_EQ(Must(store_.ReadAt(file, 0, 8)), data.substr(0, 8));
+  EXPECT_EQ(Must(store_.ReadAt(file, 4 * kMiB - 8, 8)), data.substr(4 * kMiB - 8));
+  EXPECT_EQ(store_->Hot().used, 0U);
+  ReadStream stream;
+  for (uint64_t at = 0; at < data.size(); at += kMiB) {
+    std::promise<std::string> read;
+    store_->files().Read(file, ByteOffset{at}, ByteCount{kMiB}, &stream, [&](const Result<ReadView>& view) {
+      read.set_value(view ? ToText(*view) : "unreadable");
+    });
+    EXPECT_TRUE(read.get_future().get() == data.substr(at, kMiB)) << at;
+  }
+  EXPECT_EQ(store_->Hot().used, 4 * kMiB);
+  EXPECT_TRUE(Must(store_->files().Pass(file)).memory) << "all of it is hot";
+  store_->CloseFile(file);
+}
+
 TEST_F(HotFilesTest, StayWhenTheirInodeLeavesMemory) {
   TestStoreOptions options = WithHot(16 * kMiB);
   options.store.resident_inodes = 4;

@@ -9,9 +9,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <utility>
@@ -52,10 +55,22 @@ TEST(HotFiles, MemoryOfALoadThatDoesNotGoOnIsGivenBack) {
   };
   ASSERT_OK(files.Reserve(*file, 0, 8));
   EXPECT_EQ(count(std::chrono::hours(1)), 16 * kMiB) << "somebody loads it";
-  const UniqueFd kept = Must(files.OpenForReading(*file, now + std::chrono::hours(1)));
+  const UniqueFd kept = Must(files.OpenForReading(*file, 0, 8, now + std::chrono::hours(1)));
   file.reset();
   EXPECT_EQ(count(std::chrono::minutes(65)), 16 * kMiB) << "a request that took an hour has just ended";
+  ASSERT_OK(files.Reserve(*files.Find(InodeId{1}), 0, 1, now + std::chrono::minutes(74)));
+  EXPECT_EQ(count(std::chrono::minutes(75)), kChunkBytes) << "another program has asked for one chunk";
   EXPECT_EQ(count(std::chrono::hours(2)), 0U);
+}
+
+TEST(HotFiles, AMachineWithoutPagesGivesNone) {
+  HotFiles files(SharedPages::Create(/*may_mount=*/true, ByteCount{4 * kMiB}), ByteCount{16 * kMiB});
+  if (!files.on_tmpfs()) GTEST_SKIP() << "no right to mount";
+  const HotFilePtr file = Must(files.Make(InodeId{1}, 8 * kMiB, 1));
+  ASSERT_OK(files.Provide(*file, 0));
+  ASSERT_OK(files.Provide(*file, 1));
+  ASSERT_OK(files.Provide(*file, 1));
+  EXPECT_EQ(files.Provide(*file, 2).error().code, ErrorCode::kNoMemory);
 }
 
 // Contents of one chunk, of which the first ones are in use.
@@ -65,7 +80,7 @@ std::vector<UniqueFd> Fill(HotFiles& files, uint64_t count, uint64_t used) {
     const HotFilePtr file = Must(files.Make(InodeId{i}, 1, 1));
     files.Begin(file);
     EXPECT_TRUE(files.Reserve(*file, 0, 1).has_value());
-    if (i < used) kept.push_back(Must(files.OpenForReading(*file)));
+    if (i < used) kept.push_back(Must(files.OpenForReading(*file, 0, 1)));
   }
   return kept;
 }
@@ -154,6 +169,26 @@ TEST(SharedPages, AskForHugePages) {
   while (std::getline(mappings, line) && !line.starts_with("VmFlags:")) {
   }
   EXPECT_NE(line.find(" hg"), std::string::npos) << "of " << begin << ": " << line;
+}
+
+TEST(SharedPages, AreMountedWhereNobodySeesThem) {
+  const auto mounts = [] {
+    std::ifstream list("/proc/self/mountinfo");
+    return std::string(std::istreambuf_iterator<char>(list), {});
+  };
+  const auto namespace_of = [](const char* thread) { return std::filesystem::read_symlink(thread); };
+  const std::string before = mounts();
+  const auto own = namespace_of("/proc/thread-self/ns/mnt");
+  const auto pages = SharedPages::Create();
+  ASSERT_NE(pages, nullptr);
+  if (!pages->on_tmpfs()) GTEST_SKIP() << "no right to mount";
+  EXPECT_EQ(mounts(), before);
+  EXPECT_EQ(namespace_of("/proc/thread-self/ns/mnt"), own);
+  const auto file = Must(pages->Make(ByteCount{kMiB}));
+  const UniqueFd reading = Must(file->OpenForReading());
+  const UniqueFd writing(open(("/proc/self/fd/" + std::to_string(reading.get())).c_str(), O_RDWR | O_CLOEXEC));
+  EXPECT_FALSE(writing);
+  EXPECT_EQ(errno, EROFS);
 }
 
 TEST(SharedPages, SayWhetherAnybodyHasAFile) {

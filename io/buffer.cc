@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
@@ -109,27 +110,45 @@ Buffer BufferPool::TakeLocked() {
   return Buffer(slot);
 }
 
+// Waits until so many are free. Whoever asks for one would else take it before somebody who needs several.
+void BufferPool::WaitLocked(size_t count, const std::function<void()>& relieve, MutexLock& lock) {
+  if (waiting_.empty() && free_.size() >= count) return;
+  constexpr std::chrono::milliseconds kPause{100};
+  const auto own = waiting_.insert(waiting_.end(), count);
+  while (waiting_.begin() != own || free_.size() < count) {
+    if (!relieve) {
+      freed_.wait(lock.native());
+    } else if (freed_.wait_for(lock.native(), kPause) == std::cv_status::timeout) {
+      lock.Unlock();
+      relieve();
+      lock.Lock();
+    }
+  }
+  waiting_.erase(own);
+  if (!waiting_.empty() && free_.size() - count >= waiting_.front()) freed_.notify_all();
+}
+
 Buffer BufferPool::Allocate() {
   MutexLock lock(mutex_);
-  while (free_.empty()) freed_.wait(lock.native());
+  WaitLocked(1, {}, lock);
   return TakeLocked();
 }
 
 Buffer BufferPool::TryAllocate() {
   MutexLock lock(mutex_);
-  return free_.empty() ? Buffer() : TakeLocked();
+  return free_.empty() || !waiting_.empty() ? Buffer() : TakeLocked();
 }
 
-void BufferPool::Fill(size_t count, std::vector<Buffer>* buffers) {
+void BufferPool::Fill(size_t count, std::vector<Buffer>* buffers, const std::function<void()>& relieve) {
   WEIGHTFS_ASSERT(count <= capacity());
   MutexLock lock(mutex_);
-  while (buffers->size() + free_.size() < count) freed_.wait(lock.native());
+  if (buffers->size() < count) WaitLocked(count - buffers->size(), relieve, lock);
   while (buffers->size() < count) buffers->push_back(TakeLocked());
 }
 
 bool BufferPool::TryFill(size_t count, std::vector<Buffer>* buffers) {
   MutexLock lock(mutex_);
-  while (buffers->size() < count && !free_.empty()) buffers->push_back(TakeLocked());
+  while (buffers->size() < count && !free_.empty() && waiting_.empty()) buffers->push_back(TakeLocked());
   return buffers->size() >= count;
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
+#include <list>
 #include <memory>
 #include <span>
 #include <vector>
@@ -60,15 +62,16 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  // Waits until a buffer is free. The caller holds no lock that a completion needs.
+  // Waits until a buffer is free, behind those who wait already. The caller holds no lock that a completion needs.
   Buffer Allocate() EXCLUDES(mutex_);
-  // Empty when none is free.
+  // Empty when none is free, or when somebody waits.
   Buffer TryAllocate() EXCLUDES(mutex_);
 
-  // Append buffers until `buffers` holds `count`, at most capacity(). Fill waits until all missing buffers are free and
-  // takes them at once, so callers that hold no other buffer of the pool cannot deadlock. TryFill takes the free ones
-  // and returns false if they are too few.
-  void Fill(size_t count, std::vector<Buffer>* buffers) EXCLUDES(mutex_);
+  // Append buffers until `buffers` holds `count`, at most capacity(). Fill waits, in turn, until all missing ones are
+  // free and takes them at once, so callers that hold no other buffer of the pool cannot deadlock. Meanwhile it calls
+  // `relieve`, without locks, every 100 ms. TryFill takes the free ones, and returns false if they are too few; none
+  // when somebody waits.
+  void Fill(size_t count, std::vector<Buffer>* buffers, const std::function<void()>& relieve = {}) EXCLUDES(mutex_);
   bool TryFill(size_t count, std::vector<Buffer>* buffers) EXCLUDES(mutex_);
 
   size_t capacity() const { return options_.count; }
@@ -80,6 +83,7 @@ class BufferPool {
   explicit BufferPool(const Options& options);
   size_t stride() const;  // bytes from one buffer to the next
   Buffer TakeLocked() REQUIRES(mutex_);
+  void WaitLocked(size_t count, const std::function<void()>& relieve, MutexLock& lock) REQUIRES(mutex_);
   void Release(Buffer::Slot* slot) EXCLUDES(mutex_);
 
   const Options options_;
@@ -87,6 +91,7 @@ class BufferPool {
   std::unique_ptr<Buffer::Slot[]> slots_;
   mutable Mutex mutex_;
   std::condition_variable freed_;
+  std::list<size_t> waiting_ GUARDED_BY(mutex_);  // the counts of those who wait, in turn
   std::vector<Buffer::Slot*> free_ GUARDED_BY(mutex_);  // last in, first out: the warmest memory first
 };
 

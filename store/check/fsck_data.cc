@@ -46,7 +46,7 @@ Result<void> Checker::TakeExtent(std::string_view key, std::string_view value) {
   }
   const uint64_t ino = parsed->ino.value;
   const auto record = ExtentRecord::Decode(key, value);
-  const Node* node = Find(ino);
+  Node* const node = Find(ino);
   if (!record) {
     return Reject(key, FindingKind::kDamagedRecord, ino,
                   fmt::format("the extent at byte {} cannot be decoded: what lay there is lost",
@@ -62,6 +62,7 @@ Result<void> Checker::TakeExtent(std::string_view key, std::string_view value) {
     return Reject(key, FindingKind::kExtentOutside, ino,
                   fmt::format("{} lies outside the {}", Where(extent), on_device ? "largest file" : "devices"));
   }
+  node->version = std::max(node->version, record->generation);
   extents_.push_back(extent);
   return {};
 }

@@ -41,6 +41,7 @@ struct Node {
   uint64_t blocks = 0;        // from the record; corrected by CheckCounts
   uint64_t found_blocks = 0;  // blocks in its extents
   uint64_t found_end = 0;     // the file block after its last extent
+  uint64_t version = 0;       // the latest generation of its extents
   uint32_t mode = 0;          // 0: damaged, and no other record has given its type yet
   uint32_t links = 0, flags = 0;
   uint32_t names = 0;  // entries that refer to this inode

@@ -143,6 +143,7 @@ Result<void> Checker::RewriteInode(const Node& node) {
     if (node.ino == kRootInode.value) record.mode = S_IFDIR | 0755;
     record.generation = 1;
     record.size = node.IsRegular() ? node.SizeAfterRepair() : 0;
+    record.data_version = node.version;  // the next commit's is later: its entry tells its extents from these
     record.accessed = record.modified = record.changed = record.created = Timestamp::Now();
   } else {
     ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));

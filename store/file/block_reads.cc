@@ -10,12 +10,16 @@
 
 namespace weightfs {
 
-// The read of one device run.
+// Of one transfer: a device that reads nothing costs no more.
+constexpr unsigned kMostUnreadable = 8;
+
+// The read of one device run. If the device cannot read it as a whole, its blocks are read one by one.
 class BlockReads::Transfer final : public IoRequest {
  public:
   Transfer(BlockReads& group, FileBlock first, const DeviceRun& run, std::byte* memory,
            std::span<const uint32_t> checksums)
-      : device(run.device), first_(first), checksums_(checksums.begin(), checksums.end()), group_(group) {
+      : device(run.device), first_(first), blocks_(run.run.count), checksums_(checksums.begin(), checksums.end()),
+        group_(group) {
     operation = Operation::kRead;
     offset = ToBytes(run.run.start);
     data = memory;
@@ -27,12 +31,16 @@ class BlockReads::Transfer final : public IoRequest {
   std::shared_ptr<BlockReads> keep;  // keeps the group from Submit to the end of this transfer
 
  private:
+  bool Take(const Result<void>& result);
   bool Verify();
 
   const FileBlock first_;
+  const BlockCount blocks_;
   const std::vector<uint32_t> checksums_;
   BlockReads& group_;
-  ReadAttempts attempts_;
+  BlockCount done_;  // blocks before the request's, of which nothing is to be done any more
+  unsigned unreadable_ = 0;
+  ReadAttempts attempts_;  // of the request's blocks
 };
 
 BlockReads::BlockReads(const Context& context, InodeId ino, Done done)
@@ -88,39 +96,61 @@ void BlockReads::Complete() {
 }
 
 void BlockReads::Transfer::OnComplete(Result<void> result) {
-  if (!result) {
-    spdlog::error("read failed: inode {}, file offset {}, device {}, device offset {}: {}", group_.ino_.value,
-                  first_.value * kBlockSize, device.value, offset.value, ToString(result.error()));
-    group_.Fail(result.error(), {data, size.value});
-  } else if (group_.context_.verify && !Verify()) {
-    return;  // another read was submitted
+  if (Take(result)) {
+    const auto group = std::exchange(keep, nullptr);  // the group owns this transfer
+    return group->Complete();
   }
-  const auto group = std::exchange(keep, nullptr);  // the group owns this transfer
-  group->Complete();
+  IoRequest* request = this;
+  group_.context_.devices[device].Submit({&request, 1});
 }
 
-// Checks every block. Returns false when a mismatch starts another read. Blocks that remain wrong are marked as failed.
+// Takes what the request has read. Returns false if another one is to be submitted.
+bool BlockReads::Transfer::Take(const Result<void>& result) {
+  if (!result) {
+    spdlog::error("read failed: inode {}, file offset {}, device {}, device offset {}, {} bytes: {}", group_.ino_.value,
+                  (first_.value + done_.value) * kBlockSize, device.value, offset.value, size.value,
+                  ToString(result.error()));
+    if (size.value > kBlockSize) {
+      size = ByteCount{kBlockSize};
+      return false;
+    }
+    group_.Fail(result.error(), {data, kBlockSize});
+    ++unreadable_;
+  } else if (group_.context_.verify && !Verify()) {
+    return false;
+  }
+  done_ += BlockCount{size.value / kBlockSize};
+  data += size.value;
+  offset += size;
+  attempts_ = {};
+  if (done_ < blocks_ && unreadable_ == kMostUnreadable) {
+    group_.Fail(result.error(), {data, ToBytes(blocks_ - done_).value});
+    return true;
+  }
+  return done_ == blocks_;
+}
+
+// Checks every block of the request. Returns false if they are to be read again. Blocks that remain wrong are marked as
+// failed.
 bool BlockReads::Transfer::Verify() {
+  const size_t blocks = size.value / kBlockSize;
   const auto matches = [this](size_t block) {
-    return Crc32c({data + block * kBlockSize, kBlockSize}) == checksums_[block];
+    return Crc32c({data + block * kBlockSize, kBlockSize}) == checksums_[done_.value + block];
   };
   size_t bad = 0;
-  while (bad < checksums_.size() && matches(bad)) ++bad;
-  if (bad == checksums_.size()) return true;
+  while (bad < blocks && matches(bad)) ++bad;
+  if (bad == blocks) return true;
   ++group_.context_.checksum_errors;
   const bool again = attempts_.ReadAgain();
-  for (; bad < checksums_.size(); ++bad) {
+  for (; bad < blocks; ++bad) {
     if (matches(bad)) continue;
     spdlog::error("checksum mismatch: inode {}, file offset {}, device {}, device offset {}{}", group_.ino_.value,
-                  (first_.value + bad) * kBlockSize, device.value, offset.value + bad * kBlockSize,
+                  (first_.value + done_.value + bad) * kBlockSize, device.value, offset.value + bad * kBlockSize,
                   again ? "; reading again" : "; giving up: reads of it fail with EIO");
     if (again) break;
     group_.Fail(Error{ErrorCode::kCorrupt}, {data + bad * kBlockSize, kBlockSize});
   }
-  if (!again) return true;
-  IoRequest* request = this;
-  group_.context_.devices[device].Submit({&request, 1});
-  return false;
+  return !again;
 }
 
 }  // namespace weightfs

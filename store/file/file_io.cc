@@ -123,8 +123,8 @@ bool FileIo::CommitReplacements(const SpaceSearch& search, BlockCount count, boo
 }
 
 // Dirty files hold the memory. FetchMemory writes back the files that have been dirty longest, until enough buffers are
-// free or every dirty file is under writeback. If another file turns dirty before the wait begins, its commit ends the
-// wait. A waiting writer holds no buffers and takes small ones before stripes, so writers cannot deadlock.
+// free or every dirty file is under writeback, and goes on with those that turn dirty while it waits. A waiting writer
+// holds no buffers and takes small ones before stripes, so writers cannot deadlock.
 void FileIo::FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies) {
   const size_t small = supplies->small.size() + needs.small, stripes = supplies->stripes.size() + needs.stripes;
   do {
@@ -132,8 +132,9 @@ void FileIo::FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies) {
   } while (p_.write_back.RelievePressure());
   supplies->small.clear();
   supplies->stripes.clear();
-  p_.small.Fill(small, &supplies->small);
-  p_.stripes.Fill(stripes, &supplies->stripes);
+  const auto relieve = [this] { p_.write_back.RelievePressure(); };
+  p_.small.Fill(small, &supplies->small, relieve);
+  p_.stripes.Fill(stripes, &supplies->stripes, relieve);
 }
 
 Result<void> FileIo::FetchContent(const InodePtr& inode, FileBlock block, WriteSupplies* supplies) {
@@ -284,15 +285,15 @@ void FileIo::ApplyWrite(const InodePtr& inode, uint64_t offset, uint64_t size, b
   p_.write_back.UpdateQueue(inode);
 }
 
-// A file may be replaced before the first commit of its content, or again and again, each time before the commit of its
-// complete content was due.
+// A file may be replaced before the commit of its content, of which an earlier commit may have a part. Or again and
+// again, each time before the commit of its complete content was due: the committed one is complete then, too.
 bool FileIo::IsOverdue(Inode& inode) const {
   MutexLock lock(inode.mutex);
   if (!inode.file) return false;
-  if (inode.committed.size == 0 && inode.attributes.size > 0) return true;
   const CommitState& state = inode.file->commit();
-  return state.WasReplaced() && !state.replacing() &&
-         CommitState::Clock::now() - state.first_replaced() >= p_.commit_interval;
+  if (state.replacing()) return false;
+  if (state.WasReplaced()) return CommitState::Clock::now() - state.first_replaced() >= p_.commit_interval;
+  return state.uncommitted() && std::max(inode.committed.size, inode.attributes.size) > 0;
 }
 
 Result<void> FileIo::Truncate(const InodePtr& inode, uint64_t size, bool replace) {

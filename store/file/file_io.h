@@ -179,7 +179,8 @@ class FileIo final : public DataOwner {
   Result<void> ZeroRange(const InodePtr& inode, uint64_t offset, uint64_t end);
   void Touch(const InodePtr& inode) REQUIRES(inode->mutex);
   Result<uint64_t> SeekUntil(const InodePtr& inode, uint64_t offset, uint64_t end, SeekTarget target);
-  Result<uint64_t> CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target, uint64_t length);
+  Result<uint64_t> CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target, uint64_t length,
+                            std::span<std::byte> memory);
   Result<void> GrowTo(const InodePtr& inode, uint64_t size);
   Result<ReadLease> LeaseExtents(const InodePtr& inode, uint64_t offset, uint64_t length, bool from_memory = false);
   Result<bool> LeaseChecksums(const InodePtr& inode, ReadLease* lease);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // FileIo operations on ranges of a file: allocate, punch, zero, seek, copy, list.
 #include <algorithm>
+#include <cstring>
+#include <memory>
 #include <utility>
 
 #include "store/file/file_change.h"
@@ -120,9 +122,10 @@ Result<uint64_t> FileIo::Seek(const InodePtr& inode, uint64_t offset, SeekTarget
   return SeekUntil(inode, offset, UINT64_MAX, target);
 }
 
-// Copies up to the end of one hole of the source or of one step of its data. Returns 0 at the end of the source.
+// Copies up to the end of one hole of the source or of one step of its data, through `memory`: a write may wait for
+// buffers, so nobody may keep some meanwhile. Returns 0 at the end of the source.
 Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const InodePtr& to, uint64_t target,
-                                  uint64_t length) {
+                                  uint64_t length, std::span<std::byte> memory) {
   // A hole in the source becomes a hole in the target.
   const auto data = SeekUntil(from, at, at + length, SeekTarget::kData);
   uint64_t source_size;
@@ -138,19 +141,19 @@ Result<uint64_t> FileIo::CopyStep(const InodePtr& from, uint64_t at, const Inode
     RETURN_IF_ERROR(GrowTo(to, target + (next - at)));
     return next - at;
   }
-  const auto hole = SeekUntil(from, at, at + std::min(kCopyStep, length), SeekTarget::kHole);
+  const auto hole = SeekUntil(from, at, at + std::min(memory.size(), length), SeekTarget::kHole);
   if (!hole) return hole.error().code == ErrorCode::kNoData ? Result<uint64_t>(0) : hole.error();
   const uint64_t step = *hole - at;
-  ASSIGN_OR_RETURN(const ReadView view, Read(from, ByteOffset{at}, ByteCount{step}));
-  uint64_t done = 0;
-  for (const iovec& piece : view.pieces) {
-    const std::span bytes(static_cast<const std::byte*>(piece.iov_base), piece.iov_len);
-    const auto written = Write(to, ByteOffset{target + done}, bytes);
-    if (!written && done == 0) return written.error();
-    if (!written) break;
-    done += piece.iov_len;
+  uint64_t copied = 0;
+  {
+    ASSIGN_OR_RETURN(const ReadView view, Read(from, ByteOffset{at}, ByteCount{step}));
+    for (const iovec& piece : view.pieces) {
+      std::memcpy(memory.data() + copied, piece.iov_base, piece.iov_len);
+      copied += piece.iov_len;
+    }
   }
-  return done;
+  RETURN_IF_ERROR(Write(to, ByteOffset{target}, memory.first(copied)));
+  return copied;
 }
 
 Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, const InodePtr& to, uint64_t to_offset,
@@ -164,8 +167,11 @@ Result<uint64_t> FileIo::CopyRange(const InodePtr& from, uint64_t from_offset, c
     length = std::min(length, size - from_offset);
   }
   uint64_t done = 0;
+  const size_t step_size = std::min(kCopyStep, length);
+  const auto owned = std::make_unique_for_overwrite<std::byte[]>(step_size);
+  const std::span<std::byte> memory(owned.get(), step_size);
   while (done < length) {
-    const auto step = CopyStep(from, from_offset + done, to, to_offset + done, length - done);
+    const auto step = CopyStep(from, from_offset + done, to, to_offset + done, length - done, memory);
     // Report the bytes copied so far; the next call returns the error.
     if (!step && done == 0) return step.error();
     if (!step || *step == 0) break;

@@ -92,7 +92,7 @@ struct Reader::Piece {
 // The plan of one request, made in one hold of the inode's mutex.
 struct Reader::Plan {
   std::vector<Piece> pieces;
-  bool streaming = false;
+  bool streaming = false, in_order = false;
   uint64_t device_bytes = 0;       // bytes that need buffers
   std::vector<uint64_t> chunks;    // chunks to load
   std::vector<uint64_t> segments;  // checksum segments to load
@@ -168,6 +168,7 @@ Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint6
     } else {
       PlanDirect(inode, offset, offset + step, supplies, &plan);
     }
+    plan.in_order = plan.in_order || (!from_devices && IsInOrder(offset, end - offset, sequence));
     plan.streaming = wanted && sequence >= kEdgeRead;
     offset += step;
   }
@@ -213,6 +214,10 @@ Reader::BlockRead Reader::PlanPiece(File& file, InodeId ino, const ExtentMap::Pi
   read.count = piece.count;
   if (!piece.IsWritten()) return read;
   read.run = DeviceRun{piece.extent->device, {piece.extent->start, piece.count}};
+  if (file.write_error().failed()) {  // some of its blocks have no content until it is reverted
+    read.error = *file.write_error().error();
+    return read;
+  }
   read.checksums.resize(piece.count.value);
   if (!reads_.verify) return read;
   if (const auto found = file.Checksums(piece.first, read.checksums, loaded, missing); !found) {
@@ -239,7 +244,7 @@ void Reader::Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies) 
   std::vector<std::shared_ptr<BlockReads>> loads;
   for (const uint64_t index : plan.chunks) {
     supplies->tried.insert(index);
-    LoadChunk(inode, index, ReadCache::Purpose::kNeeded, &loads);
+    LoadChunk(inode, index, ReadCache::Purpose::kNeeded, plan.in_order, &loads);
   }
   BlockReads::Submit(loads);
   supplies->checksums.Load(catalog_, inode->id, plan.segments);
@@ -254,9 +259,10 @@ void Reader::Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies) 
 
 // Begins to load a chunk, unless it is cached or loading, part of it is dirty, or none of it is on a device. Appends
 // its reads to `loads`, which the caller submits. Returns false when memory is short.
-bool Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose,
+bool Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose, bool in_order,
                        std::vector<std::shared_ptr<BlockReads>>* loads) {
-  if (const HotFilePtr hot = HotByReads(inode); hot != nullptr && LoadHotChunk(inode, hot, index, loads)) return true;
+  const HotFilePtr hot = HotByReads(inode, in_order, loads);
+  if (hot != nullptr && LoadHotChunk(inode, hot, index, loads)) return true;
   Buffer buffer;
   ChecksumSegments checksums;
   while (true) {
@@ -314,17 +320,27 @@ bool Reader::BecomesHot(const Inode& inode) const {
   return inode.attributes.size >= kLeastHot && inode.attributes.size <= files->limit().value / 2;
 }
 
-// The hot file that reads of the file load, or null.
-HotFilePtr Reader::HotByReads(const InodePtr& inode) {
+// The hot file that reads of the file load, or null. Only reads `in_order` make one: programs that look at the headers
+// of many files must not evict models.
+HotFilePtr Reader::HotByReads(const InodePtr& inode, bool in_order, std::vector<std::shared_ptr<BlockReads>>* loads) {
   uint64_t size;
+  std::vector<uint64_t> cached;  // the ends that were looked at before: reads in order find them in the cache
   {
     MutexLock lock(inode->mutex);
     if (!BecomesHot(*inode)) return nullptr;
-    if (HotFilePtr hot = cache_.hot()->Find(inode->id)) return hot;
+    if (HotFilePtr hot = cache_.hot()->Find(inode->id); hot != nullptr || !in_order) return hot;
     size = inode->attributes.size;
+    for (const uint64_t end : {uint64_t{0}, (size - 1) / kChunkBytes}) {
+      if (cache_.Find(inode->id, end) != nullptr) cached.push_back(end);
+    }
   }
   const auto made = cache_.hot()->Make(inode->id, size, 1);
-  return made ? BeginHot(inode, *made) : nullptr;
+  if (!made) return nullptr;
+  HotFilePtr hot = BeginHot(inode, *made);
+  for (const uint64_t end : cached) {
+    if (!LoadHotChunk(inode, hot, end, loads)) break;  // not all of the file becomes hot
+  }
+  return hot;
 }
 
 // Makes a new content current, unless another one is. Returns the current one.
@@ -344,8 +360,9 @@ HotFilePtr Reader::BeginHot(const InodePtr& inode, HotFilePtr made) {
 Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& hot, uint64_t index,
                                       std::vector<std::shared_ptr<BlockReads>>* loads) {
   HotFiles& files = *cache_.hot();
+  if (ChunkPtr chunk = files.FindChunk(*hot, index)) return chunk;
+  RETURN_IF_ERROR(files.Provide(*hot, index));
   ChecksumSegments checksums;
-  HotFiles::Freed freed;
   while (true) {
     std::vector<uint64_t> missing;
     {
@@ -357,7 +374,7 @@ Result<ChunkPtr> Reader::LoadHotChunk(const InodePtr& inode, const HotFilePtr& h
       if (inode->file->dirty().Overlaps(first, BlockCount{kChunkBlocks})) return ErrorCode::kAgain;
       const std::vector<BlockRead> planned = PlanChunk(*inode, index, checksums, &missing);
       if (missing.empty()) {
-        const ChunkPtr chunk = files.BeginChunk(*hot, index, &freed);
+        const ChunkPtr chunk = files.BeginChunk(*hot, index);
         if (chunk == nullptr) return ErrorCode::kNoMemory;
         loads->push_back(BeginChunk(*inode, chunk, [&files, hot, index] { files.Fail(*hot, index); }, planned));
         files.counters().loaded_bytes += kChunkBytes;
@@ -481,7 +498,7 @@ void Reader::ReadAhead(const InodePtr& inode, uint64_t end, uint64_t sequence) {
   std::vector<std::shared_ptr<BlockReads>> loads;
   for (uint64_t index = next; index < ahead; ++index) {
     if (cache_.Find(inode->id, index) != nullptr) continue;
-    if (!LoadChunk(inode, index, ReadCache::Purpose::kAhead, &loads)) break;
+    if (!LoadChunk(inode, index, ReadCache::Purpose::kAhead, /*in_order=*/true, &loads)) break;
   }
   BlockReads::Submit(loads);
 }
@@ -494,12 +511,16 @@ uint64_t Reader::ReadAheadChunks(uint64_t sequence, uint64_t places) const {
   return std::min(most, std::max<uint64_t>(4, 4 * sequence / kChunkBytes));
 }
 
+bool Reader::IsInOrder(uint64_t offset, uint64_t size, uint64_t sequence) {
+  return sequence >= kStreamBytes || (offset == 0 && size >= kEdgeRead);
+}
+
 // True when the chunk of `offset` is worth reading whole: for a stream, and for small reads at either end of the file
 // (zip directories, safetensors headers, HDF5 metadata). A request for all of a small file leaves nothing to read
 // ahead, and its chunk would take the memory of a large file's.
 bool Reader::UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint64_t sequence) const {
   if (offset == 0 && size <= kEdgeRead && size == inode.attributes.size) return false;
-  if (sequence >= kStreamBytes || (offset == 0 && size >= kEdgeRead)) return true;
+  if (IsInOrder(offset, size, sequence)) return true;
   if (size >= kHotRead && BecomesHot(inode) && cache_.hot()->Find(inode.id) != nullptr) return true;
   const uint64_t last = (inode.attributes.size - 1) / kChunkBytes;
   return size <= kEdgeRead && (offset / kChunkBytes == 0 || offset / kChunkBytes == last);

@@ -106,6 +106,7 @@ class Reader {
   uint64_t Advance(ReadStream* stream, uint64_t offset, uint64_t size);
   uint64_t ReadAheadChunks(uint64_t sequence, uint64_t places) const;
   BufferPool& PoolFor(uint64_t bytes) const;
+  static bool IsInOrder(uint64_t offset, uint64_t size, uint64_t sequence);
   bool UsesChunks(const Inode& inode, uint64_t offset, uint64_t size, uint64_t sequence) const REQUIRES(inode.mutex);
   bool CanLoadChunk(const Inode& inode, uint64_t index) const REQUIRES(inode.mutex);
 
@@ -116,12 +117,12 @@ class Reader {
                       std::vector<uint64_t>* missing);
   bool TakeMemory(uint64_t bytes, Supplies* supplies);
   void Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies);
-  bool LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose,
+  bool LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose, bool in_order,
                  std::vector<std::shared_ptr<BlockReads>>* loads);
   Result<ChunkPtr> LoadHotChunk(const InodePtr& inode, const HotFilePtr& hot, uint64_t index,
                                 std::vector<std::shared_ptr<BlockReads>>* loads);
   bool BecomesHot(const Inode& inode) const REQUIRES(inode.mutex);
-  HotFilePtr HotByReads(const InodePtr& inode);
+  HotFilePtr HotByReads(const InodePtr& inode, bool in_order, std::vector<std::shared_ptr<BlockReads>>* loads);
   HotFilePtr BeginHot(const InodePtr& inode, HotFilePtr made);
   std::vector<BlockRead> PlanChunk(const Inode& inode, uint64_t index, ChecksumSegments& loaded,
                                    std::vector<uint64_t>* missing) REQUIRES(inode.mutex);

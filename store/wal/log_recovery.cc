@@ -58,13 +58,15 @@ class CommittedData {
     for (BlockCount done; done < extent.count;) {
       const BlockCount some = std::min(extent.count - done, BlockCount{memory.size() / kBlockSize});
       const auto bytes = memory.first(ToBytes(some).value);
-      for (ReadAttempts attempts; !device.Read(ToBytes(extent.start + done), bytes);) {
-        if (!attempts.ReadAgain()) return false;
-      }
       found.resize(some.value);
-      Crc32cBlocks(bytes, found.data());
-      for (size_t index = 0; index < found.size(); ++index) {
-        if (ChecksumOf(first + done + BlockCount{index}) != found[index]) return false;
+      const auto is_there = [&] {
+        if (!device.Read(ToBytes(extent.start + done), bytes)) return false;
+        Crc32cBlocks(bytes, found.data());
+        uint64_t block = (first + done).value;
+        return std::ranges::all_of(found, [&](uint32_t sum) { return ChecksumOf(FileBlock{block++}) == sum; });
+      };
+      for (ReadAttempts attempts; !is_there();) {
+        if (!attempts.ReadAgain()) return false;
       }
       done += some;
     }

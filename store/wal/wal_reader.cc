@@ -85,8 +85,13 @@ Result<std::optional<FrameReader::Frame>> FrameReader::ReadFrame() {
 Result<std::optional<FrameReader::Frame>> FrameReader::Next() {
   EnterNextSegment();
   if (position_.segment >= stream_.segments.size()) return std::optional<Frame>();
-  ASSIGN_OR_RETURN(auto frame, ReadFrame());
-  if (!frame || frame->header.number != position_.frame) return std::optional<Frame>();
+  std::optional<Frame> frame;
+  ReadAttempts attempts;
+  do {
+    ASSIGN_OR_RETURN(frame, ReadFrame());
+    if (frame && frame->header.number != position_.frame) frame.reset();
+  } while (!frame && attempts.ReadAgain());  // it would be the end of the log
+  if (!frame) return frame;
   frame->follows = std::exchange(follows_, true);
   entered_ = position_.segment;
   position_.block += BlocksFor(ByteCount{frame->header.size + frame->header.payload_size});
@@ -191,11 +196,16 @@ Result<bool> EntryReader::SkipDamage() {
 
 Result<std::optional<Root>> ReadRoot(BlockDevice& device, uint64_t offset, std::span<std::byte> memory) {
   if (device.size().value < offset + kRootCapacity) return std::optional<Root>();
-  RETURN_IF_ERROR(ReadAgain(device, ByteOffset{offset}, memory.first(kBlockSize)));
-  const size_t size = RootSize(TextOf(memory.first(kBlockSize)));
-  if (size == 0) return std::optional<Root>();
-  RETURN_IF_ERROR(ReadAgain(device, ByteOffset{offset}, memory.first(size)));
-  return DecodeRoot(TextOf(memory.first(size)));
+  std::optional<Root> root;
+  ReadAttempts attempts;
+  do {
+    RETURN_IF_ERROR(ReadAgain(device, ByteOffset{offset}, memory.first(kBlockSize)));
+    const size_t size = RootSize(TextOf(memory.first(kBlockSize)));
+    if (size == 0) continue;
+    RETURN_IF_ERROR(ReadAgain(device, ByteOffset{offset}, memory.first(size)));
+    root = DecodeRoot(TextOf(memory.first(size)));
+  } while (!root && attempts.ReadAgain());
+  return root;
 }
 
 Result<std::optional<Root>> FindRoot(Devices devices, const std::optional<Uuid>& store_id) {

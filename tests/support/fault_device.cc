@@ -78,6 +78,8 @@ FaultDevice::Pending FaultDevice::StartReadLocked(IoRequest* request) {
   counts_.read += request->size;
   Pending pending{request};
   pending.failure = NextFailureLocked(Target::kRead);
+  const bool reaches = unreadable_ && request->offset <= *unreadable_ && *unreadable_ < request->offset + request->size;
+  if (reaches) pending.failure = ErrorCode::kIo;
   pending.lie = NextLieLocked({Lie::kStaleRead, Lie::kMisdirectedRead, Lie::kFlippedRead});
   return pending;
 }
@@ -122,9 +124,15 @@ void FaultDevice::Fail(Target target, Failure failure) {
   triggers_[static_cast<size_t>(target)] = {failure.nth, failure.and_later, failure.code};
 }
 
+void FaultDevice::FailReadsAt(ByteOffset offset) {
+  MutexLock lock(mutex_);
+  unreadable_ = offset;
+}
+
 void FaultDevice::StopFailing() {
   MutexLock lock(mutex_);
   triggers_ = {};
+  unreadable_.reset();
   lying_ = {};
   budget_ = {std::numeric_limits<uint64_t>::max()};
 }

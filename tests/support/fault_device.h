@@ -55,7 +55,9 @@ class FaultDevice final : public BlockDevice {
     ErrorCode code = ErrorCode::kIo;
   };
   void Fail(Target target, Failure failure) EXCLUDES(mutex_);
-  void StopFailing() EXCLUDES(mutex_);  // also removes the write budget, and stops lying
+  void StopFailing() EXCLUDES(mutex_);  // also removes the write budget, stops lying, and makes all readable
+  // Makes every read of this byte fail.
+  void FailReadsAt(ByteOffset offset) EXCLUDES(mutex_);
 
   // Makes the `nth` operation of its kind from now on (the first is 1), or it and all later ones, succeed without doing
   // what it says. Asynchronous and synchronous writes count together.
@@ -138,6 +140,7 @@ class FaultDevice final : public BlockDevice {
   std::deque<Pending> pending_ GUARDED_BY(mutex_);
   std::mt19937_64 random_ GUARDED_BY(mutex_);
   std::array<Trigger, 4> triggers_ GUARDED_BY(mutex_);
+  std::optional<ByteOffset> unreadable_ GUARDED_BY(mutex_);
   ByteCount budget_ GUARDED_BY(mutex_) = {std::numeric_limits<uint64_t>::max()};
   ErrorCode budget_code_ GUARDED_BY(mutex_) = ErrorCode::kNoSpace;
   Lie lie_ GUARDED_BY(mutex_) = Lie::kLostWrite;

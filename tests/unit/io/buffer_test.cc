@@ -131,6 +131,34 @@ TEST(BufferPoolTest, TryFillTakesWhatIsFreeAndFillTheRest) {
   EXPECT_EQ(pool->in_use(), 3U);
 }
 
+TEST(BufferPoolTest, WhoNeedsOneWaitsBehindWhoNeedsSeveral) {
+  const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 3});
+  std::vector<Buffer> held, several;
+  ASSERT_TRUE(pool->TryFill(3, &held));
+  auto filled = StartUntilBlocked([&] {
+    pool->Fill(3, &several);
+    return several.size();
+  });
+  held.pop_back();
+  EXPECT_FALSE(pool->TryAllocate());
+  std::vector<Buffer> more;
+  EXPECT_FALSE(pool->TryFill(1, &more));
+  auto one = StartUntilBlocked([&] { return static_cast<bool>(pool->Allocate()); });
+  held.clear();
+  EXPECT_EQ(filled.get(), 3U);
+  EXPECT_FALSE(HasEnded(one));
+  several.clear();
+  EXPECT_TRUE(one.get());
+}
+
+TEST(BufferPoolTest, WhoWaitsCallsForRelief) {
+  const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 1});
+  Buffer held = pool->Allocate();
+  std::vector<Buffer> buffers;
+  pool->Fill(1, &buffers, [&] { held = Buffer(); });
+  EXPECT_EQ(buffers.size(), 1U);
+}
+
 // Were the buffers taken one by one, two callers would soon wait for each other.
 TEST(BufferPoolTest, CallersOfFillDoNotWaitForOneAnother) {
   const auto pool = MakePool({.buffer_size = {kBlockSize}, .count = 5});

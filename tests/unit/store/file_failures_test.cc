@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <future>
 #include <thread>
 #include <utility>
@@ -405,9 +406,59 @@ TEST(FileFailures, AReadFailureIsAnErrorOfThatReadAlone) {
   const InodePtr file = store.Create("a").value();
   ASSERT_OK(store.WriteAt(file, 0, Pattern(13, kMiB)));
   ASSERT_OK(store->Sync(file));
+  const auto read = [&] { return store.ReadAt(file, 300 * kKiB, 200 * kKiB); };
+  const uint64_t before = store.device().counts().reads;
+  store.device().Fail(FaultDevice::Target::kRead, {.nth = 1, .and_later = true});
+  EXPECT_EQ(read().error().code, ErrorCode::kIo);
+  EXPECT_LT(store.device().counts().reads - before, 20U) << "a device that reads nothing";
+  store.device().StopFailing();
+  EXPECT_TRUE(Must(read()) == Pattern(13, kMiB).substr(300 * kKiB, 200 * kKiB));
   store.device().Fail(FaultDevice::Target::kRead, {.nth = 1});
-  EXPECT_EQ(store.ReadAt(file, 300 * kKiB, 200 * kKiB).error().code, ErrorCode::kIo);
-  EXPECT_TRUE(Must(store.ReadAt(file, 300 * kKiB, 200 * kKiB)) == Pattern(13, kMiB).substr(300 * kKiB, 200 * kKiB));
+  EXPECT_TRUE(Must(read()) == Pattern(13, kMiB).substr(300 * kKiB, 200 * kKiB)) << "its blocks are read again";
+}
+
+TEST(FileFailures, AnUnreadableBlockCostsNoOther) {
+  TestStore store;
+  const std::string data = Pattern(14, 4 * kMiB);
+  ASSERT_OK(store.WriteFile("a", data));
+  ASSERT_OK(store->SyncAll());
+  const auto extents = Must(store->files().Extents(store.OpenPath("a").value(), FileBlock{0}, 10));
+  ASSERT_EQ(extents.size(), 1U);
+  constexpr uint64_t kBad = 3 * kMiB / 2;
+  ASSERT_OK(store.Remount());
+  store.device().FailReadsAt(ToBytes(extents[0].start) + ByteCount{kBad + 17});
+  const InodePtr file = store.OpenPath("a").value();
+  const auto is_right = [&](uint64_t offset, uint64_t size) {
+    const auto read = store.ReadAt(file, offset, size);
+    return read && *read == data.substr(offset, size);
+  };
+  EXPECT_TRUE(is_right(0, kBlock)) << "in the same chunk";
+  EXPECT_TRUE(is_right(0, kBad));
+  EXPECT_TRUE(is_right(kBad + kBlock, 4 * kMiB - kBad - kBlock));
+  EXPECT_EQ(store.ReadAt(file, kBad, kBlock).error().code, ErrorCode::kIo);
+  EXPECT_EQ(store.ReadAt(file, 0, 4 * kMiB).error().code, ErrorCode::kIo);
+  EXPECT_EQ(store->statistics().checksum_errors, 0U);
+  store.device().StopFailing();
+  EXPECT_TRUE(is_right(0, 4 * kMiB));
+}
+
+TEST(FileFailures, BlocksThatWereNotWrittenAreNoDamage) {
+  TestStore store;
+  const InodePtr file = store.Create("a").value();
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(1, 6 * kMiB)));
+  ASSERT_OK(store->Sync(file));
+  store.device().Hold();
+  store.device().Fail(FaultDevice::Target::kWrite, {.nth = 1});
+  ASSERT_OK(store.WriteAt(file, 0, Pattern(2, 6 * kMiB)));
+  store.device().WaitForHeld(2);  // so the file is not reverted yet
+  store.device().CompleteOne();
+  auto read = std::async(std::launch::async, [&] { return store.ReadAt(file, 0, kBlock); });
+  EXPECT_EQ(read.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  store.device().Release();
+  EXPECT_EQ(read.get().error().code, ErrorCode::kIo);
+  EXPECT_EQ(store->Sync(file).error().code, ErrorCode::kIo);
+  EXPECT_TRUE(Must(store.ReadAll(file)) == Pattern(1, 6 * kMiB));
+  EXPECT_EQ(store->statistics().checksum_errors, 0U);
 }
 
 TEST(FileFailures, AnUnlinkThatFailsLeavesTheFileAsItWas) {

@@ -5,7 +5,9 @@
 #include <array>
 #include <cstring>
 #include <future>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "meta/keys.h"
 #include "tests/support/result_asserts.h"
@@ -327,6 +329,28 @@ TEST(Files, CopyRangeCopiesDataAndKeepsHoles) {
   EXPECT_EQ(store->files().CopyRange(from, 0, to, 0, UINT64_MAX >> 1).value(), size);
   EXPECT_TRUE(Must(store.ReadAll(to)) == Must(store.ReadAll(from)));
   EXPECT_EQ(store->files().Seek(to, 80000, SeekTarget::kData).value(), 20 * kMiB);
+}
+
+TEST(Files, ManyCopiesAtOnceOfFilesInMemoryEnd) {
+  TestStore store;
+  constexpr int kCopies = 24;  // more than a store of this memory has stripes
+  std::vector<InodePtr> from, to;
+  for (int i = 0; i < kCopies; ++i) {
+    from.push_back(store.Create("from" + std::to_string(i)).value());
+    to.push_back(store.Create("to" + std::to_string(i)).value());
+    for (uint64_t at = 0; at < kMiB; at += 128 * kKiB)
+      ASSERT_OK(store.WriteAt(from[i], at, Pattern(i, kMiB).substr(at, 128 * kKiB)));
+  }
+  store.device().Hold();
+  std::vector<std::future<Result<uint64_t>>> copies;
+  for (int i = 0; i < kCopies; ++i) {
+    copies.push_back(StartUntilBlocked([&, i] { return store->files().CopyRange(from[i], 0, to[i], 0, kMiB); }));
+  }
+  store.device().Release();
+  for (int i = 0; i < kCopies; ++i) {
+    EXPECT_EQ(Must(copies[i].get()), kMiB);
+    EXPECT_TRUE(Must(store.ReadAll(to[i])) == Pattern(i, kMiB));
+  }
 }
 
 TEST(Files, ACopyThatFailsInAHoleReturnsTheBytesItCopied) {

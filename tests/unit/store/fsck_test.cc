@@ -94,6 +94,16 @@ TEST_F(Fsck, DamagedEntriesAreRemovedAndTheirInodesMovedToLostAndFound) {
   EXPECT_EQ(*ReadPath(fmt::format("lost+found/#{}/small", sub_.value)), "hello");
 }
 
+// Recovery of the log takes an extent of an entry's generation for one that the entry has written.
+TEST_F(Fsck, ARebuiltInodeIsOfTheVersionOfItsExtents) {
+  auto [key, extent] = FirstExtent(big_);
+  extent.generation = 7;
+  kv()[key] = extent.Encode(key);
+  kv()[keys::Inode(big_)] = "garbage";
+  Check(/*repair=*/true);
+  EXPECT_EQ(Record(big_).data_version, 7U);
+}
+
 TEST_F(Fsck, LostInodesOfEveryKindAreMovedToLostAndFound) {
   kv().erase(keys::Entry(directory_, "big"));
   kv().erase(keys::Entry(kRootInode, "link"));

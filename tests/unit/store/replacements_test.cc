@@ -95,6 +95,35 @@ TEST_F(Replacements, ContentThatWasNotCommittedYetIsCommittedFirst) {
   EXPECT_EQ(ContentAfterKill("new"), "half");
 }
 
+TEST_F(Replacements, ContentThatWasCommittedInPartIsCommittedFirst) {
+  const auto append = [&](std::string_view name, std::string_view text) {
+    const InodePtr file = store_.OpenPath(name).value();
+    EXPECT_TRUE(store_.WriteAt(file, store_.SizeOf(file), text));
+    return file;
+  };
+  const auto replace = [&](std::string_view name) {
+    const InodePtr file = store_.OpenPath(name, /*truncate=*/true).value();
+    EXPECT_TRUE(store_.WriteAt(file, 0, "half"));
+    return file;
+  };
+  store_->CloseFile(append("kept", " and appended"));
+  const InodePtr kept = replace("kept");
+  EXPECT_EQ(ContentAfterKill("kept"), "old and appended");
+
+  const InodePtr created = store_.Create("new").value();
+  ASSERT_OK(store_.WriteAt(created, 0, "first "));
+  ASSERT_OK(store_->Sync(created));
+  ASSERT_OK(store_.WriteAt(created, 6, "second"));
+  store_->CloseFile(created);
+  const InodePtr other = replace("new");
+  EXPECT_EQ(ContentAfterKill("new"), "first second");
+  ASSERT_OK(store_->Sync(other));  // in the middle of a replacement
+  store_->CloseFile(append("new", " and the rest"));
+  store_->CloseFile(other);
+  const InodePtr last = replace("new");
+  EXPECT_EQ(ContentAfterKill("new"), "half and the rest");
+}
+
 TEST_F(Replacements, APublicationCommitsNoReplacementElsewhere) {
   const InodePtr half = ReplaceHalf();
   ASSERT_OK(store_.WriteFile("d/f", "published"));

@@ -316,6 +316,36 @@ TEST(Log, ADamagedFrameBeforeTheLastMarkIsNotTakenForTheEnd) {
   EXPECT_TRUE(tail->damaged);
 }
 
+// A bit may flip on the way from a sound device.
+TEST(Log, AReadThatDiffersOnceEndsNoLog) {
+  TestStore store(Options());
+  for (const char* name : {"a", "b"}) {
+    ASSERT_OK(store.WriteFile(name, Pattern(1, 20000)));
+    ASSERT_OK(store->SyncAll());
+  }
+  const CrashImage image = ImageOf(store);
+  const auto last_entry = [&](uint64_t flipped, bool* lied) {
+    Restarted restarted = Restart(image);
+    const auto devices = restarted.borrowed();
+    restarted.devices[0]->StartLying(FaultDevice::Lie::kFlippedRead, flipped);
+    wal::Root root = Must(wal::FindRoot(devices, std::nullopt)).value();
+    EXPECT_FALSE(root.newer_lost) << flipped;
+    EXPECT_TRUE(wal::LoadSegments(devices, &root).has_value());
+    const wal::Tail tail = Must(wal::FindDurableTail(devices, root, root.checkpoint));
+    EXPECT_FALSE(tail.damaged) << flipped;
+    *lied = restarted.devices[0]->has_lied();
+    return tail.version.sequence;
+  };
+  bool lied = true;
+  const uint64_t right = last_entry(UINT64_MAX, &lied);
+  ASSERT_FALSE(lied);
+  uint64_t flipped = 0;
+  do {
+    EXPECT_EQ(last_entry(++flipped, &lied), right) << flipped;
+  } while (lied);
+  EXPECT_GT(flipped, 10U);
+}
+
 // An entry whose data did not reach the device before the power failed.
 TEST(Log, EndsBeforeAnEntryWithoutItsData) {
   TestStore store(Options());

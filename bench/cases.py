@@ -249,8 +249,22 @@ def small_cases(run):
                 run.worker.ask("read-all", check=True, **files)
 
         return [step("create", "create"), step("stat", "stat", drop_names), step("stat-again", "stat"),
-                step("list", "list", drop_names), step("list-again", "list", after=compare),
+                step("list", "list", drop_names), step("list-again", "list"),
+                step("replace", "replace", after=compare),
                 step("unlink", "unlink", after=lambda _: sync_file(files["path"]))]
+
+    def replacements(directory, name, size, count, sync=False):
+        """Files that are created, and replaced by new ones that get their names."""
+        files = {"path": directory.file("replaced"), "size": size, "sync": sync}
+        files["count"] = min(200 if run.options.quick else count, run.size // size)
+
+        def after(turn):
+            run.worker.ask("read-all", check=True, **files) if turn.warm_up else None
+            run.worker.ask("unlink", **files)
+            sync_file(files["path"])
+
+        return [Step(f"create-{name}", lambda _: run.worker.ask("create", **files)),
+                Step(f"replace-{name}", lambda _: run.worker.ask("replace", **files), after=after)]
 
     def reads(directory):
         """Files that one request reads, opened, read and closed: first from the disk, then from the kernel's cache."""
@@ -267,7 +281,10 @@ def small_cases(run):
         return [Step("small-read-cold", work, make_files),
                 Step("small-read", work, after=lambda _: run.worker.ask("unlink", **files))]
 
-    makers = [life, reads, lambda directory: git_steps(run, directory)]
+    makers = [life, reads, lambda directory: replacements(directory, "4k", SMALL_READ, 2000),
+              lambda directory: replacements(directory, "1m", MIB, 200),
+              lambda directory: replacements(directory, "4k-sync", SMALL_READ, 1000, sync=True),
+              lambda directory: git_steps(run, directory)]
     if shutil.which("git") is None:
         run.results.not_measured("git-add", "weightfs", "git is not installed")
         makers.pop()

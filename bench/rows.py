@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 
 _READ = {"reference": 0.95, "host": 1.0, "slow_host": 1.3, "in_memory": 0.6}
 _WRITE = {"reference": 0.9, "host": 1.3, "in_memory": 0.6}
+_REPLACE = {"beside": 0.71}   # at most 1.4 times as long
 _HANDLE = {"reference": 0.95, "host_to_reference": 0.95, "fio_in_memory": 1.0}
 
 
@@ -71,15 +72,22 @@ ROWS = [
         ("list-again", "list again", {"host": 0.5}),
         ("small-read-cold", "open, read 4 KiB, close, cold", {}),
         ("small-read", "open, read 4 KiB, close, again", {}),
-        ("unlink", "unlink", {"host": 0.5}),
+        ("replace", "create, write 64 KiB, close, rename over another", _REPLACE, {"beside": "create"}),
+        ("create-4k", "create, write 4 KiB, close", {}),
+        ("replace-4k", "the same, rename over another", _REPLACE, {"beside": "create-4k"}),
+        ("create-1m", "create, write 1 MiB, close", {}),
+        ("replace-1m", "the same, rename over another", _REPLACE, {"beside": "create-1m"}),
+        ("create-4k-sync", "create, write 4 KiB, fsync, close", {"disk_host": 1.0}),
+        ("replace-4k-sync", "the same, rename over another", {"disk_host": 1.0}, {"beside": "create-4k-sync"}),
+        ("unlink", "unlink", {"host": 0.25}),
         ("git-add", "git add of 500 files of 4 KiB", {})], ""),
     *_group("small-writes", "writes/s", [
         ("append-4", "append 4 bytes by write(2)", {}),
         ("append-4k", "append 4 KiB by write(2)", {}),
         ("write-4k-random", "overwrite 4 KiB at random offsets", {"host": 0.4})], ""),
     *_group("small-writes", "syncs/s", [
-        ("fsync-4k", "overwrite 4 KiB + fsync", {"host": 0.4}),
-        ("fsync-4k-8", "the same by eight threads, a file each", {"host": 0.4})], ""),
+        ("fsync-4k", "overwrite 4 KiB + fsync", {"host": 0.6}),
+        ("fsync-4k-8", "the same by eight threads, a file each", {"host": 0.6})], ""),
     *(row for do, verb, into in (("read", "reads", "into"), ("write", "writes", "from"))
       for row in _group("direct", "GB/s", [
           (f"direct-{do}", f"a handle {verb} a tensor by a lease{', durable' * (do == 'write')}", _HANDLE),

@@ -206,6 +206,15 @@ Result<void> UnlinkFile(const File& job) {
   return {};
 }
 
+// As programs do that save atomically.
+Result<void> ReplaceFile(const File& job) {
+  File written = job;
+  written.path += ".tmp";
+  RETURN_IF_ERROR(WriteFile(written));
+  if (rename(written.path.c_str(), job.path.c_str()) != 0) return SystemError(job.path, "cannot be replaced");
+  return {};
+}
+
 // {"path", "count"}
 Outcome ListDirectory(const Job& job) {
   DIR* const directory = opendir(job.path.c_str());
@@ -264,7 +273,8 @@ class Worker {
     static const std::map<std::string, Result<void> (*)(const File&)> kWhole = {
         {"read", ReadFile}, {"write", WriteFile}, {"map", MapFile}};
     static const std::map<std::string, Result<void> (*)(const File&)> kMany = {
-        {"create", WriteFile}, {"stat", StatFile}, {"read-all", ReadFile}, {"unlink", UnlinkFile}};
+        {"create", WriteFile},  {"replace", ReplaceFile}, {"stat", StatFile},
+        {"read-all", ReadFile}, {"unlink", UnlinkFile}};
     if (name == "prepare") return Prepare(job);
     if (name == "cold") return MakeCold(job);
     if (name == "counters") return ReadCounters(job);
@@ -277,7 +287,7 @@ class Worker {
     if (const auto found = kMany.find(name); found != kMany.end()) {
       if (name == "create") RETURN_IF_ERROR(MakeDirectory(job.path));
       for (unsigned index = 0; index < job.count; ++index) RETURN_IF_ERROR(found->second(SmallFileOf(job, index)));
-      return Moved(job.count, name == "create" || name == "read-all" ? job.count * job.size : 0);
+      return Moved(job.count, name == "stat" || name == "unlink" ? 0 : job.count * job.size);
     }
     if (name == "reader") return ReadRows(job);
     RETURN_IF_ERROR(CreateHandles());

@@ -47,7 +47,8 @@ def left_in(directory):
     return os.listdir(directory) + mounts_below(directory) + in_memory
 
 
-FEW = ("read-1m", "write-1m", "save-many", "numpy-load", "create", "stat", "unlink", "fsync-4k-8")   # without --full
+FEW = ("read-1m", "write-1m", "save-many", "numpy-load", "create", "stat", "replace-4k", "unlink",
+       "fsync-4k-8")   # without --full
 
 
 @pytest.fixture(scope="module")

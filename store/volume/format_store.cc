@@ -27,7 +27,6 @@
 #include "meta/records.h"
 #include "meta/rocks_kv_store.h"
 #include "store/names/namespace.h"
-#include "store/volume/catalog_swap.h"
 #include "store/volume/device_contents.h"
 #include "store/volume/disk_partition.h"
 #include "store/volume/pool_fill.h"

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/volume/open_catalog.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -13,13 +16,13 @@
 
 #include "common/log.h"
 #include "common/shell_quote.h"
+#include "common/sync_directory.h"
 #include "common/utc_time.h"
 #include "io/huge_pages.h"
 #include "meta/keys.h"
 #include "meta/overlay_kv_store.h"
 #include "meta/records.h"
 #include "meta/rocks_kv_store.h"
-#include "store/volume/catalog_swap.h"
 #include "store/wal/log_recovery.h"
 #include "store/wal/logged_kv_store.h"
 
@@ -73,6 +76,36 @@ Result<void> CheckOneCopy(const StoreLocation& store, const StoreParts& parts) {
                              store.name, path(0), path(index))};
   }
   return {};
+}
+
+// Creates an empty catalog beside that of the store. Removes what interrupted calls have left.
+Result<std::unique_ptr<KvStore>> CreateNewCatalog(const std::string& directory) {
+  const std::string path = directory + "/" + kNewCatalogName;
+  RETURN_IF_ERROR(RemoveTree(path));
+  RETURN_IF_ERROR(RemoveTree(directory + "/" + kReplacedCatalogName));
+  ASSIGN_OR_RETURN(auto catalog, RocksKvStore::Open(path, {.create = true}));
+  return std::unique_ptr<KvStore>(std::move(catalog));
+}
+
+// Puts the new catalog, which must be closed, in the place of the old one. Returns where that is kept; empty if it is
+// to be removed (kReplacedCatalogName), or if there was none.
+Result<std::string> SwapCatalogs(const std::string& directory, bool keep) {
+  const std::string catalog = directory + "/" + kCatalogName, built = directory + "/" + kNewCatalogName;
+  std::string kept;
+  if (access(catalog.c_str(), F_OK) == 0) {
+    std::string old = directory + "/" + kReplacedCatalogName;
+    if (keep) {
+      const auto now = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+      const std::string name = fmt::format("{}/{}{:%Y%m%dT%H%M%SZ}", directory, kOldCatalogs, fmt::gmtime(now));
+      kept = name;
+      for (int more = 2; access(kept.c_str(), F_OK) == 0; ++more) kept = fmt::format("{}-{}", name, more);
+      old = kept;
+    }
+    if (rename(catalog.c_str(), old.c_str()) != 0) return SystemError(catalog, "cannot be renamed");
+  }
+  if (rename(built.c_str(), catalog.c_str()) != 0) return SystemError(built, "cannot be renamed");
+  RETURN_IF_ERROR(SyncDirectory(directory));
+  return kept;
 }
 
 // One opening of the catalog of one store.
@@ -372,7 +405,8 @@ Result<void> Opening::OpenInMemory() {
 Result<void> Opening::OpenForWriting() {
   index_.reset();
   // A kill may have left it.
-  if (const auto removed = RemoveReplaced(store_.directory); !removed) spdlog::warn("{}", ToString(removed.error()));
+  const auto removed = RemoveTree(store_.directory + "/" + kReplacedCatalogName);
+  if (!removed) spdlog::warn("{}", ToString(removed.error()));
   RocksKvStore::Options index;
   index.cache = options_.catalog_cache;
   index.awaits_space = !options_.repair;  // of which no log has the changes
@@ -413,8 +447,8 @@ Result<void> Opening::Rebuild() {
   };
   const auto build = [&] {
     const auto filled = fill();
-    std::error_code error;
-    if (!filled) std::filesystem::remove_all(store_.directory + "/" + kNewCatalogName, error);  // it takes space
+    // It takes space.
+    if (!filled) static_cast<void>(RemoveTree(store_.directory + "/" + kNewCatalogName).has_value());
     return filled;
   };
   auto built = build();
@@ -433,8 +467,7 @@ Result<void> Opening::Rebuild() {
     // Both do not fit. The log is read to its end, and then the old one goes first.
     RETURN_IF_ERROR(ReplayAll([](const KvBatch&) { return Result<void>(); }));
     if (keeps()) return built;
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
+    static_cast<void>(RemoveTree(path_).has_value());
     built = build();
   }
   RETURN_IF_ERROR(built);

@@ -21,6 +21,11 @@ inline constexpr const char* kLockName = "lock";
 inline constexpr const char* kCatalogName = "meta";
 inline constexpr const char* kPoolName = "pool";
 inline constexpr const char* kLogName = "weightfs.log";
+// Beside the catalog: one that is being built, one that is to be removed, and the beginning of the names of replaced
+// ones that are kept.
+inline constexpr const char* kNewCatalogName = "meta.recovering";
+inline constexpr const char* kReplacedCatalogName = "meta.replaced";
+inline constexpr const char* kOldCatalogs = "meta.damaged-";
 
 // True when the directory contains a store, even if this user cannot read it.
 bool HoldsStore(const std::string& directory);

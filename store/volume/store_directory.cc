@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 
 #include "common/guarded_directory.h"
 #include "common/log.h"
@@ -157,6 +159,13 @@ Result<void> ClaimReplica(std::span<BlockDevice* const> devices, std::vector<Sup
 Result<UniqueFd> OpenLog(const std::string& directory) {
   ASSIGN_OR_RETURN(const GuardedDirectory store, GuardedDirectory::Open(directory));
   return store.OpenFile(kLogName, O_WRONLY | O_APPEND | O_CREAT);
+}
+
+Result<void> RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  return error ? Error{ErrorCode::kIo, fmt::format("{}: cannot be removed: {}", path, error.message())}
+               : Result<void>();
 }
 
 Result<StoreParts> OpenStoreParts(const StoreLocation& store, const OpenOptions& options) {

@@ -169,6 +169,9 @@ struct StoreParts {
 // that has no locks but those of the devices, and an index in memory.
 Result<StoreParts> OpenStoreParts(const StoreLocation& store, const OpenOptions& options);
 
+// Removes a file or a directory with everything in it, if it exists.
+Result<void> RemoveTree(const std::string& path);
+
 // The bytes of each device that belong to the store, for StoreOptions and FsckOptions.
 std::vector<ByteCount> DeviceSizes(const std::vector<Superblock>& superblocks);
 

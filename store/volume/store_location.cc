@@ -20,7 +20,6 @@
 #include "common/log.h"
 #include "common/shell_quote.h"
 #include "common/utc_time.h"
-#include "store/volume/catalog_swap.h"
 #include "store/volume/device_contents.h"
 #include "store/volume/disk_partition.h"
 #include "store/volume/store_directory.h"

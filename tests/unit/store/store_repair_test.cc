@@ -14,7 +14,6 @@
 
 #include "meta/keys.h"
 #include "meta/records.h"
-#include "store/volume/catalog_swap.h"
 #include "store/volume/open_catalog.h"
 #include "store/volume/recover_store.h"
 #include "tests/unit/store/store_location_fixture.h"

@@ -157,7 +157,8 @@ Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId de
   ExtentAllocator& allocator = *allocators_[device.value];
   std::optional<DeviceBlock> after;
   if (request.after && request.after->device == device) after = request.after->run.end();
-  auto* preallocation = preallocations_.Find(request.ino, device);
+  const auto found = preallocations_.find({request.ino, device});
+  Preallocation* preallocation = found == preallocations_.end() ? nullptr : &found->second;
   if (preallocation != nullptr && preallocation->rest.count.value > 0) {
     const BlockCount step = std::min(count, preallocation->rest.count);
     const BlockRun run{preallocation->rest.start, step};
@@ -182,9 +183,8 @@ Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId de
   free_ -= run.count.value;
   const BlockCount step = std::min(count, run.count);
   if (request.stream) {
-    if (preallocation == nullptr) preallocation = preallocations_.Add(request.ino, device);
-    preallocation->rest = {run.start + step, run.count - step};
-    preallocation->next_size = std::min(BlockCount{size.value * 2}, kLargestPreallocation);
+    preallocations_[{request.ino, device}] = {.rest = {run.start + step, run.count - step},
+                                              .next_size = std::min(BlockCount{size.value * 2}, kLargestPreallocation)};
   }
   return BlockRun{run.start, step};
 }
@@ -222,11 +222,20 @@ Result<std::vector<DeviceRun>> SpaceManager::Allocate(const Request& request, Sp
   return ErrorCode::kNoSpace;
 }
 
+std::vector<DeviceRun> SpaceManager::TakePreallocationsLocked(Preallocations::iterator begin,
+                                                              Preallocations::iterator end) {
+  std::vector<DeviceRun> runs;
+  for (auto file = begin; file != end; ++file) runs.push_back({file->first.second, file->second.rest});
+  preallocations_.erase(begin, end);
+  return runs;
+}
+
 void SpaceManager::ReleasePreallocation(InodeId ino) {
   std::vector<DeviceRun> runs;
   {
     MutexLock lock(mutex_);
-    runs = preallocations_.Remove(ino);
+    runs = TakePreallocationsLocked(preallocations_.lower_bound({ino, DeviceId{}}),
+                                    preallocations_.upper_bound({ino, DeviceId{UINT16_MAX}}));
   }
   if (!runs.empty()) Free(runs);
 }
@@ -235,7 +244,7 @@ void SpaceManager::ReleaseAllPreallocations() {
   std::vector<DeviceRun> runs;
   {
     MutexLock lock(mutex_);
-    runs = preallocations_.RemoveAll();
+    runs = TakePreallocationsLocked(preallocations_.begin(), preallocations_.end());
   }
   Free(runs);
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,7 +16,6 @@
 #include "common/mutex.h"
 #include "common/result.h"
 #include "engine/extent_allocator.h"
-#include "store/space/preallocations.h"
 #include "store/space/retired_space.h"
 #include "store/space/space_pins.h"
 #include "store/types.h"
@@ -196,6 +196,13 @@ class SpaceManager {
   friend class SpacePin;
   friend class BlockReservation;
 
+  // Blocks allocated on one device ahead of a file that is written in sequence.
+  struct Preallocation {
+    BlockRun rest;
+    BlockCount next_size;
+  };
+  using Preallocations = std::map<std::pair<InodeId, DeviceId>, Preallocation>;
+
   explicit SpaceManager(size_t devices) : pins_(devices) {}
   Result<BlockRun> TakeRunLocked(const Request& request, DeviceId device, BlockCount count) REQUIRES(mutex_);
   Result<void> ReserveBeside(SpaceReservation* reservation, BlockCount count, BlockCount others) EXCLUDES(mutex_);
@@ -206,6 +213,8 @@ class SpaceManager {
   bool FitsBesideLocked(BlockCount count, BlockCount freed, BlockCount others) const REQUIRES(mutex_) {
     return count.value == 0 || free_ + freed.value >= reserved_ + others.value + count.value;
   }
+  std::vector<DeviceRun> TakePreallocationsLocked(Preallocations::iterator begin, Preallocations::iterator end)
+      REQUIRES(mutex_);
   uint64_t ReturnToAllocators(const std::vector<DeviceRun>& runs);
   void Free(const std::vector<DeviceRun>& runs) EXCLUDES(mutex_);
   // Frees the retired blocks whose readers have left, without the lock.

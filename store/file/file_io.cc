@@ -13,7 +13,6 @@
 #include "meta/keys.h"
 #include "store/file/file.h"
 #include "store/file/file_change.h"
-#include "store/file/file_loader.h"
 
 namespace weightfs {
 namespace {
@@ -394,10 +393,6 @@ void FileIo::CommitAllAndWait(CommitLevel level) const {
   static_cast<void>(SyncWait(commit).has_value());
 }
 
-Result<DataRecords> FileIo::ReadRecords(const InodePtr& inode, bool restorable) {
-  return ReadDataRecords(p_.catalog, inode, restorable);
-}
-
 bool FileIo::DeleteRecords(const InodePtr& inode, const DataRecords& records, KvBatch* batch) {
   if (!inode->file) return true;
   if (inode->committed.version != records.version) return false;
@@ -421,7 +416,5 @@ void FileIo::DropData(const InodePtr& inode, const DataRecords& records) {
   p_.space.ReleasePreallocation(inode->id);
   p_.commits.AddDeleted(inode, std::move(runs));
 }
-
-Result<void> FileIo::Load(const InodePtr& inode) { return LoadFile(p_.catalog, inode); }
 
 }  // namespace weightfs

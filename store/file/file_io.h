@@ -49,7 +49,7 @@ class FileIo final : public DataOwner {
   explicit FileIo(const Services& services) : p_(services) {}
 
   // Loads the file's extents. Every other call does so by itself.
-  Result<void> Load(const InodePtr& inode);
+  Result<void> Load(const InodePtr& inode) { return LoadFile(p_.catalog, inode); }
 
   // Reads at most `size` bytes (at most 8 MiB); fewer only at the end of the file. `stream` may be null.
   void Read(const InodePtr& inode, ByteOffset offset, ByteCount size, ReadStream* stream, ReadDone done,

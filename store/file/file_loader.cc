@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/file/file_loader.h"
-
+// Reads the catalog records of a file's data.
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "common/log.h"
 #include "meta/keys.h"
 #include "store/file/file.h"
+#include "store/file/file_io.h"
 
 namespace weightfs {
 namespace {
@@ -80,7 +80,7 @@ Result<void> LoadFile(KvStore& catalog, const InodePtr& inode) {
   }
 }
 
-Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode, bool restorable) {
+Result<DataRecords> FileIo::ReadRecords(const InodePtr& inode, bool restorable) {
   DataRecords records;
   CommittedData committed;
   bool loaded;
@@ -104,10 +104,10 @@ Result<DataRecords> ReadDataRecords(KvStore& catalog, const InodePtr& inode, boo
     // A loaded file knows its blocks. Deleting any other file would leak its blocks.
     return record || loaded ? Result<void>() : record.error();
   };
-  RETURN_IF_ERROR(ForEachExtent(catalog, inode->id, committed, add));
+  RETURN_IF_ERROR(ForEachExtent(p_.catalog, inode->id, committed, add));
   if (records.restore && committed.size > 0) {
     std::string key = keys::Checksums(inode->id, 0);
-    ASSIGN_OR_RETURN(auto checksums, catalog.Get(key));
+    ASSIGN_OR_RETURN(auto checksums, p_.catalog.Get(key));
     if (checksums) records.restore->Put(std::move(key), *std::move(checksums));
   }
   return records;

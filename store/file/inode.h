@@ -104,4 +104,9 @@ class Inode {
 
 using InodePtr = std::shared_ptr<Inode>;
 
+// Loads the extents of a regular file unless they are loaded. A failed write may unload them at any time, so check
+// again under the mutex. Returns kIsDirectory or kInvalid for an inode that is not a regular file, kStale for a deleted
+// one, or kCorrupt. Thread-safe; called without the inode's mutex.
+Result<void> LoadFile(KvStore& catalog, const InodePtr& inode);
+
 }  // namespace weightfs

@@ -9,7 +9,6 @@
 #include "common/assert.h"
 #include "common/log.h"
 #include "common/sync_wait.h"
-#include "store/file/file_loader.h"
 
 namespace weightfs {
 namespace {

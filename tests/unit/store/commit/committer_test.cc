@@ -8,7 +8,6 @@
 #include <future>
 
 #include "meta/keys.h"
-#include "store/file/file_loader.h"
 #include "tests/support/file_rig.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"

@@ -3,9 +3,11 @@
 // real one (libaio, O_DIRECT); tests/support has one that simulates power loss.
 #pragma once
 
+#include <future>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "common/result.h"
 #include "common/units.h"
@@ -36,15 +38,20 @@ class IoRequest {
   ~IoRequest() = default;
 };
 
-// A synchronous transfer as a request, for the checks of a device. Never submitted. Memory to write is only read.
-struct SynchronousRequest final : IoRequest {
+// A transfer that one thread waits for. Memory to write is only read.
+class SynchronousRequest final : public IoRequest {
+ public:
   SynchronousRequest(Operation what, ByteOffset where, std::span<const std::byte> memory) {
     operation = what;
     offset = where;
     data = const_cast<std::byte*>(memory.data());
     size = ByteCount{memory.size()};
   }
-  void OnComplete(Result<void>) override {}
+  void OnComplete(Result<void> result) override { done_.set_value(std::move(result)); }
+  Result<void> Wait() { return done_.get_future().get(); }  // after Submit, once
+
+ private:
+  std::promise<Result<void>> done_;
 };
 
 // Thread-safe.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <future>
 #include <utility>
 
 #include "common/checksum.h"
@@ -293,21 +292,17 @@ Result<std::optional<uint32_t>> ChecksumReader::Get(uint64_t ino, uint64_t block
   return std::optional(checksums_[index]);
 }
 
-class DataReader::Read final : public IoRequest {
- public:
-  Read(Buffer memory, const ChunkCursor::Chunk& piece) : buffer(std::move(memory)), chunk(piece) {
-    data = buffer.data();
-    size = {piece.count * kBlockSize};
-    offset = Physical(*piece.extent, piece.first);
-  }
-  void OnComplete(Result<void> result) override { done_.set_value(std::move(result)); }
-  Result<void> Wait() { return done_.get_future().get(); }  // once
+struct DataReader::Read {
+  Read(Buffer memory, const ChunkCursor::Chunk& piece)
+      : buffer(std::move(memory)),
+        chunk(piece),
+        data(buffer.bytes().first(piece.count * kBlockSize)),
+        request(IoRequest::Operation::kRead, Physical(*piece.extent, piece.first), data) {}
 
   const Buffer buffer;
   const ChunkCursor::Chunk chunk;
-
- private:
-  std::promise<Result<void>> done_;
+  const std::span<const std::byte> data;
+  SynchronousRequest request;
 };
 
 DataReader::DataReader(std::span<BlockDevice* const> devices, size_t depth) : devices_(devices), depth_(depth) {}
@@ -322,12 +317,12 @@ Result<std::unique_ptr<DataReader>> DataReader::Create(std::span<BlockDevice* co
 }
 
 DataReader::~DataReader() {
-  for (const auto& read : queue_) static_cast<void>(read->Wait().has_value());
+  for (const auto& read : queue_) static_cast<void>(read->request.Wait().has_value());
 }
 
 void DataReader::Submit(const ChunkCursor::Chunk& chunk) {
   queue_.push_back(std::make_unique<Read>(pool_->Allocate(), chunk));
-  IoRequest* request = queue_.back().get();
+  IoRequest* request = &queue_.back()->request;
   devices_[chunk.extent->record.device.value]->Submit({&request, 1});
 }
 
@@ -341,8 +336,8 @@ std::optional<DataReader::Piece> DataReader::Next(ChunkCursor& cursor) {
   if (queue_.empty()) return std::nullopt;
   current_ = std::move(queue_.front());
   queue_.pop_front();
-  auto result = current_->Wait();
-  return Piece{current_->chunk, current_->buffer.bytes().first(current_->size.value), std::move(result)};
+  auto result = current_->request.Wait();
+  return Piece{current_->chunk, current_->data, std::move(result)};
 }
 
 Result<uint32_t> DataReader::ReadOne(const Extent& extent, uint64_t block) {

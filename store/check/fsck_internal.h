@@ -249,7 +249,7 @@ class DataReader {
   Result<uint32_t> ReadOne(const Extent& extent, uint64_t block);
 
  private:
-  class Read;
+  struct Read;
   DataReader(std::span<BlockDevice* const> devices, size_t depth);
   void Submit(const ChunkCursor::Chunk& chunk);
 

@@ -194,7 +194,7 @@ Result<void> Checker::VerifyData() {
   for (const Extent& extent : extents_) total += extent.IsWritten() ? extent.record.count.value * kBlockSize : 0;
   StartPass(Progress::Unit::kBytes, total);
   ChecksumReader checksums(catalog_);
-  ASSIGN_OR_RETURN(const auto reader, DataReader::Create(devices_, kDepth));
+  ASSIGN_OR_RETURN(const auto reader, DataReader::Create(devices_, kDepth, extents_));
   BadRun bad;
   const auto report_bad = [&] {
     if (bad.count == 0) return;
@@ -205,9 +205,8 @@ Result<void> Checker::VerifyData() {
                        bad.device.value, devices_[bad.device.value]->path(), bad.start * kBlockSize));
     bad.count = 0;
   };
-  ChunkCursor cursor(extents_);
   std::vector<uint32_t> actual(kChunkBlocks);
-  while (const auto piece = reader->Next(cursor)) {
+  while (const auto piece = reader->Next()) {
     const Extent& extent = *piece->chunk.extent;
     if (piece->result) Crc32cBlocks(piece->data, actual.data());
     for (uint64_t i = 0; i < piece->chunk.count; ++i) {
@@ -261,22 +260,6 @@ Result<void> Checker::RebuildChecksums(DataReader& reader, const Segment& segmen
   return Put(key, EncodeChecksums(checksums));
 }
 
-ChunkCursor::Chunk ChunkCursor::Next() {
-  while (!extents_.empty()) {
-    const Extent& extent = extents_.front();
-    const uint64_t left = extent.IsWritten() ? extent.record.count.value - skip_ : 0;
-    if (left == 0) {
-      extents_ = extents_.subspan(1);
-      skip_ = 0;
-      continue;
-    }
-    const Chunk chunk{&extent, extent.first + skip_, std::min(left, kChunkBlocks)};
-    skip_ += chunk.count;
-    return chunk;
-  }
-  return {};
-}
-
 Result<std::optional<uint32_t>> ChecksumReader::Get(uint64_t ino, uint64_t block) {
   const uint64_t segment = block / keys::kSegmentBlocks, index = block % keys::kSegmentBlocks;
   if (ino != ino_ || segment != segment_) {
@@ -293,23 +276,25 @@ Result<std::optional<uint32_t>> ChecksumReader::Get(uint64_t ino, uint64_t block
 }
 
 struct DataReader::Read {
-  Read(Buffer memory, const ChunkCursor::Chunk& piece)
+  Read(Buffer memory, const Chunk& piece)
       : buffer(std::move(memory)),
         chunk(piece),
         data(buffer.bytes().first(piece.count * kBlockSize)),
         request(IoRequest::Operation::kRead, Physical(*piece.extent, piece.first), data) {}
 
   const Buffer buffer;
-  const ChunkCursor::Chunk chunk;
+  const Chunk chunk;
   const std::span<const std::byte> data;
   SynchronousRequest request;
 };
 
-DataReader::DataReader(std::span<BlockDevice* const> devices, size_t depth) : devices_(devices), depth_(depth) {}
+DataReader::DataReader(std::span<BlockDevice* const> devices, size_t depth, std::span<const Extent> extents)
+    : devices_(devices), depth_(depth), extents_(extents) {}
 
 // Allocates one buffer per request in flight, one for the caller's current chunk, and one for single blocks.
-Result<std::unique_ptr<DataReader>> DataReader::Create(std::span<BlockDevice* const> devices, size_t depth) {
-  std::unique_ptr<DataReader> reader(new DataReader(devices, depth));
+Result<std::unique_ptr<DataReader>> DataReader::Create(std::span<BlockDevice* const> devices, size_t depth,
+                                                       std::span<const Extent> extents) {
+  std::unique_ptr<DataReader> reader(new DataReader(devices, depth, extents));
   const ByteCount size{kChunkBlocks * kBlockSize};
   ASSIGN_OR_RETURN(reader->pool_, BufferPool::Create({.buffer_size = size, .count = depth + 2, .name = "fsck"}));
   reader->scratch_ = reader->pool_->Allocate();
@@ -320,18 +305,28 @@ DataReader::~DataReader() {
   for (const auto& read : queue_) static_cast<void>(read->request.Wait().has_value());
 }
 
-void DataReader::Submit(const ChunkCursor::Chunk& chunk) {
-  queue_.push_back(std::make_unique<Read>(pool_->Allocate(), chunk));
-  IoRequest* request = &queue_.back()->request;
-  devices_[chunk.extent->record.device.value]->Submit({&request, 1});
+bool DataReader::SubmitNext() {
+  while (!extents_.empty()) {
+    const Extent& extent = extents_.front();
+    const uint64_t left = extent.IsWritten() ? extent.record.count.value - skip_ : 0;
+    if (left == 0) {
+      extents_ = extents_.subspan(1);
+      skip_ = 0;
+      continue;
+    }
+    const Chunk chunk{&extent, extent.first + skip_, std::min(left, kChunkBlocks)};
+    skip_ += chunk.count;
+    queue_.push_back(std::make_unique<Read>(pool_->Allocate(), chunk));
+    IoRequest* request = &queue_.back()->request;
+    devices_[extent.record.device.value]->Submit({&request, 1});
+    return true;
+  }
+  return false;
 }
 
-std::optional<DataReader::Piece> DataReader::Next(ChunkCursor& cursor) {
+std::optional<DataReader::Piece> DataReader::Next() {
   current_.reset();
-  while (queue_.size() < depth_) {
-    const auto chunk = cursor.Next();
-    if (chunk.extent == nullptr) break;
-    Submit(chunk);
+  while (queue_.size() < depth_ && SubmitNext()) {
   }
   if (queue_.empty()) return std::nullopt;
   current_ = std::move(queue_.front());

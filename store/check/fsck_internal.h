@@ -201,21 +201,6 @@ std::string Quoted(std::string_view name);
 
 inline constexpr uint64_t kChunkBlocks = 2 * kMiB / kBlockSize;
 
-// Iterates over written extents in pieces of at most kChunkBlocks.
-class ChunkCursor {
- public:
-  struct Chunk {
-    const Extent* extent = nullptr;  // nullptr: the end
-    uint64_t first = 0, count = 0;   // file blocks
-  };
-  explicit ChunkCursor(std::span<const Extent> extents) : extents_(extents) {}
-  Chunk Next();
-
- private:
-  std::span<const Extent> extents_;
-  uint64_t skip_ = 0;  // blocks of the first extent already returned
-};
-
 // Reads the checksum records of the catalog, one at a time. Externally synchronized.
 class ChecksumReader {
  public:
@@ -229,32 +214,41 @@ class ChecksumReader {
   std::vector<uint32_t> checksums_;
 };
 
-// Reads chunks in file order, several requests ahead of the caller. Not thread-safe.
+// Reads written extents in order, in chunks of at most kChunkBlocks, several requests ahead of the caller. Not
+// thread-safe.
 class DataReader {
  public:
+  struct Chunk {
+    const Extent* extent;
+    uint64_t first, count;  // file blocks
+  };
   struct Piece {
-    ChunkCursor::Chunk chunk;
+    Chunk chunk;
     std::span<const std::byte> data;  // valid until the next call
     Result<void> result;
   };
 
-  // Keeps up to `depth` requests in flight.
-  static Result<std::unique_ptr<DataReader>> Create(std::span<BlockDevice* const> devices, size_t depth);
+  // Keeps up to `depth` requests in flight for the `extents`, which Next reads.
+  static Result<std::unique_ptr<DataReader>> Create(std::span<BlockDevice* const> devices, size_t depth,
+                                                    std::span<const Extent> extents = {});
   ~DataReader();  // waits for requests in flight
 
-  // Returns the next chunk of the cursor; nullopt after the last one. Pass the same cursor in every call.
-  std::optional<Piece> Next(ChunkCursor& cursor);
+  // Returns the next chunk; nullopt after the last one.
+  std::optional<Piece> Next();
 
   // Reads one block from the device and returns its checksum.
   Result<uint32_t> ReadOne(const Extent& extent, uint64_t block);
 
  private:
   struct Read;
-  DataReader(std::span<BlockDevice* const> devices, size_t depth);
-  void Submit(const ChunkCursor::Chunk& chunk);
+  DataReader(std::span<BlockDevice* const> devices, size_t depth, std::span<const Extent> extents);
+  // Returns false after the last chunk.
+  bool SubmitNext();
 
   const std::span<BlockDevice* const> devices_;
   const size_t depth_;
+  std::span<const Extent> extents_;  // not submitted yet
+  uint64_t skip_ = 0;                // blocks of the first one that are
   std::unique_ptr<BufferPool> pool_;
   Buffer scratch_;
   std::unique_ptr<Read> current_;

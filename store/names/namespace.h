@@ -265,8 +265,9 @@ class Namespace {
     std::optional<std::string> value;
   };
   Result<StoredAttribute> ReadStored(const InodePtr& inode, std::string_view name);
-  Result<void> TrySetAttribute(InodeId ino, std::string_view name, std::string_view value, AttributeWrite mode);
-  Result<void> TryRemoveAttribute(InodeId ino, std::string_view name);
+  // Without a value, removes the attribute.
+  Result<void> TrySetAttribute(InodeId ino, std::string_view name, std::optional<std::string_view> value,
+                               AttributeWrite mode);
   Result<void> TrySetAcl(InodeId ino, std::string_view name, const Acl& acl, bool keeps_set_group_id);
   // Returns Inode::attribute_sizes, read from the catalog if they are not known; kAgain when `changes` is out of date.
   Result<AttributeSizes> ReadAttributeSizes(const InodePtr& inode, uint64_t changes);

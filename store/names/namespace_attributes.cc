@@ -119,17 +119,21 @@ Result<void> Namespace::SetExtendedAttribute(InodeId ino, std::string_view name,
   return WhileStale([&] { return TrySetAttribute(ino, name, value, mode); });
 }
 
-Result<void> Namespace::TrySetAttribute(InodeId ino, std::string_view name, std::string_view value,
+Result<void> Namespace::TrySetAttribute(InodeId ino, std::string_view name, std::optional<std::string_view> value,
                                         AttributeWrite mode) {
   ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
   ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
   if (stored.value && mode == AttributeWrite::kCreate) return ErrorCode::kExists;
   if (!stored.value && mode == AttributeWrite::kReplace) return ErrorCode::kNoAttribute;
-  RETURN_IF_ERROR(CheckAttributeSpace(inode, name, stored, value.size()));
+  if (value) RETURN_IF_ERROR(CheckAttributeSpace(inode, name, stored, value->size()));
   InodeTransaction transaction(catalog_, {inode});
   if (transaction.deleted(inode) || transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
   transaction.record(inode).changed = Timestamp::Now();
-  transaction.PutAttribute(inode, name, std::string(value), stored.value);
+  if (value) {
+    transaction.PutAttribute(inode, name, std::string(*value), stored.value);
+  } else {
+    transaction.DeleteAttribute(inode, name, stored.value);
+  }
   return transaction.Commit();
 }
 
@@ -196,18 +200,7 @@ Result<void> Namespace::RemoveExtendedAttribute(InodeId ino, std::string_view na
   RETURN_IF_ERROR(data_.CheckWritable(KvChange::kRemove));
   // Removing a list that does not exist succeeds, as in the kernel's own filesystems.
   if (IsAcl(name)) return WhileStale([&] { return TrySetAcl(ino, name, Acl(), /*keeps_set_group_id=*/true); });
-  return WhileStale([&] { return TryRemoveAttribute(ino, name); });
-}
-
-Result<void> Namespace::TryRemoveAttribute(InodeId ino, std::string_view name) {
-  ASSIGN_OR_RETURN(const InodePtr inode, Get(ino));
-  ASSIGN_OR_RETURN(const StoredAttribute stored, ReadStored(inode, name));
-  InodeTransaction transaction(catalog_, {inode});
-  if (transaction.deleted(inode) || transaction.changes(inode) != stored.changes) return ErrorCode::kAgain;
-  if (!stored.value) return ErrorCode::kNoAttribute;
-  transaction.record(inode).changed = Timestamp::Now();
-  transaction.DeleteAttribute(inode, name, stored.value);
-  return transaction.Commit();
+  return WhileStale([&] { return TrySetAttribute(ino, name, std::nullopt, AttributeWrite::kReplace); });
 }
 
 }  // namespace weightfs

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bounded encoding and decoding of fixed-width integers. Keys are big-endian, so that they sort; values are
-// little-endian.
+// little-endian. A function that passes the fields of a layout to a coder, in the order of their bytes, states the
+// layout once: it encodes with an Encoder and decodes with a Decoder.
 #pragma once
 
 #include <bit>
@@ -25,6 +26,25 @@ void AppendLittle(std::string& out, T value) {
 
 inline void AppendBig64(std::string& out, uint64_t value) { AppendLittle(out, __builtin_bswap64(value)); }
 
+// Appends integers, or arrays of bytes.
+class Encoder {
+ public:
+  explicit Encoder(std::string& out) : out_(out) {}
+
+  template <typename... T>
+  void Fields(const T&... fields) {
+    (AppendLittle(out_, fields), ...);
+  }
+  // One that is stored in fewer bytes.
+  template <typename Stored>
+  void FieldAs(uint64_t field) {
+    AppendLittle(out_, static_cast<Stored>(field));
+  }
+
+ private:
+  std::string& out_;
+};
+
 // Reads integers from the front of `bytes`. Every read checks the remaining size; after one fails, `ok()` stays false.
 class Decoder {
  public:
@@ -40,6 +60,14 @@ class Decoder {
     std::memcpy(&value, bytes_.data(), sizeof(T));
     bytes_.remove_prefix(sizeof(T));
     return value;
+  }
+  template <typename... T>
+  void Fields(T&... fields) {
+    ((fields = Little<T>()), ...);
+  }
+  template <typename Stored>
+  void FieldAs(uint64_t& field) {
+    field = Little<Stored>();
   }
   uint64_t Big64() { return __builtin_bswap64(Little<uint64_t>()); }
 

@@ -3,7 +3,6 @@
 
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <ctime>
 #include <limits>
 #include <span>
@@ -62,16 +61,27 @@ Result<uint8_t> TakeFormat(Decoder& decoder, uint8_t known) {
   return format;
 }
 
-void AppendTimestamp(std::string& out, Timestamp time) {
-  AppendLittle(out, time.seconds);
-  AppendLittle(out, time.nanoseconds);
+// These functions state the layouts for both directions (common/bytes.h), without the format.
+template <typename Coder, typename Record>
+void CodeInode(Coder&& coder, Record& record) {
+  coder.Fields(record.mode, record.uid, record.gid, record.links, record.device_major, record.device_minor,
+               record.flags);
+  coder.Fields(record.generation, record.size, record.blocks, record.data_version, record.parent);
+  for (auto* time : {&record.accessed, &record.modified, &record.changed, &record.created}) {
+    coder.Fields(time->seconds, time->nanoseconds);
+  }
 }
 
-Timestamp TakeTimestamp(Decoder& decoder) {
-  Timestamp time;
-  time.seconds = decoder.Little<int64_t>();
-  time.nanoseconds = decoder.Little<uint32_t>();
-  return time;
+template <typename Coder, typename Record>
+void CodePublication(Coder&& coder, Record& record) {
+  coder.Fields(record.version, record.id, record.time.seconds, record.time.nanoseconds, record.files, record.bytes);
+}
+
+template <typename Coder, typename Record>
+void CodeExtent(Coder&& coder, Record& record) {
+  coder.Fields(record.device.value, record.start.value);
+  coder.template FieldAs<uint32_t>(record.count.value);
+  coder.Fields(record.flags, record.generation);
 }
 
 bool IsPossible(Timestamp time) { return time.nanoseconds < kNanosecondsPerSecond; }
@@ -107,9 +117,7 @@ std::string InodeRecord::Encode() const {
   std::string out;
   out.reserve(kInodeFixedSize + symlink.size());
   AppendLittle(out, (flags & kInodePublished) != 0 ? kPublishedInodeFormat : kInodeFormat);
-  for (const uint32_t field : {mode, uid, gid, links, device_major, device_minor, flags}) AppendLittle(out, field);
-  for (const uint64_t field : {generation, size, blocks, data_version, parent}) AppendLittle(out, field);
-  for (const Timestamp time : {accessed, modified, changed, created}) AppendTimestamp(out, time);
+  CodeInode(Encoder(out), *this);
   AppendLittle(out, static_cast<uint16_t>(symlink.size()));
   out.append(symlink);
   return out;
@@ -119,16 +127,7 @@ Result<InodeRecord> InodeRecord::Decode(std::string_view bytes) {
   Decoder decoder(bytes);
   ASSIGN_OR_RETURN(const uint8_t format, TakeFormat(decoder, kPublishedInodeFormat));
   InodeRecord record;
-  for (uint32_t* field : {&record.mode, &record.uid, &record.gid, &record.links, &record.device_major,
-                          &record.device_minor, &record.flags}) {
-    *field = decoder.Little<uint32_t>();
-  }
-  for (uint64_t* field : {&record.generation, &record.size, &record.blocks, &record.data_version, &record.parent}) {
-    *field = decoder.Little<uint64_t>();
-  }
-  for (Timestamp* time : {&record.accessed, &record.modified, &record.changed, &record.created}) {
-    *time = TakeTimestamp(decoder);
-  }
+  CodeInode(decoder, record);
   const auto symlink_size = decoder.Little<uint16_t>();
   if (symlink_size > kMaximumSymlinkSize) return ErrorCode::kCorrupt;
   const std::string_view symlink = decoder.Bytes(symlink_size);
@@ -142,11 +141,7 @@ Result<InodeRecord> InodeRecord::Decode(std::string_view bytes) {
 std::string PublicationRecord::Encode() const {
   std::string out;
   AppendLittle(out, kPublicationFormat);
-  AppendLittle(out, version);
-  out.append(id.begin(), id.end());
-  AppendTimestamp(out, time);
-  AppendLittle(out, files);
-  AppendLittle(out, bytes);
+  CodePublication(Encoder(out), *this);
   return out;
 }
 
@@ -154,12 +149,7 @@ Result<PublicationRecord> PublicationRecord::Decode(std::string_view encoded) {
   Decoder decoder(encoded);
   RETURN_IF_ERROR(TakeFormat(decoder, kPublicationFormat));
   PublicationRecord record;
-  record.version = decoder.Little<uint64_t>();
-  const std::string_view id = decoder.Bytes(record.id.size());
-  if (id.size() == record.id.size()) std::copy(id.begin(), id.end(), record.id.begin());
-  record.time = TakeTimestamp(decoder);
-  record.files = decoder.Little<uint64_t>();
-  record.bytes = decoder.Little<uint64_t>();
+  CodePublication(decoder, record);
   if (!decoder.Done() || record.version == 0 || record.version > kMaximumVersion || !IsPossible(record.time))
     return ErrorCode::kCorrupt;
   return record;
@@ -189,11 +179,7 @@ std::string ExtentRecord::Encode(std::string_view key) const {
   std::string out;
   out.reserve(kExtentSize);
   AppendLittle(out, kExtentFormat);
-  AppendLittle(out, device.value);
-  AppendLittle(out, start.value);
-  AppendLittle(out, static_cast<uint32_t>(count.value));
-  AppendLittle(out, flags);
-  AppendLittle(out, generation);
+  CodeExtent(Encoder(out), *this);
   AppendLittle(out, CrcOf(key, out));
   return out;
 }
@@ -202,11 +188,7 @@ Result<ExtentRecord> ExtentRecord::Decode(std::string_view key, std::string_view
   Decoder decoder(bytes);
   RETURN_IF_ERROR(TakeFormat(decoder, kExtentFormat));
   ExtentRecord record;
-  record.device.value = decoder.Little<uint16_t>();
-  record.start.value = decoder.Little<uint64_t>();
-  record.count.value = decoder.Little<uint32_t>();
-  record.flags = decoder.Little<uint32_t>();
-  record.generation = decoder.Little<uint64_t>();
+  CodeExtent(decoder, record);
   const auto crc = decoder.Little<uint32_t>();
   if (!decoder.Done() || crc != CrcOf(key, bytes.substr(0, bytes.size() - sizeof(crc)))) return ErrorCode::kCorrupt;
 

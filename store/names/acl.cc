@@ -34,9 +34,7 @@ Result<Acl> Acl::Decode(std::string_view bytes) {
   if (!decoder.ok() || (bytes.size() - kHeaderSize) % kEntrySize != 0) return ErrorCode::kInvalid;
   acl.entries_.resize((bytes.size() - kHeaderSize) / kEntrySize);
   for (Entry& entry : acl.entries_) {
-    entry.tag = decoder.Little<uint16_t>();
-    entry.permissions = decoder.Little<uint16_t>();
-    entry.id = decoder.Little<uint32_t>();
+    decoder.Fields(entry.tag, entry.permissions, entry.id);
     // The id is meaningless for other tags. Setting it to one value makes equal lists have equal bytes.
     if (!IsNamed(entry.tag)) entry.id = kUndefinedId;
   }
@@ -48,11 +46,7 @@ std::string Acl::Encode() const {
   std::string bytes;
   bytes.reserve(kHeaderSize + entries_.size() * kEntrySize);
   AppendLittle(bytes, kVersion);
-  for (const Entry& entry : entries_) {
-    AppendLittle(bytes, entry.tag);
-    AppendLittle(bytes, entry.permissions);
-    AppendLittle(bytes, entry.id);
-  }
+  for (const Entry& entry : entries_) Encoder(bytes).Fields(entry.tag, entry.permissions, entry.id);
   return bytes;
 }
 

@@ -11,55 +11,35 @@ namespace {
 constexpr uint8_t kStateFormat = 1;
 constexpr uint8_t kCatalogFlag = 1, kReplicaFlag = 2;
 
-void AppendFindings(std::string& bytes, const ScrubFindings& findings) {
-  AppendLittle(bytes, findings.blocks);
-  AppendLittle(bytes, findings.files);
-  AppendLittle(bytes,
-               static_cast<uint8_t>((findings.catalog ? kCatalogFlag : 0) | (findings.replica ? kReplicaFlag : 0)));
-  const size_t listed = std::min(findings.listed.size(), ScrubFindings::kListed);
-  AppendLittle(bytes, static_cast<uint8_t>(listed));
-  for (size_t i = 0; i < listed; ++i) {
-    AppendLittle(bytes, findings.listed[i].ino.value);
-    AppendLittle(bytes, findings.listed[i].offset);
-    AppendLittle(bytes, findings.listed[i].blocks);
-  }
-}
-
-ScrubFindings ReadFindings(Decoder& decoder) {
-  ScrubFindings findings;
-  findings.blocks = decoder.Little<uint64_t>();
-  findings.files = decoder.Little<uint64_t>();
-  const auto flags = decoder.Little<uint8_t>();
+// These functions state the layout for both directions (common/bytes.h).
+template <typename Coder>
+void CodeFindings(Coder& coder, ScrubFindings& findings) {
+  auto flags = static_cast<uint8_t>((findings.catalog ? kCatalogFlag : 0) | (findings.replica ? kReplicaFlag : 0));
+  auto listed = static_cast<uint8_t>(std::min(findings.listed.size(), ScrubFindings::kListed));
+  coder.Fields(findings.blocks, findings.files, flags, listed);
   findings.catalog = (flags & kCatalogFlag) != 0;
   findings.replica = (flags & kReplicaFlag) != 0;
-  const auto listed = decoder.Little<uint8_t>();
-  for (uint8_t i = 0; i < listed && decoder.ok(); ++i) {
-    DamagedFile file;
-    file.ino.value = decoder.Little<uint64_t>();
-    file.offset = decoder.Little<uint64_t>();
-    file.blocks = decoder.Little<uint64_t>();
-    findings.listed.push_back(std::move(file));
-  }
-  return findings;
+  findings.listed.resize(listed);
+  for (DamagedFile& file : findings.listed) coder.Fields(file.ino.value, file.offset, file.blocks);
+}
+
+template <typename Coder>
+void CodeState(Coder& coder, ScrubState& state) {
+  coder.Fields(state.phase, state.started_ns, state.position.ino.value, state.position.block.value);
+  coder.Fields(state.checked_bytes, state.total_bytes, state.last_started_ns, state.last_completed_ns);
+  CodeFindings(coder, state.found);
+  CodeFindings(coder, state.last_found);
 }
 
 constexpr ByteCount kLeastQuiet{16 * kMiB}, kLeastBusy{2 * kMiB};  // per second
 
 }  // namespace
 
-std::string EncodeScrubState(const ScrubState& state) {
+std::string EncodeScrubState(ScrubState state) {
   std::string bytes;
   AppendLittle(bytes, kStateFormat);
-  AppendLittle(bytes, static_cast<uint8_t>(state.phase));
-  AppendLittle(bytes, state.started_ns);
-  AppendLittle(bytes, state.position.ino.value);
-  AppendLittle(bytes, state.position.block.value);
-  AppendLittle(bytes, state.checked_bytes);
-  AppendLittle(bytes, state.total_bytes);
-  AppendLittle(bytes, state.last_started_ns);
-  AppendLittle(bytes, state.last_completed_ns);
-  AppendFindings(bytes, state.found);
-  AppendFindings(bytes, state.last_found);
+  Encoder encoder(bytes);
+  CodeState(encoder, state);
   return bytes;
 }
 
@@ -67,18 +47,8 @@ std::optional<ScrubState> DecodeScrubState(std::string_view bytes) {
   Decoder decoder(bytes);
   if (decoder.Little<uint8_t>() != kStateFormat) return std::nullopt;
   ScrubState state;
-  const auto phase = decoder.Little<uint8_t>();
-  state.phase = static_cast<ScrubPhase>(phase);
-  state.started_ns = decoder.Little<int64_t>();
-  state.position.ino.value = decoder.Little<uint64_t>();
-  state.position.block.value = decoder.Little<uint64_t>();
-  state.checked_bytes = decoder.Little<uint64_t>();
-  state.total_bytes = decoder.Little<uint64_t>();
-  state.last_started_ns = decoder.Little<int64_t>();
-  state.last_completed_ns = decoder.Little<int64_t>();
-  state.found = ReadFindings(decoder);
-  state.last_found = ReadFindings(decoder);
-  if (!decoder.Done() || phase > static_cast<uint8_t>(ScrubPhase::kData)) return std::nullopt;
+  CodeState(decoder, state);
+  if (!decoder.Done() || state.phase > ScrubPhase::kData) return std::nullopt;
   return state;
 }
 

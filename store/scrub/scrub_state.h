@@ -71,7 +71,7 @@ struct ScrubState {
 
 // The fact under keys::Store.
 inline constexpr const char* kScrubFact = "scrub";
-std::string EncodeScrubState(const ScrubState& state);
+std::string EncodeScrubState(ScrubState state);
 // nullopt when the bytes are not a state of this version. A scrub then begins anew.
 std::optional<ScrubState> DecodeScrubState(std::string_view bytes);
 

@@ -84,16 +84,30 @@ size_t HeaderSize(uint64_t magic) {
   return magic == kOldFrameMagic ? kOldFrameHeaderSize : 0;
 }
 
+// These functions state layouts for both directions (common/bytes.h): of a frame's header between the magic and the
+// reserved bytes, of a root before its segments, and of a segment.
+template <typename Coder, typename Header>
+void CodeFrameHeader(Coder&& coder, Header& header) {
+  coder.Fields(header.store_id, header.stream, header.number, header.time_ns, header.first_entry, header.payload_size);
+}
+
+template <typename Coder, typename AnyRoot>
+void CodeRootHead(Coder&& coder, AnyRoot& root, uint16_t& flags, uint64_t& durable) {
+  coder.Fields(root.store_id, root.device.value, flags, root.checkpoint.chain, root.sequence, root.time_ns);
+  coder.Fields(durable, root.checkpoint.sequence, root.checkpoint_frames);
+}
+
+template <typename Coder, typename AnySegment>
+void CodeSegment(Coder&& coder, AnySegment& segment) {
+  coder.Fields(segment.run.device.value, segment.run.run.start.value);
+  coder.template FieldAs<uint32_t>(segment.run.run.count.value);
+  coder.Fields(segment.first_frame, segment.begun);
+}
+
 void AppendStream(std::string& out, const Stream& stream) {
   AppendLittle(out, stream.id);
   AppendLittle(out, static_cast<uint32_t>(stream.segments.size()));
-  for (const Segment& segment : stream.segments) {
-    AppendLittle(out, segment.run.device.value);
-    AppendLittle(out, segment.run.run.start.value);
-    AppendLittle(out, static_cast<uint32_t>(segment.run.run.count.value));
-    AppendLittle(out, segment.first_frame);
-    AppendLittle(out, segment.begun);
-  }
+  for (const Segment& segment : stream.segments) CodeSegment(Encoder(out), segment);
 }
 
 // False when a segment is impossible by itself.
@@ -103,11 +117,7 @@ bool TakeStream(Decoder& decoder, Stream* stream) {
   if (!decoder.ok() || decoder.rest().size() / kSegmentSize < count) return false;
   for (uint32_t i = 0; i < count; ++i) {
     Segment segment;
-    segment.run.device.value = decoder.Little<uint16_t>();
-    segment.run.run.start.value = decoder.Little<uint64_t>();
-    segment.run.run.count.value = decoder.Little<uint32_t>();
-    segment.first_frame = decoder.Little<uint64_t>();
-    segment.begun = decoder.Little<uint64_t>();
+    CodeSegment(decoder, segment);
     const auto& [start, blocks] = segment.run.run;
     if (blocks.value == 0 || blocks > kLargestSegment) return false;
     if (start.value < kDataOffset / kBlockSize || start.value > kLargestBlock - blocks.value) return false;
@@ -132,18 +142,15 @@ bool AreDisjoint(const Root& root) {
 
 std::string EncodeVersion(Version version) {
   std::string bytes;
-  AppendLittle(bytes, kVersionFormat);
-  AppendLittle(bytes, version.sequence);
-  AppendLittle(bytes, version.chain);
+  Encoder(bytes).Fields(kVersionFormat, version.sequence, version.chain);
   return bytes;
 }
 
 std::optional<Version> DecodeVersion(std::string_view bytes) {
   Decoder decoder(bytes);
-  const auto format = decoder.Little<uint8_t>();
+  uint8_t format = 0;
   Version version;
-  version.sequence = decoder.Little<uint64_t>();
-  version.chain = decoder.Little<uint32_t>();
+  decoder.Fields(format, version.sequence, version.chain);
   if (!decoder.Done() || format != kVersionFormat || version.sequence > kLargestSequence) return std::nullopt;
   return version;
 }
@@ -180,12 +187,7 @@ std::optional<Entry> DecodeEntry(std::string_view bytes) {
 size_t SealFrame(const FrameHeader& header, std::span<std::byte> frame) {
   std::string bytes;
   AppendLittle(bytes, kFrameMagic);
-  bytes.append(reinterpret_cast<const char*>(header.store_id.data()), header.store_id.size());
-  AppendLittle(bytes, header.stream);
-  AppendLittle(bytes, header.number);
-  AppendLittle(bytes, header.time_ns);
-  AppendLittle(bytes, header.first_entry);
-  AppendLittle(bytes, header.payload_size);
+  CodeFrameHeader(Encoder(bytes), header);
   AppendLittle(bytes, uint32_t{0});  // reserved
   AppendLittle(bytes, uint32_t{0});  // the checksum, computed with zero in its place
   static_assert(kChecksumOffset + sizeof(uint32_t) == kOldFrameHeaderSize);
@@ -209,16 +211,10 @@ std::optional<FrameHeader> PeekFrame(std::span<const std::byte> block) {
   Decoder decoder(TextOf(block));
   FrameHeader header;
   header.size = HeaderSize(decoder.Little<uint64_t>());
-  const std::string_view id = decoder.Bytes(header.store_id.size());
-  header.stream = decoder.Little<uint64_t>();
-  header.number = decoder.Little<uint64_t>();
-  header.time_ns = decoder.Little<int64_t>();
-  header.first_entry = decoder.Little<uint32_t>();
-  header.payload_size = decoder.Little<uint32_t>();
+  CodeFrameHeader(decoder, header);
   decoder.Little<uint64_t>();  // reserved, and the checksum
   if (header.size == kFrameHeaderSize) header.durable = decoder.Little<uint64_t>();
   if (!decoder.ok() || header.size == 0 || header.payload_size > kLargestFrame - header.size) return std::nullopt;
-  std::memcpy(header.store_id.data(), id.data(), id.size());
   return header;
 }
 
@@ -237,15 +233,9 @@ std::optional<FrameHeader> OpenFrame(std::span<const std::byte> frame) {
 
 std::string EncodeRoot(const Root& root) {
   std::string body;
-  body.append(reinterpret_cast<const char*>(root.store_id.data()), root.store_id.size());
-  AppendLittle(body, root.device.value);
-  AppendLittle(body, static_cast<uint16_t>((root.logged ? kLoggedRoot : 0) | (root.ordered ? kOrderedRoot : 0)));
-  AppendLittle(body, root.checkpoint.chain);
-  AppendLittle(body, root.sequence);
-  AppendLittle(body, root.time_ns);
-  AppendLittle(body, root.logged ? root.durable : 0);
-  AppendLittle(body, root.checkpoint.sequence);
-  AppendLittle(body, root.checkpoint_frames);
+  auto flags = static_cast<uint16_t>((root.logged ? kLoggedRoot : 0) | (root.ordered ? kOrderedRoot : 0));
+  uint64_t durable = root.logged ? root.durable : 0;
+  CodeRootHead(Encoder(body), root, flags, durable);
   if (root.lists.empty()) {
     body += EncodeList(root);
   } else {
@@ -288,20 +278,12 @@ std::optional<Root> DecodeRoot(std::string_view bytes) {
   if (checksum != Crc32c(BytesOf(body))) return std::nullopt;
   Decoder decoder(body);
   Root root;
-  const std::string_view id = decoder.Bytes(root.store_id.size());
-  if (!decoder.ok()) return std::nullopt;
-  std::memcpy(root.store_id.data(), id.data(), id.size());
-  root.device.value = decoder.Little<uint16_t>();
-  const auto flags = decoder.Little<uint16_t>();
+  uint16_t flags = 0;
+  uint64_t durable = 0;
+  CodeRootHead(decoder, root, flags, durable);
   root.logged = (flags & kLoggedRoot) != 0;
   root.ordered = (flags & kOrderedRoot) != 0;
-  root.checkpoint.chain = decoder.Little<uint32_t>();
-  root.sequence = decoder.Little<uint64_t>();
-  root.time_ns = decoder.Little<int64_t>();
-  root.durable = decoder.Little<uint64_t>();
-  if (!root.logged) root.durable = 0;  // older programs have another number there
-  root.checkpoint.sequence = decoder.Little<uint64_t>();
-  root.checkpoint_frames = decoder.Little<uint64_t>();
+  root.durable = root.logged ? durable : 0;  // older programs have another number there
   if (version == kRootVersion) {
     if (!TakeStream(decoder, &root.checkpoint_stream) || !TakeStream(decoder, &root.log)) return std::nullopt;
   } else {

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <tuple>
+
 namespace weightfs {
 namespace {
 
@@ -22,6 +25,24 @@ TEST(DecoderTest, ReadsWhatWasAppended) {
   EXPECT_EQ(decoder.rest(), "tail");
   EXPECT_EQ(decoder.Bytes(4), "tail");
   EXPECT_TRUE(decoder.Done());
+}
+
+TEST(DecoderTest, FieldsAreInTheOrderOfTheCall) {
+  const std::array<uint8_t, 2> raw{7, 8};
+  std::string bytes;
+  Encoder encoder(bytes);
+  encoder.Fields(uint8_t{1}, uint16_t{2}, raw);
+  encoder.FieldAs<uint8_t>(300);
+  EXPECT_EQ(bytes, std::string("\1\2\0\7\10\54", 6));
+  Decoder decoder(bytes);
+  uint8_t one = 0;
+  uint16_t two = 0;
+  std::array<uint8_t, 2> read{};
+  uint64_t last = 0;
+  decoder.Fields(one, two, read);
+  decoder.FieldAs<uint8_t>(last);
+  EXPECT_TRUE(decoder.Done());
+  EXPECT_EQ(std::tuple(one, two, read, last), std::tuple(1, 2, raw, 300U % 256));
 }
 
 TEST(DecoderTest, NeverReadsPastTheEndAndStaysFailed) {

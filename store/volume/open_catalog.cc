@@ -420,16 +420,16 @@ Result<void> Opening::OpenForWriting() {
 Result<void> Opening::ReplayAll(const std::function<Result<void>(KvBatch)>& apply) {
   const wal::Root& root = *log_.root;
   Progress done{.step = "rebuilding the index", .total = root.checkpoint_frames, .unit = Progress::Unit::kParts};
-  ASSIGN_OR_RETURN(const auto checkpoint, wal::ReplayCheckpoint(devices_, root, [&](const wal::Entry& part) {
+  ASSIGN_OR_RETURN(const uint64_t damaged, wal::ReplayCheckpoint(devices_, root, [&](const wal::Entry& part) {
                      done.done = std::min(done.done + 1, done.total);
                      if (options_.progress) options_.progress(done);
                      return apply(part.batch);
                    }));
-  if (checkpoint.damaged_frames > 0) {
+  if (damaged > 0) {
     rebuilt_ = false;  // more may be damaged than when an earlier repair rebuilt the index
     RETURN_IF_ERROR(AcceptDamage(fmt::format("{} parts of the checkpoint of the catalog are damaged; their records are "
                                              "lost",
-                                             checkpoint.damaged_frames)));
+                                             damaged)));
   }
   RETURN_IF_ERROR(apply(wal::WithVersion({}, root.checkpoint)));
   return CatchUp(root.checkpoint, apply);

@@ -85,6 +85,10 @@ class CommittedData {
   std::unordered_map<uint64_t, std::vector<uint32_t>> segments_;
 };
 
+Error ReadDiffers() {
+  return {ErrorCode::kIo, "the log of the catalog cannot be read twice alike; check the device (dmesg)"};
+}
+
 }  // namespace
 
 Result<Tail> FindDurableTail(Devices devices, const Root& root, Version from) {
@@ -113,7 +117,7 @@ Result<Tail> FindDurableTail(Devices devices, const Root& root, Version from) {
   if (differs) {
     tail.clean = false;
   } else if (good != tail.version) {
-    return Error{ErrorCode::kIo, "the log of the catalog cannot be read twice alike; check the device (dmesg)"};
+    return ReadDiffers();
   }
   tail.version = good;
   tail.continues = from.sequence <= good.sequence;
@@ -125,8 +129,7 @@ Result<void> CatchUp(Devices devices, const Root& root, Version from, const Tail
   ASSIGN_OR_RETURN(const auto replayed, ReplayLog(devices, root, from, tail.version.sequence, [&](const Entry& entry) {
                      return apply(WithVersion(entry.batch, entry.version));
                    }));
-  if (replayed.version == tail.version) return {};
-  return Error{ErrorCode::kIo, "the log of the catalog cannot be read twice alike; check the device (dmesg)"};
+  return replayed == tail.version ? Result<void>() : ReadDiffers();
 }
 
 }  // namespace weightfs::wal

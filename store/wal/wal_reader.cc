@@ -375,9 +375,9 @@ Result<Tail> FindTail(Devices devices, const Root& root, Version from) {
   return tail;
 }
 
-Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,
-                                      const std::function<Result<void>(const Entry&)>& apply) {
-  ReplayReport report{.version = root.checkpoint, .time_ns = root.time_ns};
+Result<uint64_t> ReplayCheckpoint(Devices devices, const Root& root,
+                                  const std::function<Result<void>(const Entry&)>& apply) {
+  uint64_t damaged_frames = 0;
   ASSIGN_OR_RETURN(FrameReader frames, FrameReader::Create(devices, root.store_id, root.checkpoint_stream));
   EntryReader entries(std::move(frames));
   while (true) {
@@ -387,25 +387,22 @@ Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,
       continue;
     }
     const uint64_t expected = entries.position().frame;
-    if (expected >= root.checkpoint_frames) return report;
+    if (expected >= root.checkpoint_frames) return damaged_frames;
     ASSIGN_OR_RETURN(const bool more, entries.SkipDamage());
-    report.damaged_frames += (more ? entries.position().frame : root.checkpoint_frames) - expected;
-    if (!more) return report;
+    damaged_frames += (more ? entries.position().frame : root.checkpoint_frames) - expected;
+    if (!more) return damaged_frames;
   }
 }
 
-Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from, uint64_t last,
-                               const std::function<Result<void>(const Entry&)>& apply) {
-  ReplayReport report{.version = from, .time_ns = root.time_ns};
+Result<Version> ReplayLog(Devices devices, const Root& root, Version from, uint64_t last,
+                          const std::function<Result<void>(const Entry&)>& apply) {
   ASSIGN_OR_RETURN(Continuation log, Continuation::Create(devices, root, from));
   while (log.version().sequence < last) {
     ASSIGN_OR_RETURN(const auto entry, log.Next());
     if (!entry) break;
     RETURN_IF_ERROR(apply(*entry));
-    report.version = log.version();
-    report.time_ns = log.entries().time_ns();
   }
-  return report;
+  return log.version();
 }
 
 }  // namespace weightfs::wal

@@ -130,17 +130,12 @@ struct Tail {
 // Finds the last entry that continues `from`, which is the checkpoint's version or that of an entry of the log.
 Result<Tail> FindTail(Devices devices, const Root& root, Version from);
 
-// What Replay found.
-struct ReplayReport {
-  Version version;              // after the last entry
-  int64_t time_ns = 0;          // of its frame
-  uint64_t damaged_frames = 0;  // of the checkpoint
-};
-// Calls `apply` for the batches of the checkpoint. Damaged frames are skipped and counted.
-Result<ReplayReport> ReplayCheckpoint(Devices devices, const Root& root,
-                                      const std::function<Result<void>(const Entry&)>& apply);
+// Calls `apply` for the batches of the checkpoint. Returns the number of damaged frames, which are skipped.
+Result<uint64_t> ReplayCheckpoint(Devices devices, const Root& root,
+                                  const std::function<Result<void>(const Entry&)>& apply);
 // Calls `apply` for each entry of the log that continues `from` (FindTail), up to that with the sequence `last`.
-Result<ReplayReport> ReplayLog(Devices devices, const Root& root, Version from, uint64_t last,
-                               const std::function<Result<void>(const Entry&)>& apply);
+// Returns the version after the last one.
+Result<Version> ReplayLog(Devices devices, const Root& root, Version from, uint64_t last,
+                          const std::function<Result<void>(const Entry&)>& apply);
 
 }  // namespace weightfs::wal

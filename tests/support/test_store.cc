@@ -86,10 +86,10 @@ Result<wal::WriterOptions> TestStore::CatchUp(std::unique_ptr<MemoryKvStore>* kv
     ASSIGN_OR_RETURN(log.tail, wal::FindDurableTail(devices, *log.root, from));
     index_was_ahead_ = version && version->sequence > log.tail.version.sequence;
     *kv = std::make_unique<MemoryKvStore>(journal_);
-    ASSIGN_OR_RETURN(const auto checkpoint, wal::ReplayCheckpoint(devices, *log.root, [&](const wal::Entry& part) {
+    ASSIGN_OR_RETURN(const uint64_t damaged, wal::ReplayCheckpoint(devices, *log.root, [&](const wal::Entry& part) {
                        return (*kv)->Write(part.batch);
                      }));
-    if (checkpoint.damaged_frames > 0) return Error{ErrorCode::kCorrupt, "the checkpoint is damaged"};
+    if (damaged > 0) return Error{ErrorCode::kCorrupt, "the checkpoint is damaged"};
     RETURN_IF_ERROR((*kv)->Write(wal::WithVersion({}, from)));
   }
   if (log.tail.damaged) return Error{ErrorCode::kCorrupt, "the log is damaged"};

@@ -43,7 +43,7 @@ KvContent WithoutVersion(KvContent content) {
 
 // Writes to an empty catalog what the log has. Returns the number of damaged frames of the checkpoint.
 Result<uint64_t> RestoreCatalog(wal::Devices devices, const wal::Root& root, KvStore& catalog) {
-  ASSIGN_OR_RETURN(const auto checkpoint, wal::ReplayCheckpoint(devices, root, [&](const wal::Entry& part) {
+  ASSIGN_OR_RETURN(const uint64_t damaged, wal::ReplayCheckpoint(devices, root, [&](const wal::Entry& part) {
                      return catalog.Write(part.batch);
                    }));
   ASSIGN_OR_RETURN(const auto tail, wal::FindDurableTail(devices, root, root.checkpoint));
@@ -51,7 +51,7 @@ Result<uint64_t> RestoreCatalog(wal::Devices devices, const wal::Root& root, KvS
     return catalog.Write(entry.batch);
   }));
   RETURN_IF_ERROR(catalog.Write(wal::WithVersion({}, tail.version)));
-  return checkpoint.damaged_frames;
+  return damaged;
 }
 
 // The catalog that the log in the image gives back; empty if there is none.

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <limits>
 
+#include "common/mounts.h"
 #include "common/parse_number.h"
 
 namespace weightfs {
@@ -39,10 +40,6 @@ void TakeLimits(const std::string& hierarchy, std::string cgroup, const char* na
   }
 }
 
-bool HasController(const std::string& list, std::string_view controller) {
-  return ("," + list + ",").find("," + std::string(controller) + ",") != std::string::npos;
-}
-
 }  // namespace
 
 ByteCount AvailableMemory() { return MemoryInfo("", "MemAvailable:").value_or(ByteCount{0}); }
@@ -66,7 +63,7 @@ std::optional<MemoryLimit> FindMemoryLimit(const std::string& root) {
     if (controllers.empty()) {
       TakeLimits(root + "/sys/fs/cgroup", path, "memory.max", &limit);
       TakeLimits(root + "/sys/fs/cgroup/unified", path, "memory.max", &limit);
-    } else if (HasController(controllers, "memory")) {
+    } else if (HasOption(controllers, "memory")) {
       TakeLimits(root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", &limit);
     }
   }

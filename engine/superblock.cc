@@ -6,13 +6,14 @@
 #include <charconv>
 #include <cstddef>
 #include <cstring>
-#include <random>
 #include <system_error>
 #include <vector>
 
+#include "common/assert.h"
 #include "common/checksum.h"
 #include "common/hex.h"
 #include "common/log.h"
+#include "common/system_calls.h"
 
 namespace weightfs {
 namespace {
@@ -213,12 +214,8 @@ Result<void> WriteSuperblock(BlockDevice& device, Superblock& superblock) {
 }
 
 Uuid NewUuid() {
-  std::random_device random;
   Uuid id;
-  for (size_t at = 0; at < id.size(); at += sizeof(uint32_t)) {
-    const uint32_t word = random();
-    std::memcpy(id.data() + at, &word, sizeof(word));
-  }
+  WEIGHTFS_ASSERT(FillRandom(std::as_writable_bytes(std::span(id))));
   id[6] = static_cast<uint8_t>((id[6] & 0x0F) | 0x40);  // version 4
   id[8] = static_cast<uint8_t>((id[8] & 0x3F) | 0x80);  // RFC 4122 variant
   return id;

@@ -59,12 +59,11 @@ std::string PrefixEnd(std::string prefix) {
   return prefix;
 }
 
-std::optional<InodeKey> ParseInode(std::string_view key) {
+std::optional<InodeId> ParseInode(std::string_view key) {
   if (!IsKind(key, kInode, kOrphan)) return std::nullopt;
   Decoder decoder(key.substr(1));
-  const InodeKey parsed{InodeId{decoder.Big64()}};
-  if (!decoder.Done()) return std::nullopt;
-  return parsed;
+  const InodeId ino{decoder.Big64()};
+  return decoder.Done() ? std::optional(ino) : std::nullopt;
 }
 
 std::optional<NamedKey> ParseNamed(std::string_view key) {

@@ -43,9 +43,6 @@ std::string KindPrefix(char kind);
 std::string PrefixEnd(std::string prefix);
 
 // The parts of a key; nullopt when it does not have the form of its kind. `name` (1 to 255 bytes) points into the key.
-struct InodeKey {
-  InodeId ino;
-};
 struct NamedKey {
   InodeId ino;
   std::string_view name;
@@ -53,8 +50,8 @@ struct NamedKey {
 struct IndexedKey {
   InodeId ino;
   uint64_t index;
-};                                                         // Extent (block) and Checksums (segment)
-std::optional<InodeKey> ParseInode(std::string_view key);  // Inode and Orphan
+};                                                        // Extent (block) and Checksums (segment)
+std::optional<InodeId> ParseInode(std::string_view key);  // Inode and Orphan
 std::optional<NamedKey> ParseNamed(std::string_view key);
 std::optional<IndexedKey> ParseIndexed(std::string_view key);
 

@@ -25,10 +25,10 @@ std::string Hex(std::string_view bytes) { return ToHex(bytes.substr(0, 24)); }
 Result<void> Checker::ScanInodes() {
   RETURN_IF_ERROR(ForEach(keys::kInode, "inodes", [&](std::string_view key, std::string_view value) -> Result<void> {
     const auto parsed = keys::ParseInode(key);
-    if (!parsed || parsed->ino.value == 0 || parsed->ino.value > kMaximumInode) {
+    if (!parsed || parsed->value == 0 || parsed->value > kMaximumInode) {
       return Reject(key, FindingKind::kDamagedKey, 0, fmt::format("the key {} names no inode", Hex(key)));
     }
-    return TakeInode(parsed->ino, value);
+    return TakeInode(*parsed, value);
   }));
   CheckRoot();
   return {};
@@ -84,12 +84,12 @@ void Checker::CheckRoot() {
 Result<void> Checker::ScanOrphans() {
   return ForEach(keys::kOrphan, "orphans", [&](std::string_view key, std::string_view) -> Result<void> {
     const auto parsed = keys::ParseInode(key);
-    Node* node = parsed ? Find(parsed->ino.value) : nullptr;
+    Node* node = parsed ? Find(parsed->value) : nullptr;
     if (!parsed) {
       return Reject(key, FindingKind::kDamagedKey, 0, fmt::format("the key {} names no orphan", Hex(key)));
     }
     if (node == nullptr || node->ino == kRootInode.value) {
-      return Reject(key, FindingKind::kWrongOrphan, parsed->ino.value,
+      return Reject(key, FindingKind::kWrongOrphan, parsed->value,
                     "listed as deleted, but there is no such inode to delete");
     }
     node->orphan = true;

@@ -76,8 +76,8 @@ Result<void> Namespace::Recover(bool read_only) {
   if (read_only_) return {};
   const auto orphans = catalog_.NewIterator(keys::KindPrefix(keys::kOrphan));
   for (; orphans->Valid(); orphans->Next()) {
-    if (const auto key = keys::ParseInode(orphans->key())) {
-      RETURN_IF_ERROR(RecoverOrphan(key->ino));
+    if (const auto ino = keys::ParseInode(orphans->key())) {
+      RETURN_IF_ERROR(RecoverOrphan(*ino));
     } else {
       spdlog::error("an orphan key is damaged; run weightfs verify");
     }

@@ -18,7 +18,7 @@ std::string Rebuilt(std::string_view key) {
   const auto named = keys::ParseNamed(key);
   const auto indexed = keys::ParseIndexed(key);
   WEIGHTFS_ASSERT(inode.has_value() + named.has_value() + indexed.has_value() <= 1);
-  if (inode) found = key[0] == keys::kInode ? keys::Inode(inode->ino) : keys::Orphan(inode->ino);
+  if (inode) found = key[0] == keys::kInode ? keys::Inode(*inode) : keys::Orphan(*inode);
   if (named) {
     WEIGHTFS_ASSERT(!named->name.empty() && named->name.size() <= 255);
     found = key[0] == keys::kEntry ? keys::Entry(named->ino, named->name) : keys::Attribute(named->ino, named->name);

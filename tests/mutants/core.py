@@ -346,7 +346,7 @@ MUTANTS = [
            "store/names/namespace_links.cc", "  ++record.links;\n", "", ("unit_store_names",)),
     Mutant("orphan-recovery", "A deleted file that was open at a crash is deleted by the next mount.",
            "store/names/namespace.cc",
-           "      RETURN_IF_ERROR(RecoverOrphan(key->ino));\n", "      continue;\n", ("unit_store_names", CRASH)),
+           "      RETURN_IF_ERROR(RecoverOrphan(*ino));\n", "      continue;\n", ("unit_store_names", CRASH)),
     Mutant("kept-content", "A deleted file keeps its blocks until the kernel forgets it.",
            "store/names/inode_transaction.cc",
            "mode) || member.data->restore) continue;", "mode)) continue;", ("unit_store_names", "unit_store_files")),

@@ -31,7 +31,7 @@ class Check {
 
   void Take(const std::string& key, const std::string& value) {
     if (key[0] == keys::kInode) {
-      inodes_[keys::ParseInode(key)->ino.value] = InodeRecord::Decode(value).value();
+      inodes_[keys::ParseInode(key)->value] = InodeRecord::Decode(value).value();
     } else if (key[0] == keys::kEntry) {
       const uint64_t parent = keys::ParseNamed(key)->ino.value;
       const EntryRecord entry = EntryRecord::Decode(value).value();
@@ -39,7 +39,7 @@ class Check {
       parents_[entry.ino.value].insert(parent);
       ++names_[entry.ino.value];
     } else if (key[0] == keys::kOrphan) {
-      orphans_.insert(keys::ParseInode(key)->ino.value);
+      orphans_.insert(keys::ParseInode(key)->value);
     } else if (key[0] == keys::kAttribute) {
       attributed_.insert(keys::ParseNamed(key)->ino.value);
     }

@@ -37,7 +37,7 @@ TEST(KeysTest, PartsComeBackOut) {
     for (const std::string& key : {keys::Inode(ino), keys::Orphan(ino)}) {
       const auto parsed = keys::ParseInode(key);
       ASSERT_TRUE(parsed.has_value());
-      EXPECT_EQ(parsed->ino, ino);
+      EXPECT_EQ(*parsed, ino);
     }
     for (const std::string& key : {keys::Extent(InodeId{3}, FileBlock{number}), keys::Checksums(InodeId{3}, number)}) {
       const auto parsed = keys::ParseIndexed(key);

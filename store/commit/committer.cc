@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <future>
 #include <unordered_map>
 
 #include "common/log.h"
@@ -158,18 +157,16 @@ void Committer::AddDeleted(const InodePtr& inode, std::vector<DeviceRun> runs) {
 
 Result<void> Committer::Stop() {
   if (!thread_.joinable()) return {};
-  std::promise<Result<void>> promise;
-  auto result = promise.get_future();
+  Result<void> result;
   {
     MutexLock lock(mutex_);
     all_ = true;
-    requests_.push_back(
-        {nullptr, CommitLevel::kDurable, [&](Result<void> done) { promise.set_value(std::move(done)); }});
+    requests_.push_back({nullptr, CommitLevel::kDurable, [&](Result<void> done) { result = std::move(done); }});
     stopping_ = true;
     wake_.notify_one();
   }
   thread_.join();
-  return result.get();
+  return result;
 }
 
 void Committer::Run() {

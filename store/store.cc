@@ -241,7 +241,6 @@ wal::Version Store::StoredVersion() const { return p_->stored; }
 Namespace& Store::names() { return *p_->names; }
 FileIo& Store::files() { return *p_->files; }
 InodeTable& Store::inodes() { return *p_->inodes; }
-std::vector<std::unique_ptr<BlockDevice>>& Store::devices() { return p_->devices; }
 
 bool Store::read_only() const { return p_->read_only || p_->committer->failed(); }
 bool Store::verifies() const { return p_->options.verify; }

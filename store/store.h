@@ -162,9 +162,6 @@ class Store {
   bool read_only() const;
   bool verifies() const;  // StoreOptions::verify
 
-  // For the owner's last steps after Close, such as marking the superblocks clean.
-  std::vector<std::unique_ptr<BlockDevice>>& devices();
-
  private:
   struct Parts;
   explicit Store(std::unique_ptr<Parts> parts);

@@ -111,7 +111,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   ASSIGN_OR_RETURN(parts->stripes, pool(kLargeBuffer, counts.stripes, "write stripes"));
   ASSIGN_OR_RETURN(parts->small_writes, pool(kSmallBuffer, counts.small_writes, "small writes"));
 
-  std::vector<SpaceManager::Device> spaces;
+  std::vector<BlockRun> spaces;
   std::vector<BlockDevice*> pointers;
   for (const auto& device : devices) {
     const DeviceBlock first{kDataOffset / kBlockSize};
@@ -119,7 +119,7 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
     if (spaces.size() < options.device_sizes.size()) size = std::min(size, options.device_sizes[spaces.size()]);
     const DeviceBlock end{size.value / kBlockSize};
     if (end <= first) return Error{ErrorCode::kCorrupt, std::string(device->path()) + " has no space for data"};
-    spaces.push_back({{first, end - first}});
+    spaces.push_back({first, end - first});
     pointers.push_back(device.get());
   }
   ASSIGN_OR_RETURN(parts->space, SpaceManager::Create(spaces));

@@ -41,14 +41,12 @@ void SpaceReservation::Absorb(SpaceReservation& other) {
   held_ += std::exchange(other.held_, {});
 }
 
-Result<std::unique_ptr<SpaceManager>> SpaceManager::Create(const std::vector<Device>& devices) {
-  std::unique_ptr<SpaceManager> space(new SpaceManager(devices.size()));
-  for (const Device& device : devices) {
-    ExtentAllocator::Options options;
-    options.space = device.space;
-    ASSIGN_OR_RETURN(auto allocator, ExtentAllocator::Create(options));
+Result<std::unique_ptr<SpaceManager>> SpaceManager::Create(const std::vector<BlockRun>& spaces) {
+  std::unique_ptr<SpaceManager> space(new SpaceManager(spaces.size()));
+  for (const BlockRun& run : spaces) {
+    ASSIGN_OR_RETURN(auto allocator, ExtentAllocator::Create({.space = run}));
     space->allocators_.push_back(std::move(allocator));
-    space->total_ += device.space.count;
+    space->total_ += run.count;
   }
   {
     MutexLock lock(space->mutex_);

@@ -104,11 +104,8 @@ class BlockReservation {
 // not count.
 class SpaceManager {
  public:
-  struct Device {
-    BlockRun space;  // the data area
-  };
-
-  static Result<std::unique_ptr<SpaceManager>> Create(const std::vector<Device>& devices);
+  // `spaces`: the data area of each device.
+  static Result<std::unique_ptr<SpaceManager>> Create(const std::vector<BlockRun>& spaces);
 
   // Marks a run of a committed extent as used, at mount. Returns kCorrupt when it is outside the data area or already
   // used.

@@ -18,7 +18,7 @@ class TestFileServices {
  public:
   explicit TestFileServices(size_t devices = 1)
       : chunks_(BufferPool::Create({.buffer_size = ByteCount{kChunkBytes}, .count = 8, .name = "chunks"}).value()),
-        space_(SpaceManager::Create(std::vector<SpaceManager::Device>(devices, {{DeviceBlock{256}, kBlocks}})).value()),
+        space_(SpaceManager::Create(std::vector<BlockRun>(devices, {DeviceBlock{256}, kBlocks})).value()),
         cache_(*chunks_, nullptr) {}
 
   static constexpr BlockCount kBlocks{64 * kMiB / kBlockSize};

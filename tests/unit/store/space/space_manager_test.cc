@@ -18,7 +18,7 @@ class SpaceManagerTest : public ::testing::Test {
  protected:
   explicit SpaceManagerTest(size_t devices = 1)
       : space_(
-            SpaceManager::Create(std::vector<SpaceManager::Device>(devices, {{DeviceBlock{256}, kDevice}})).value()) {}
+            SpaceManager::Create(std::vector<BlockRun>(devices, {DeviceBlock{256}, kDevice})).value()) {}
 
   Result<std::vector<DeviceRun>> Allocate(uint64_t ino, uint64_t first, BlockCount count, bool stream = false) {
     SpaceReservation reservation;

@@ -392,7 +392,7 @@ TEST_F(LogWriterTest, AMountMakesAMarkBeforeItTakesSpace) {
   EXPECT_EQ(again.tail.version.sequence, last);
   again.tail.clean = false;  // so that the log goes on in a new segment
   DeviceSet set(devices);
-  auto space = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  auto space = SpaceManager::Create({{kFirst, kCount}}).value();
   for (const Segment& segment : SegmentsOf(root)) ASSERT_OK(space->MarkUsed(segment.run));
   MemoryKvStore index(restarted.journal);
   const auto writer = LogWriter::Start(index, set, *space, again);
@@ -417,7 +417,7 @@ TEST_F(LogWriterTest, AReplacedLogStaysWholeUntilAnotherIsDurable) {
   options_.root.reset();
   options_.root_sequence = old.sequence;
   options_.tail = {.version = ReadVersion(*catalog_).value()};
-  space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  space_ = SpaceManager::Create({{kFirst, kCount}}).value();
   for (const Segment& segment : SegmentsOf(old)) ASSERT_OK(space_->MarkUsed(segment.run));
   const size_t begun = journal_->size();
   Start();

@@ -144,7 +144,7 @@ class LogWriterTest : public ::testing::Test {
     options_.root_sequence = root.sequence;
     options_.tail = FindDurableTail(given_, root, ReadVersion(*catalog_).value()).value();
     ASSERT_TRUE(options_.tail.continues);
-    space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+    space_ = SpaceManager::Create({{kFirst, kCount}}).value();
     if (fragmented) FragmentFreeSpace();
     for (const Segment& segment : SegmentsOf(root)) ASSERT_OK(space_->MarkUsed(segment.run));
     Start();
@@ -195,7 +195,7 @@ class LogWriterTest : public ::testing::Test {
   RootDevice device_{base_};
   const std::vector<BlockDevice*> given_ = {&device_};
   DeviceSet devices_{given_};
-  std::unique_ptr<SpaceManager> space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  std::unique_ptr<SpaceManager> space_ = SpaceManager::Create({{kFirst, kCount}}).value();
   MemoryKvStore* kv_;
   std::unique_ptr<LoggedKvStore> catalog_;
   WriterOptions options_;

@@ -275,7 +275,7 @@ TEST_F(LogWriterTest, AfterACutTheLogGoesOnBehindItsLastEntry) {
   options_.tail = FindTail(given_, root, before).value();
   options_.tail.version = before;
   options_.tail.clean = false;
-  space_ = SpaceManager::Create({{{kFirst, kCount}}}).value();
+  space_ = SpaceManager::Create({{kFirst, kCount}}).value();
   for (const Segment& segment : SegmentsOf(root)) ASSERT_OK(space_->MarkUsed(segment.run));
   Start();
   ExpectRestored();

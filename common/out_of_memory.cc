@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <new>
 #include <string_view>
 
 namespace weightfs {
@@ -26,7 +27,16 @@ void OnOutOfMemory() {
 
 void EndWhenOutOfMemory() { std::set_new_handler(OnOutOfMemory); }
 
-AllocationMayFail::AllocationMayFail() { may_fail = true; }
-AllocationMayFail::~AllocationMayFail() { may_fail = false; }
+Result<void> TryAllocate(const std::function<void()>& allocate) {
+  Result<void> result;
+  may_fail = true;
+  try {
+    allocate();
+  } catch (const std::bad_alloc&) {
+    result = ErrorCode::kNoMemory;
+  }
+  may_fail = false;
+  return result;
+}
 
 }  // namespace weightfs

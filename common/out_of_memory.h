@@ -2,8 +2,7 @@
 // What happens when an allocation fails.
 #pragma once
 
-#include <new>
-#include <utility>
+#include <functional>
 
 #include "common/result.h"
 
@@ -14,26 +13,8 @@ namespace weightfs {
 // exist; the libraries that other programs load do not.
 void EndWhenOutOfMemory();
 
-// While an object lives, an allocation of its thread that fails throws std::bad_alloc instead. Not nested.
-class AllocationMayFail {
- public:
-  AllocationMayFail();
-  ~AllocationMayFail();
-  AllocationMayFail(const AllocationMayFail&) = delete;
-  AllocationMayFail& operator=(const AllocationMayFail&) = delete;
-};
-
-// For memory whose size a request chooses: calls `allocate`, which must leave everything as it was if it throws.
-// Returns kNoMemory if it runs out of memory.
-template <typename Allocate>
-Result<void> TryAllocate(Allocate&& allocate) {
-  try {
-    const AllocationMayFail scope;
-    std::forward<Allocate>(allocate)();
-    return {};
-  } catch (const std::bad_alloc&) {
-    return ErrorCode::kNoMemory;
-  }
-}
+// For memory whose size a request chooses: calls `allocate`, which must leave everything as it was if it throws, and in
+// which an allocation that fails throws std::bad_alloc instead. Returns kNoMemory if that happens. Not nested.
+Result<void> TryAllocate(const std::function<void()>& allocate);
 
 }  // namespace weightfs

@@ -9,26 +9,25 @@
 
 namespace weightfs {
 
-SignalsBlocked::SignalsBlocked(int except) {
-  sigset_t blocked;
+Result<std::thread> StartThread(const char* name, std::function<void()> run, int except) {
+  sigset_t blocked, before;  // the new thread gets the mask of this one
   sigfillset(&blocked);
   // The kernel resets the handler of a fault that is blocked, and the process would end without its message.
   for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT}) sigdelset(&blocked, fault);
   if (except != 0) sigdelset(&blocked, except);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before_);
-}
-
-SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-Result<std::thread> StartThread(const char* name, std::function<void()> run, int except) {
-  const SignalsBlocked blocked(except);
-  try {
-    std::thread thread(std::move(run));
-    pthread_setname_np(thread.native_handle(), name);
-    return thread;
-  } catch (const std::system_error& error) {
-    return SystemError(name, "the thread cannot be started", error.code().value());
-  }
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);
+  const auto start = [&]() -> Result<std::thread> {
+    try {
+      std::thread thread(std::move(run));
+      pthread_setname_np(thread.native_handle(), name);
+      return thread;
+    } catch (const std::system_error& error) {
+      return SystemError(name, "the thread cannot be started", error.code().value());
+    }
+  };
+  auto started = start();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
 }
 
 }  // namespace weightfs

@@ -2,26 +2,12 @@
 // Threads of weightfs in a process whose other threads handle the signals.
 #pragma once
 
-#include <csignal>
 #include <functional>
 #include <thread>
 
 #include "common/result.h"
 
 namespace weightfs {
-
-// Blocks all signals except `except` (0: no exception) in the calling thread, and in threads that it creates, during
-// the lifetime of this object.
-class SignalsBlocked {
- public:
-  explicit SignalsBlocked(int except = 0);
-  ~SignalsBlocked();
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_{};
-};
 
 // Starts a thread with all signals blocked, except `except` (0: no exception). `name` has at most 15 characters and is
 // visible in /proc. Returns kAgain when the system cannot create another thread.

@@ -223,10 +223,10 @@ TEST_F(GuardedDirectoryTest, PermissionsAreRemovedFromADirectoryThatItsOwnerMayN
   ASSERT_EQ(chown((path_ / "d").c_str(), kStranger, kStranger), 0);
   fs::permissions(path_ / "d", fs::perms(0370));
   const GuardedDirectory directory = Open();
-  {
-    const FileOwnerScope as_owner(kStranger, kStranger);
+  CreateAsOwner(kStranger, kStranger, [&] {
     directory.Restrict();
-  }
+    return true;
+  });
   EXPECT_EQ(ModeOf(path_ / "d"), 0300U);
 }
 

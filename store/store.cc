@@ -140,15 +140,15 @@ Result<std::unique_ptr<Store>> Store::Open(std::unique_ptr<KvStore> catalog,
   const FileServices services{*parts->space, *parts->cache, std::make_shared<ExtentMemory>()};
   parts->inodes = std::make_unique<InodeTable>(*parts->catalog, services, options.resident_inodes);
 
-  const auto recovery = RecoverSpace(*parts->catalog, *parts->space);
-  if (!recovery && recovery.error().code != ErrorCode::kCorrupt) return recovery.error();
-  if (!recovery) {
+  const auto damaged = RecoverSpace(*parts->catalog, *parts->space);
+  if (!damaged && damaged.error().code != ErrorCode::kCorrupt) return damaged.error();
+  if (!damaged) {
     // The free space is unknown, but every file whose own records can be read can be served.
-    spdlog::error("{}; serving the store read-only: files with lost records fail with EIO", recovery.error().what);
+    spdlog::error("{}; serving the store read-only: files with lost records fail with EIO", damaged.error().what);
     parts->read_only = true;
-  } else if (recovery->damaged > 0) {
+  } else if (*damaged > 0) {
     spdlog::error("{} extent records are damaged or overlap: serving the store read-only; run weightfs verify --repair",
-                  recovery->damaged);
+                  *damaged);
     parts->read_only = true;
   }
   RETURN_IF_ERROR(StartLog(*parts));

@@ -24,13 +24,13 @@ struct Found {
   DeviceRun run;
 };
 
-void MarkBatch(std::vector<Found>& batch, SpaceManager& space, SpaceRecovery* recovery) {
+void MarkBatch(std::vector<Found>& batch, SpaceManager& space, uint64_t* damaged) {
   std::sort(batch.begin(), batch.end(), [](const Found& a, const Found& b) {
     return std::tie(a.run.device, a.run.run.start) < std::tie(b.run.device, b.run.run.start);
   });
   for (const Found& found : batch) {
     if (space.MarkUsed(found.run)) continue;
-    if (++recovery->damaged > kLogged) continue;
+    if (++*damaged > kLogged) continue;
     spdlog::error("inode {}: the extent at file block {} (device {}, blocks {}+{}) overlaps another or lies outside",
                   found.ino.value, found.first.value, found.run.device.value, found.run.run.start.value,
                   found.run.run.count.value);
@@ -40,24 +40,23 @@ void MarkBatch(std::vector<Found>& batch, SpaceManager& space, SpaceRecovery* re
 
 }  // namespace
 
-Result<SpaceRecovery> RecoverSpace(KvStore& catalog, SpaceManager& space) {
-  SpaceRecovery recovery;
+Result<uint64_t> RecoverSpace(KvStore& catalog, SpaceManager& space) {
+  uint64_t damaged = 0;
   std::vector<Found> batch;
   const auto iterator = catalog.NewIterator(keys::KindPrefix(keys::kExtent));
   for (; iterator->Valid(); iterator->Next()) {
-    ++recovery.extents;
     const auto key = keys::ParseIndexed(iterator->key());
     const auto record = ExtentRecord::Decode(iterator->key(), iterator->value());
     if (!key || !record) {
-      if (++recovery.damaged <= kLogged) spdlog::error("an extent record cannot be decoded");
+      if (++damaged <= kLogged) spdlog::error("an extent record cannot be decoded");
       continue;
     }
     batch.push_back({key->ino, FileBlock{key->index}, {record->device, {record->start, record->count}}});
-    if (batch.size() == kBatch) MarkBatch(batch, space, &recovery);
+    if (batch.size() == kBatch) MarkBatch(batch, space, &damaged);
   }
   RETURN_IF_ERROR(iterator->status());
-  MarkBatch(batch, space, &recovery);
-  return recovery;
+  MarkBatch(batch, space, &damaged);
+  return damaged;
 }
 
 }  // namespace weightfs

@@ -338,7 +338,7 @@ MUTANTS = [
            ("unit_store_classes", "unit_store_leases")),
     Mutant("recovered-space", "A mount marks the blocks of all files as used before it allocates.",
            "store/commit/recovery.cc",
-           "  MarkBatch(batch, space, &recovery);\n  return recovery;", "  return recovery;",
+           "  MarkBatch(batch, space, &damaged);\n  return damaged;", "  return damaged;",
            ("unit_store_files", CRASH)),
 
     # Names.

@@ -20,6 +20,12 @@ std::string Where(const Extent& extent) {
                      extent.end() * kBlockSize - 1, extent.record.device.value, extent.record.start.value);
 }
 
+// Empty if they are missing or damaged.
+Result<std::vector<uint32_t>> ReadChecksums(KvStore& catalog, InodeId ino, uint64_t segment) {
+  ASSIGN_OR_RETURN(const auto bytes, catalog.Get(keys::Checksums(ino, segment)));
+  return bytes ? DecodeChecksums(*bytes).value_or(std::vector<uint32_t>()) : std::vector<uint32_t>();
+}
+
 ByteOffset Physical(const Extent& extent, uint64_t block) {
   return ToBytes(extent.record.start + BlockCount{block - extent.first});
 }
@@ -172,6 +178,28 @@ Result<void> Checker::ScanChecksums() {
 
 namespace {
 
+// Reads the checksum records of the catalog, one at a time.
+class ChecksumReader {
+ public:
+  explicit ChecksumReader(KvStore& catalog) : catalog_(catalog) {}
+
+  // Returns nullopt when the catalog has no checksum for the block.
+  Result<std::optional<uint32_t>> Get(uint64_t ino, uint64_t block) {
+    const uint64_t segment = block / keys::kSegmentBlocks, index = block % keys::kSegmentBlocks;
+    if (ino != ino_ || segment != segment_) {
+      ASSIGN_OR_RETURN(checksums_, ReadChecksums(catalog_, InodeId{ino}, segment));
+      ino_ = ino;
+      segment_ = segment;
+    }
+    return index < checksums_.size() ? std::optional(checksums_[index]) : std::nullopt;
+  }
+
+ private:
+  KvStore& catalog_;
+  uint64_t ino_ = 0, segment_ = 0;
+  std::vector<uint32_t> checksums_;
+};
+
 // Adjacent bad blocks, reported as one finding.
 struct BadRun {
   FindingKind kind = FindingKind::kDataMismatch;
@@ -240,12 +268,8 @@ Result<void> Checker::VerifyData() {
 // Uses the data that is on the device, because it can no longer be distinguished from written data. A block that cannot
 // be read gets a checksum that will almost certainly never match, so that reading it remains an error.
 Result<void> Checker::RebuildChecksums(DataReader& reader, const Segment& segment) {
-  const std::string key = keys::Checksums(InodeId{segment.ino}, segment.segment);
-  ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(key));
-  std::vector<uint32_t> checksums;
-  if (bytes) {
-    if (auto decoded = DecodeChecksums(*bytes)) checksums = std::move(*decoded);
-  }
+  const InodeId ino{segment.ino};
+  ASSIGN_OR_RETURN(std::vector<uint32_t> checksums, ReadChecksums(catalog_, ino, segment.segment));
   const uint64_t known = checksums.size(), first = segment.segment * keys::kSegmentBlocks;
   checksums.resize(std::max<uint64_t>(known, segment.entries));
   auto extent = std::lower_bound(extents_.begin(), extents_.end(), std::pair(segment.ino, first),
@@ -257,22 +281,7 @@ Result<void> Checker::RebuildChecksums(DataReader& reader, const Segment& segmen
       checksums[block - first] = reader.ReadOne(*extent, block).value_or(0);
     }
   }
-  return Put(key, EncodeChecksums(checksums));
-}
-
-Result<std::optional<uint32_t>> ChecksumReader::Get(uint64_t ino, uint64_t block) {
-  const uint64_t segment = block / keys::kSegmentBlocks, index = block % keys::kSegmentBlocks;
-  if (ino != ino_ || segment != segment_) {
-    ASSIGN_OR_RETURN(const auto bytes, catalog_.Get(keys::Checksums(InodeId{ino}, segment)));
-    checksums_.clear();
-    if (bytes) {
-      if (auto decoded = DecodeChecksums(*bytes)) checksums_ = std::move(*decoded);
-    }
-    ino_ = ino;
-    segment_ = segment;
-  }
-  if (index >= checksums_.size()) return std::optional<uint32_t>();
-  return std::optional(checksums_[index]);
+  return Put(keys::Checksums(ino, segment.segment), EncodeChecksums(checksums));
 }
 
 struct DataReader::Read {

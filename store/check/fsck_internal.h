@@ -201,19 +201,6 @@ std::string Quoted(std::string_view name);
 
 inline constexpr uint64_t kChunkBlocks = 2 * kMiB / kBlockSize;
 
-// Reads the checksum records of the catalog, one at a time. Externally synchronized.
-class ChecksumReader {
- public:
-  explicit ChecksumReader(KvStore& catalog) : catalog_(catalog) {}
-  // Returns nullopt when the catalog has no checksum for the block.
-  Result<std::optional<uint32_t>> Get(uint64_t ino, uint64_t block);
-
- private:
-  KvStore& catalog_;
-  uint64_t ino_ = 0, segment_ = 0;
-  std::vector<uint32_t> checksums_;
-};
-
 // Reads written extents in order, in chunks of at most kChunkBlocks, several requests ahead of the caller. Not
 // thread-safe.
 class DataReader {

@@ -14,6 +14,15 @@ uint64_t StagingBlocks(Staging staging) {
   return (staging == Staging::kStripe ? kStripeStaging : kSmallStaging).value / kBlockSize;
 }
 
+// Zeros when `from` is null.
+void CopyOrClear(std::byte* to, const std::byte* from, uint64_t size) {
+  if (from != nullptr) {
+    std::memcpy(to, from, size);
+  } else {
+    std::memset(to, 0, size);
+  }
+}
+
 }  // namespace
 
 // True when a device holds bytes of the block that a partial overwrite must keep.
@@ -180,11 +189,7 @@ void File::Apply(WritePlan plan) {
   for (const WritePlan::Fill& fill : plan.fills_) {
     std::byte* memory = dirty_.Writable(fill.block).data();
     WEIGHTFS_ASSERT(memory != nullptr);
-    if (fill.content != nullptr) {
-      std::memcpy(memory, fill.content, kBlockSize);
-    } else {
-      std::memset(memory, 0, kBlockSize);
-    }
+    CopyOrClear(memory, fill.content, kBlockSize);
   }
   for (const WritePlan::Copy& copy : plan.copies_) {
     InvalidateCache(copy.offset, copy.offset + copy.size);
@@ -192,11 +197,7 @@ void File::Apply(WritePlan plan) {
       const uint64_t at = copy.offset + done;
       const auto memory = dirty_.Writable(BlockOf(at)).subspan(at % kBlockSize);
       const uint64_t step = std::min<uint64_t>(memory.size(), copy.size - done);
-      if (copy.data != nullptr) {
-        std::memcpy(memory.data(), copy.data + done, step);
-      } else {
-        std::memset(memory.data(), 0, step);
-      }
+      CopyOrClear(memory.data(), copy.data == nullptr ? nullptr : copy.data + done, step);
       done += step;
     }
   }
@@ -213,11 +214,7 @@ void File::Apply(WritePlan plan) {
 void File::ApplyAdoption(WritePlan::Adoption adoption) {
   if (const uint64_t head = adoption.offset % kBlockSize; head > 0) {
     WEIGHTFS_ASSERT(adoption.head);
-    if (adoption.head->content != nullptr) {
-      std::memcpy(adoption.buffer.data(), adoption.head->content, head);
-    } else {
-      std::memset(adoption.buffer.data(), 0, head);
-    }
+    CopyOrClear(adoption.buffer.data(), adoption.head->content, head);
   }
   InvalidateCache(adoption.offset, adoption.offset + adoption.size);
   DirtyBlocks blocks;

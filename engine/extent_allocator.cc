@@ -55,11 +55,13 @@ class alignas(64) Group {
   // Add or remove blocks. They return false, and change nothing, when a block was already free, or was not free.
   bool AddLocked(FreeExtent extent) REQUIRES(mutex_) {
     const bool added = tree_.Add(extent);
+    if (added) free_ += BlockCount{extent.length};
     PublishLocked();
     return added;
   }
   bool RemoveLocked(FreeExtent extent) REQUIRES(mutex_) {
     const bool removed = tree_.Remove(extent);
+    if (removed) free_ -= BlockCount{extent.length};
     PublishLocked();
     return removed;
   }
@@ -95,6 +97,7 @@ class alignas(64) Group {
   const uint32_t alignment_;
   Mutex mutex_;
   FreeExtentTree tree_ GUARDED_BY(mutex_);
+  BlockCount free_ GUARDED_BY(mutex_);
   FreeExtentTree::Summary last_published_ GUARDED_BY(mutex_);
 
   alignas(64) std::atomic<uint32_t> longest_{0};
@@ -188,6 +191,7 @@ std::optional<FreeExtent> Group::TakeFrom(uint32_t offset, const Demand& demand)
 
 void Group::AddTo(ExtentAllocator::Statistics& total) {
   MutexLock lock(mutex_);
+  total.free += free_;
   total.free_extents += tree_.size();
   total.largest_free = std::max(total.largest_free, BlockCount{tree_.summary().longest});
   total.memory += {sizeof(Group) - sizeof(FreeExtentTree) + tree_.memory()};
@@ -200,7 +204,6 @@ class GroupedExtentAllocator final : public ExtentAllocator {
   Result<BlockRun> Allocate(const Request& request) override;
   Result<void> MarkUsed(BlockRun run) override;
   Result<void> Free(BlockRun run) override;
-  BlockCount free_blocks() const override { return {free_blocks_.load(std::memory_order_relaxed)}; }
   Statistics statistics() const override;
 
  private:
@@ -209,8 +212,7 @@ class GroupedExtentAllocator final : public ExtentAllocator {
 
   uint64_t GroupOf(DeviceBlock block) const { return (block.value - base_) / group_blocks_; }
   uint64_t GroupStart(uint64_t group) const { return base_ + group * group_blocks_; }
-  BlockRun ToRun(uint64_t group, FreeExtent extent) {
-    free_blocks_.fetch_sub(extent.length, std::memory_order_relaxed);
+  BlockRun ToRun(uint64_t group, FreeExtent extent) const {
     return {{GroupStart(group) + extent.start}, {extent.length}};
   }
   bool InSpace(BlockRun run) const {
@@ -234,8 +236,8 @@ class GroupedExtentAllocator final : public ExtentAllocator {
                                  // an aligned offset in a group is an aligned block
   const uint64_t group_blocks_;  // a multiple of the alignment
   std::vector<std::unique_ptr<Group>> groups_;
-  alignas(64) std::atomic<uint64_t> free_blocks_;
-  std::atomic<uint64_t> frees_{0};  // number of completed Free calls; incremented after their blocks are published
+  // The number of completed Free calls; incremented after their blocks are published.
+  alignas(64) std::atomic<uint64_t> frees_{0};
 };
 
 class GroupedExtentAllocator::RangeLock {
@@ -259,8 +261,7 @@ GroupedExtentAllocator::GroupedExtentAllocator(const Options& options, uint64_t 
     : space_(options.space),
       alignment_(options.alignment.value),
       base_(RoundDown(options.space.start.value, options.alignment.value)),
-      group_blocks_(group_blocks),
-      free_blocks_(options.space.count.value) {
+      group_blocks_(group_blocks) {
   groups_.reserve(group_count);
   for (uint64_t i = 0; i < group_count; ++i) {
     groups_.push_back(std::make_unique<Group>(static_cast<uint32_t>(alignment_), PartIn(i, space_)));
@@ -360,7 +361,6 @@ Result<void> GroupedExtentAllocator::MarkUsed(BlockRun run) {
   if (!ChangeAll(run, &FreeExtentTree::AllFree, &Group::RemoveLocked))
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{} blocks from {} on are in part claimed already", run.count.value, run.start.value)};
-  free_blocks_.fetch_sub(run.count.value, std::memory_order_relaxed);
   return {};
 }
 
@@ -369,10 +369,7 @@ Result<void> GroupedExtentAllocator::Free(BlockRun run) {
   if (!InSpace(run))
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{} freed blocks from {} on lie outside the space", run.count.value, run.start.value)};
-  // Add first, because another thread may allocate the blocks at once, and the counter must not drop below zero.
-  free_blocks_.fetch_add(run.count.value, std::memory_order_relaxed);
   if (!ChangeAll(run, &FreeExtentTree::NoneFree, &Group::AddLocked)) {
-    free_blocks_.fetch_sub(run.count.value, std::memory_order_relaxed);
     return Error{ErrorCode::kCorrupt,
                  fmt::format("{} freed blocks from {} on are in part free already", run.count.value, run.start.value)};
   }
@@ -382,7 +379,6 @@ Result<void> GroupedExtentAllocator::Free(BlockRun run) {
 
 ExtentAllocator::Statistics GroupedExtentAllocator::statistics() const {
   Statistics total{};
-  total.free = free_blocks();
   total.memory = {sizeof(*this) + groups_.capacity() * sizeof(groups_[0])};
   for (const auto& group : groups_) group->AddTo(total);
   return total;

@@ -80,8 +80,7 @@ class ExtentAllocator {
   // changes nothing.
   virtual Result<void> Free(BlockRun run) = 0;
 
-  virtual BlockCount free_blocks() const = 0;  // exact when no call is in progress; O(1)
-  virtual Statistics statistics() const = 0;
+  virtual Statistics statistics() const = 0;  // exact when no call is in progress
 };
 
 }  // namespace weightfs

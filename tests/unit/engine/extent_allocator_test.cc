@@ -56,7 +56,7 @@ TEST(ExtentAllocator, ServesAPebibyte) {
   ASSERT_TRUE(run.has_value());
   EXPECT_GT(run->start.value, 60ull << 32);
   EXPECT_TRUE(allocator->Free(*run).has_value());
-  EXPECT_EQ(allocator->free_blocks().value, 63ull << 32);
+  EXPECT_EQ(allocator->statistics().free.value, 63ull << 32);
 }
 
 TEST(ExtentAllocator, RefusesARequestThatCannotBeRight) {
@@ -202,7 +202,7 @@ TEST(ExtentAllocator, AllocatesEveryLastBlock) {
     total += run->count.value;
   }
   EXPECT_EQ(total, 3001u);
-  EXPECT_EQ(allocator->free_blocks().value, 0u);
+  EXPECT_EQ(allocator->statistics().free.value, 0u);
 }
 
 TEST(ExtentAllocator, MarkUsedRefusesWhatIsTakenOrOutsideAndChangesNothing) {
@@ -225,7 +225,7 @@ TEST(ExtentAllocator, FreeRefusesWhatIsFreeOrOutsideAndChangesNothing) {
   for (const BlockRun wrong : {Blocks(499, 5), Blocks(499, 3002), Blocks(3499, 2), Blocks(0, 1), Blocks(8 * kWindow, 1),
                                Blocks(600, std::numeric_limits<uint64_t>::max())})
     EXPECT_EQ(CodeOf(allocator->Free(wrong)), ErrorCode::kCorrupt) << wrong.start.value;
-  EXPECT_EQ(allocator->free_blocks().value, 8 * kWindow - 3000);
+  EXPECT_EQ(allocator->statistics().free.value, 8 * kWindow - 3000);
   EXPECT_TRUE(allocator->Free(Blocks(500, 3000)).has_value());
   EXPECT_EQ(CodeOf(allocator->Free(Blocks(500, 3000))), ErrorCode::kCorrupt);
 }
@@ -233,7 +233,7 @@ TEST(ExtentAllocator, FreeRefusesWhatIsFreeOrOutsideAndChangesNothing) {
 TEST(ExtentAllocator, RunsOverGroupBordersAreMarkedAndFreedWhole) {
   const auto allocator = Make(Blocks(0, 8 * kWindow), 4);
   ASSERT_TRUE(allocator->MarkUsed(Blocks(100, 6 * kWindow)).has_value());
-  EXPECT_EQ(allocator->free_blocks().value, 2 * kWindow);
+  EXPECT_EQ(allocator->statistics().free.value, 2 * kWindow);
   ASSERT_TRUE(allocator->Free(Blocks(100, 6 * kWindow)).has_value());
   const auto statistics = allocator->statistics();
   EXPECT_EQ(statistics.free.value, 8 * kWindow);
@@ -245,7 +245,7 @@ TEST(ExtentAllocator, EmptyRunsChangeNothing) {
   const auto allocator = Make(Blocks(0, 1000));
   EXPECT_TRUE(allocator->MarkUsed(Blocks(5, 0)).has_value());
   EXPECT_TRUE(allocator->Free(Blocks(5, 0)).has_value());
-  EXPECT_EQ(allocator->free_blocks().value, 1000u);
+  EXPECT_EQ(allocator->statistics().free.value, 1000u);
 }
 
 TEST(ExtentAllocator, FreedNeighborsMerge) {
@@ -297,7 +297,7 @@ TEST(ExtentAllocator, ThreadsNeverShareABlock) {
   for (unsigned t = 0; t < kThreads; ++t) threads.emplace_back(work, t);
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(faults, 0);
-  EXPECT_EQ(allocator->free_blocks().value, kBlocks);
+  EXPECT_EQ(allocator->statistics().free.value, kBlocks);
   EXPECT_EQ(allocator->statistics().free_extents, 4u);
 }
 

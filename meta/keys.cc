@@ -39,7 +39,6 @@ std::string EntryPrefix(InodeId parent) { return Numbered(kEntry, parent.value);
 std::string Extent(InodeId ino, FileBlock first) { return Indexed(kExtent, ino, first.value); }
 std::string ExtentPrefix(InodeId ino) { return Numbered(kExtent, ino.value); }
 std::string Checksums(InodeId ino, uint64_t segment) { return Indexed(kChecksums, ino, segment); }
-std::string ChecksumsPrefix(InodeId ino) { return Numbered(kChecksums, ino.value); }
 std::string Attribute(InodeId ino, std::string_view name) { return Named(kAttribute, ino, name); }
 std::string AttributePrefix(InodeId ino) { return Numbered(kAttribute, ino.value); }
 std::string Orphan(InodeId ino) { return Numbered(kOrphan, ino.value); }

@@ -33,7 +33,6 @@ std::string EntryPrefix(InodeId parent);
 std::string Extent(InodeId ino, FileBlock first);
 std::string ExtentPrefix(InodeId ino);
 std::string Checksums(InodeId ino, uint64_t segment);
-std::string ChecksumsPrefix(InodeId ino);
 std::string Attribute(InodeId ino, std::string_view name);
 std::string AttributePrefix(InodeId ino);
 std::string Orphan(InodeId ino);

@@ -58,7 +58,6 @@ TEST(KeysTest, EveryKeyBeginsWithItsPrefix) {
   const InodeId ino{0x0102030405060708};
   EXPECT_TRUE(keys::Entry(ino, "n").starts_with(keys::EntryPrefix(ino)));
   EXPECT_TRUE(keys::Extent(ino, FileBlock{1}).starts_with(keys::ExtentPrefix(ino)));
-  EXPECT_TRUE(keys::Checksums(ino, 1).starts_with(keys::ChecksumsPrefix(ino)));
   EXPECT_TRUE(keys::Attribute(ino, "user.a").starts_with(keys::AttributePrefix(ino)));
   EXPECT_TRUE(keys::Store("id").starts_with(keys::KindPrefix(keys::kStore)));
   EXPECT_FALSE(keys::Entry(InodeId{ino.value + 1}, "n").starts_with(keys::EntryPrefix(ino)));

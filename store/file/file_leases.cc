@@ -201,10 +201,7 @@ Result<BlockReservation> FileIo::Reserve(const InodePtr& inode, FileBlock first,
   RETURN_IF_ERROR(CheckWritable(KvChange::kGrow));
   if (count.value == 0) return ErrorCode::kInvalid;
   if (count > p_.space.total()) return ErrorCode::kNoSpace;
-  SpaceManager::Request request;
-  request.ino = inode->id;
-  request.first = first;
-  request.count = count;
+  SpaceManager::Request request{.ino = inode->id, .first = first, .count = count};
   if (first.value > 0) {
     ASSIGN_OR_RETURN(request.after, WhenLoaded(inode, [&](const File& file) -> Result<std::optional<DeviceRun>> {
                        return file.RunBefore(first);

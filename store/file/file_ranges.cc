@@ -41,10 +41,7 @@ Result<void> FileIo::AllocateRange(const InodePtr& inode, FileBlock first, FileB
   };
   const auto apply = [&](File& file, WritePlan ready) {
     for (const Hole& hole : holes) {
-      SpaceManager::Request request;
-      request.ino = inode->id;
-      request.first = hole.first;
-      request.count = hole.count;
+      const SpaceManager::Request request{.ino = inode->id, .first = hole.first, .count = hole.count};
       const auto runs = p_.space.Allocate(request, &ready.supplies().space);
       if (!runs) {
         result = runs.error();

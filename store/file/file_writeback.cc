@@ -66,11 +66,7 @@ bool File::WritebackGroup(FileBlock first, BlockCount count, bool stream, std::v
       continue;
     }
     // Allocate everything up to the next unwritten extent together, whatever is mapped there now.
-    SpaceManager::Request request;
-    request.ino = id_;
-    request.first = first;
-    request.stream = stream;
-    request.after = RunBefore(first);
+    SpaceManager::Request request{.ino = id_, .first = first, .after = RunBefore(first), .stream = stream};
     extents_.ForEachPiece(first, first + count, [&](const ExtentMap::Piece& next) {
       if (is_unwritten(next)) return false;
       request.count += next.count;
@@ -103,13 +99,12 @@ void File::WritebackRun(FileBlock first, const DeviceRun& run, std::vector<Block
     WEIGHTFS_ASSERT(at != dirty_.ranges().end() && at->first <= first.value);
     const DirtyBlocks& blocks = at->second.value;
     const BlockCount step = std::min(rest.count, BlockCount{at->second.end - first.value});
-    BlockWrite write;
-    write.id = next_write_++;
-    write.seal = seals_;
-    write.first = first;
-    write.run = {run.device, {rest.start, step}};
-    write.buffer = blocks.buffer;
-    write.data = blocks.memory(first.value);
+    BlockWrite write{.id = next_write_++,
+                     .seal = seals_,
+                     .first = first,
+                     .run = {run.device, {rest.start, step}},
+                     .buffer = blocks.buffer,
+                     .data = blocks.memory(first.value)};
     pending_checksums_.push_back({write.id, first, write.bytes()});
     dirty_.StartWriteback(first, step, write.id);
     ++writes_since_seal_;

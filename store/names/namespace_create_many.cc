@@ -186,11 +186,10 @@ Result<void> Namespace::UpdateReplacedLocked(ManyFiles& work, size_t* failed) {
 // Builds the records of the new files, with inode numbers from `first` on.
 Result<void> Namespace::BuildFiles(ManyFiles& work, const NewFileMode& mode, std::span<const DeviceRun> runs,
                                    std::span<const uint32_t> checksums, InodeId first) {
-  CreateRequest request;
-  request.mode = S_IFREG | ((mode.mode | mode.masked) & 0777);
-  request.umask = mode.masked;
-  request.uid = work.who.uid;
-  request.gid = work.who.gid;
+  const CreateRequest request{.mode = S_IFREG | ((mode.mode | mode.masked) & 0777),
+                              .uid = work.who.uid,
+                              .gid = work.who.gid,
+                              .umask = mode.masked};
   ASSIGN_OR_RETURN(InodeRecord asked, NewRecord(request));
   {
     MutexLock lock(work.directory->mutex);

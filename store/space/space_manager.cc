@@ -164,11 +164,10 @@ Result<BlockRun> SpaceManager::TakeRunLocked(const Request& request, DeviceId de
     return run;
   }
   if (preallocation != nullptr && !after) after = preallocation->rest.start;
-  ExtentAllocator::Request wanted;
-  wanted.count = count;
-  wanted.after = after;
-  wanted.aligned = count >= kAlignedRun || request.stream;
-  wanted.group_hint = static_cast<unsigned>(request.ino.value);
+  ExtentAllocator::Request wanted{.count = count,
+                                  .after = after,
+                                  .aligned = count >= kAlignedRun || request.stream,
+                                  .group_hint = static_cast<unsigned>(request.ino.value)};
   BlockCount size = preallocation != nullptr ? preallocation->next_size : kFirstPreallocation;
   if (request.stream) {
     if (request.expected > 0) size = std::clamp(BlockCount{request.expected}, size, kLargestPreallocation);

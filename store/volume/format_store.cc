@@ -396,9 +396,7 @@ Result<void> Formatter::WriteSuperblocks() {
 Result<void> Formatter::MakeCatalog() {
   const std::string path = In(kCatalogName);
   rollback_.Add([path] { TryToRemove(path); });
-  RocksKvStore::Options options;
-  options.create = true;
-  ASSIGN_OR_RETURN(auto catalog, RocksKvStore::Open(path, options));
+  ASSIGN_OR_RETURN(const auto catalog, RocksKvStore::Open(path, {.create = true}));
   RETURN_IF_ERROR(Namespace::Initialize(*catalog, options_.root_uid, options_.root_gid));
   KvBatch batch;
   batch.Put(keys::Store(kStoreIdFact), ToString(description_.id));

@@ -204,10 +204,7 @@ Result<void> Opening::Run() {
 // Opens the index for reading: opening it for writing changes the directory, and it may belong to another store.
 Result<void> Opening::LookAtIndex() {
   const auto look = [&]() -> Result<void> {
-    RocksKvStore::Options reading;
-    reading.read_only = true;
-    reading.cache = options_.catalog_cache;
-    ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, reading));
+    ASSIGN_OR_RETURN(index_, RocksKvStore::Open(path_, {.read_only = true, .cache = options_.catalog_cache}));
     RETURN_IF_ERROR(CheckId());
     RETURN_IF_ERROR(index_->Verify([](ByteCount) { return true; }));
     ASSIGN_OR_RETURN(version_, wal::ReadVersion(*index_));
@@ -382,9 +379,7 @@ Result<void> Opening::AcceptDamage(const std::string& damage) {
 Result<void> Opening::OpenDamaged() {
   if (!options_.damaged_too || damage_.code != ErrorCode::kCorrupt || foreign_) return damage_;
   spdlog::error("{}", damage_.what);
-  RocksKvStore::Options reading;
-  reading.read_only = reading.damaged_too = true;
-  reading.cache = options_.catalog_cache;
+  const RocksKvStore::Options reading{.read_only = true, .damaged_too = true, .cache = options_.catalog_cache};
   ASSIGN_OR_RETURN(parts_.catalog, RocksKvStore::Open(path_, reading));
   return {};
 }

@@ -141,9 +141,7 @@ Result<void> Recovery::OpenDevice(const std::string& path, bool own) {
 
 // The id of the store that the catalog belongs to, if it can be read.
 std::optional<std::string> Recovery::CatalogId() const {
-  RocksKvStore::Options read_only;
-  read_only.read_only = true;
-  const auto catalog = RocksKvStore::Open(In(kCatalogName), read_only);
+  const auto catalog = RocksKvStore::Open(In(kCatalogName), {.read_only = true});
   if (!catalog) return std::nullopt;
   return (*catalog)->Get(keys::Store(kStoreIdFact)).value_or(std::nullopt);
 }

@@ -23,8 +23,8 @@
 #include "meta/overlay_kv_store.h"
 #include "meta/records.h"
 #include "meta/rocks_kv_store.h"
-#include "store/wal/log_recovery.h"
 #include "store/wal/logged_kv_store.h"
+#include "store/wal/wal_reader.h"
 
 namespace weightfs {
 namespace {

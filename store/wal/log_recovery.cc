@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "store/wal/log_recovery.h"
-
+// Finds how far a log counts after a crash, and catches an index up.
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "meta/keys.h"
 #include "meta/records.h"
 #include "store/wal/logged_kv_store.h"
+#include "store/wal/wal_reader.h"
 
 namespace weightfs::wal {
 namespace {

@@ -5,7 +5,7 @@
 // A change is appended, then applied to the index. A commit writes the appended entries as frames, and flushes the
 // devices: that flush makes the entries durable together with the data that they map, which was written before. So a
 // crash may leave an entry without its data. Each frame has a mark: the entry up to which everything is known to be
-// durable. A mount compares the data of the entries behind the last mark with their checksums (log_recovery.h), and
+// durable. A mount compares the data of the entries behind the last mark with their checksums (FindDurableTail), and
 // cuts the log at the first difference.
 //
 // Blocks that an entry frees are not used again before a frame with a mark of that entry, or a later one, is durable.

@@ -129,6 +129,13 @@ struct Tail {
 };
 // Finds the last entry that continues `from`, which is the checkpoint's version or that of an entry of the log.
 Result<Tail> FindTail(Devices devices, const Root& root, Version from);
+// FindTail, and compares the data of the entries behind the last mark with their checksums, because a crash may leave
+// an entry without its data. The tail ends before the first entry whose blocks differ, or cannot be read: a write that
+// a power cut has interrupted may leave such blocks.
+//
+// That is the durable state, or a later one: the data of an entry before the mark is durable, and no block of an entry
+// behind it has been used again (log_writer.h).
+Result<Tail> FindDurableTail(Devices devices, const Root& root, Version from);
 
 // Calls `apply` for the batches of the checkpoint. Returns the number of damaged frames, which are skipped.
 Result<uint64_t> ReplayCheckpoint(Devices devices, const Root& root,
@@ -137,5 +144,9 @@ Result<uint64_t> ReplayCheckpoint(Devices devices, const Root& root,
 // Returns the version after the last one.
 Result<Version> ReplayLog(Devices devices, const Root& root, Version from, uint64_t last,
                           const std::function<Result<void>(const Entry&)>& apply);
+// Calls `apply` with what an index of version `from` lacks, up to the tail, entry by entry, each with its version. kIo
+// if the devices cannot read now what they have read for the tail.
+Result<void> CatchUp(Devices devices, const Root& root, Version from, const Tail& tail,
+                     const std::function<Result<void>(KvBatch)>& apply);
 
 }  // namespace weightfs::wal

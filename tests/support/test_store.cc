@@ -9,8 +9,8 @@
 
 #include "common/checksum.h"
 #include "store/volume/store_directory.h"
-#include "store/wal/log_recovery.h"
 #include "store/wal/logged_kv_store.h"
+#include "store/wal/wal_reader.h"
 #include "tests/support/aligned_memory.h"
 
 namespace weightfs {

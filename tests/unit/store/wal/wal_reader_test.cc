@@ -14,8 +14,8 @@
 
 #include "meta/keys.h"
 #include "store/volume/store_directory.h"
-#include "store/wal/log_recovery.h"
 #include "store/wal/logged_kv_store.h"
+#include "store/wal/wal_reader.h"
 #include "tests/support/aligned_memory.h"
 #include "tests/support/result_asserts.h"
 #include "tests/support/test_store.h"

@@ -46,17 +46,12 @@ FileDevice::~FileDevice() {
 
 Result<std::unique_ptr<FileDevice>> FileDevice::Open(const std::string& path, const Options& options) {
   std::unique_ptr<FileDevice> device(new FileDevice(path, options));
-  RETURN_IF_ERROR(device->Open());
+  if (options.queue_depth == 0) return OpenError(ErrorCode::kInvalid, path, "the queue depth must be at least 1");
+  RETURN_IF_ERROR(device->OpenDescriptor());
+  RETURN_IF_ERROR(device->Lock());
+  RETURN_IF_ERROR(device->Measure());
+  ASSIGN_OR_RETURN(device->ring_, ThreadedRing::Create({device->file_.get(), path, options.queue_depth}));
   return device;
-}
-
-Result<void> FileDevice::Open() {
-  if (options_.queue_depth == 0) return OpenError(ErrorCode::kInvalid, path_, "the queue depth must be at least 1");
-  RETURN_IF_ERROR(OpenDescriptor());
-  RETURN_IF_ERROR(Lock());
-  RETURN_IF_ERROR(Measure());
-  ASSIGN_OR_RETURN(ring_, ThreadedRing::Create({file_.get(), path_, options_.queue_depth}));
-  return {};
 }
 
 void FileDevice::Submit(std::span<IoRequest* const> requests) {

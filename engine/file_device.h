@@ -61,7 +61,6 @@ class FileDevice final : public BlockDevice {
 
  private:
   FileDevice(std::string path, const Options& options);
-  Result<void> Open();
   Result<void> OpenDescriptor();
   Error InUse(std::string_view otherwise) const;
   // True if the lock's holder shares it. A store never does. udevd does for a moment after a program has written a

@@ -51,14 +51,12 @@ void ThreadedRing::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void ThreadedRing::Count(size_t requests) {
-  MutexLock lock(mutex_);
-  outstanding_ += requests;
-}
-
 void ThreadedRing::Submit(std::span<IoRequest* const> requests) {
   if (requests.empty()) return;
-  Count(requests.size());
+  {
+    MutexLock lock(mutex_);
+    outstanding_ += requests.size();
+  }
   std::array<IoRing::Transfer, kQueuedAtOnce> transfers;
   size_t count = 0;
   for (IoRequest* request : requests) {
@@ -85,9 +83,9 @@ void ThreadedRing::Submit(std::span<IoRequest* const> requests) {
 }
 
 void ThreadedRing::Reject(IoRequest* request, ErrorCode code) {
-  Count(1);
   {
     MutexLock lock(mutex_);
+    ++outstanding_;
     rejected_.push_back({request, code});
   }
   ring_->Wake();

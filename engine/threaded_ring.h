@@ -57,7 +57,6 @@ class ThreadedRing {
 
   ThreadedRing(Options options, std::unique_ptr<IoRing> ring);
   void Run() EXCLUDES(mutex_);
-  void Count(size_t requests) EXCLUDES(mutex_);
   // nullopt when the transfer is complete.
   std::optional<ErrorCode> ErrorOf(const IoRing::Completion& completion) const;
 

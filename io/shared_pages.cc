@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 
 #include "common/log.h"
 #include "common/start_thread.h"
@@ -20,9 +19,7 @@
 namespace weightfs {
 namespace {
 
-Error SharedError(const char* what) {
-  return {ErrorCode{errno}, fmt::format("shared memory: {}: {}", what, std::strerror(errno))};
-}
+Error SharedError(const char* what) { return SystemError("shared memory", what); }
 
 Result<void> Configure(const UniqueFd& context, const char* key, const char* value) {
   if (fsconfig(context.get(), FSCONFIG_SET_STRING, key, value, 0) == 0) return {};

@@ -26,19 +26,24 @@ struct Timestamp {
   static Timestamp Now();  // CLOCK_REALTIME
 };
 
-struct InodeRecord {
+// The part of an inode's record that stat(2) returns as it is.
+struct InodeAttributes {
   uint32_t mode = 0;  // type and permission bits, as in st_mode
   uint32_t uid = 0, gid = 0;
   uint32_t links = 0;
   uint32_t device_major = 0, device_minor = 0;  // of device nodes
-  uint32_t flags = 0;                           // InodeFlags
   uint64_t generation = 0;                      // for NFS-like handles; inode numbers are never reused
   uint64_t size = 0;                            // bytes
-  uint64_t blocks = 0;                          // kBlockSize blocks that extents map
-  uint64_t data_version = 0;                    // incremented by each commit of data
-  uint64_t parent = 0;                          // of a directory: its parent's inode number
   Timestamp accessed, modified, changed, created;
-  std::string symlink;  // the target of a symbolic link, at most 4,095 bytes
+  bool operator==(const InodeAttributes&) const = default;
+};
+
+struct InodeRecord : InodeAttributes {
+  uint32_t flags = 0;         // InodeFlags
+  uint64_t blocks = 0;        // kBlockSize blocks that extents map
+  uint64_t data_version = 0;  // incremented by each commit of data
+  uint64_t parent = 0;        // of a directory: its parent's inode number
+  std::string symlink;        // the target of a symbolic link, at most 4,095 bytes
   bool operator==(const InodeRecord&) const = default;
 
   std::string Encode() const;

@@ -22,14 +22,9 @@
 namespace weightfs {
 
 // The attributes that stat(2) returns.
-struct Attributes {
+struct Attributes : InodeAttributes {
   InodeId ino;
-  uint64_t generation = 0;
-  uint32_t mode = 0, uid = 0, gid = 0, links = 0;
-  uint32_t device_major = 0, device_minor = 0;
-  uint64_t size = 0;
   uint64_t blocks_512 = 0;  // st_blocks, with the blocks that are to be written: a file without any is one hole
-  Timestamp accessed, modified, changed, created;
 };
 
 // The changes of a setattr: each member that has a value is set. `changed` becomes the current time unless given.

@@ -61,23 +61,8 @@ InodeRecord Inode::CatalogRecord() const {
 }
 
 Attributes Inode::Stat() const {
-  Attributes out;
-  out.ino = id;
-  out.generation = attributes.generation;
-  out.mode = attributes.mode;
-  out.uid = attributes.uid;
-  out.gid = attributes.gid;
-  out.links = attributes.links;
-  out.device_major = attributes.device_major;
-  out.device_minor = attributes.device_minor;
-  out.size = attributes.size;
   const uint64_t pending = file == nullptr ? 0 : file->WithoutExtent().value;
-  out.blocks_512 = (attributes.blocks + pending) * (kBlockSize / 512);
-  out.accessed = attributes.accessed;
-  out.modified = attributes.modified;
-  out.changed = attributes.changed;
-  out.created = attributes.created;
-  return out;
+  return {attributes, id, (attributes.blocks + pending) * (kBlockSize / 512)};
 }
 
 }  // namespace weightfs

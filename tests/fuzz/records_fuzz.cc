@@ -60,15 +60,12 @@ std::vector<std::string> fuzz::Seeds() {
   const std::string key = keys::Extent(InodeId{7}, FileBlock{256});
   const ExtentRecord extent{DeviceId{1}, DeviceBlock{4096}, BlockCount{300}, kExtentUnwritten, 9};
   const Timestamp time{1'700'000'000, 999'999'999};
-  InodeRecord file{.mode = S_IFREG | 0640,
-                   .uid = 1000,
-                   .links = 2,
-                   .flags = kInodeHasAttributes,
-                   .size = 123'456'789,
-                   .blocks = 30'142,
-                   .accessed = time,
-                   .modified = time};
-  InodeRecord link{.mode = S_IFLNK | 0777, .links = 1, .size = 6, .symlink = "target"};
+  const InodeRecord file{
+      {.mode = S_IFREG | 0640, .uid = 1000, .links = 2, .size = 123'456'789, .accessed = time, .modified = time},
+      kInodeHasAttributes,
+      /*blocks=*/30'142};
+  InodeRecord link{{.mode = S_IFLNK | 0777, .links = 1, .size = 6}};
+  link.symlink = "target";
   return {'\0' + file.Encode(),
           '\0' + link.Encode(),
           '\1' + EntryRecord{InodeId{12}, S_IFDIR}.Encode(),

@@ -20,6 +20,11 @@ class IoRequest {
  public:
   enum class Operation : unsigned char { kRead, kWrite };
 
+  IoRequest() = default;
+  // Memory to write is only read.
+  IoRequest(Operation what, ByteOffset where, std::span<const std::byte> memory)
+      : operation(what), offset(where), data(const_cast<std::byte*>(memory.data())), size{memory.size()} {}
+
   Operation operation = Operation::kRead;
   ByteOffset offset;
   std::byte* data = nullptr;
@@ -38,15 +43,10 @@ class IoRequest {
   ~IoRequest() = default;
 };
 
-// A transfer that one thread waits for. Memory to write is only read.
+// A transfer that one thread waits for.
 class SynchronousRequest final : public IoRequest {
  public:
-  SynchronousRequest(Operation what, ByteOffset where, std::span<const std::byte> memory) {
-    operation = what;
-    offset = where;
-    data = const_cast<std::byte*>(memory.data());
-    size = ByteCount{memory.size()};
-  }
+  using IoRequest::IoRequest;
   void OnComplete(Result<void> result) override { done_.set_value(std::move(result)); }
   Result<void> Wait() { return done_.get_future().get(); }  // after Submit, once
 

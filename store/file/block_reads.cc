@@ -18,13 +18,12 @@ class BlockReads::Transfer final : public IoRequest {
  public:
   Transfer(BlockReads& group, FileBlock first, const DeviceRun& run, std::byte* memory,
            std::span<const uint32_t> checksums)
-      : device(run.device), first_(first), blocks_(run.run.count), checksums_(checksums.begin(), checksums.end()),
-        group_(group) {
-    operation = Operation::kRead;
-    offset = ToBytes(run.run.start);
-    data = memory;
-    size = ToBytes(run.run.count);
-  }
+      : IoRequest(Operation::kRead, ToBytes(run.run.start), {memory, ToBytes(run.run.count).value}),
+        device(run.device),
+        first_(first),
+        blocks_(run.run.count),
+        checksums_(checksums.begin(), checksums.end()),
+        group_(group) {}
   void OnComplete(Result<void> result) override;
 
   const DeviceId device;

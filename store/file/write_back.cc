@@ -10,12 +10,10 @@ namespace weightfs {
 class WriteBack::Operation final : public IoRequest {
  public:
   Operation(WriteBack& owner, InodePtr inode, BlockWrite write)
-      : owner_(owner), inode_(std::move(inode)), write_(std::move(write)) {
-    operation = IoRequest::Operation::kWrite;
-    offset = ToBytes(write_.run.run.start);
-    data = write_.data;
-    size = ToBytes(write_.run.run.count);
-  }
+      : IoRequest(IoRequest::Operation::kWrite, ToBytes(write.run.run.start), write.bytes()),
+        owner_(owner),
+        inode_(std::move(inode)),
+        write_(std::move(write)) {}
   void OnComplete(Result<void> result) override {
     owner_.Complete(inode_, write_, result);
     delete this;

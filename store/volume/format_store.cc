@@ -97,12 +97,6 @@ class Formatter {
   }
 
  private:
-  struct Target {
-    std::unique_ptr<FileDevice> device;
-    ByteCount size;
-    PoolFill fill = PoolFill::kNone;
-  };
-
   Result<void> CheckOptions();
   Result<void> PrepareDirectory();
   Result<void> CheckNotDamaged() const;
@@ -131,7 +125,8 @@ class Formatter {
   StoreLock lock_;
   Rollback rollback_;           // runs after the targets are closed and before the lock is released
   bool pool_is_given_ = false;  // given as a --device
-  std::vector<Target> targets_;
+  std::vector<std::unique_ptr<FileDevice>> devices_;
+  std::vector<FillTarget> targets_;  // devices_
   StoreDescription description_;
   FillReport fill_;
 };
@@ -309,26 +304,25 @@ Result<void> Formatter::OpenGivenDevices() {
   }
   // Last, because a kernel that cannot read the table of a disk forgets its partitions here.
   if (!options_.partition) return {};
-  for (const Target& target : targets_) RETURN_IF_ERROR(CheckPartitionable(*target.device));
+  for (const auto& device : devices_) RETURN_IF_ERROR(CheckPartitionable(*device));
   return {};
 }
 
 // Opens the device exclusively; `size` 0: the whole device.
 Result<void> Formatter::AddTarget(const std::string& path, std::string recorded_path, ByteCount size) {
-  Target target;
-  ASSIGN_OR_RETURN(target.device, FileDevice::Open(path, FileDevice::Options{.lock_wait = DeviceLockWait(lock_)}));
-  target.size = size.value != 0 ? size : target.device->size();
+  ASSIGN_OR_RETURN(auto device, FileDevice::Open(path, {.lock_wait = DeviceLockWait(lock_)}));
+  if (size.value == 0) size = device->size();
   // The same space is lost at the end of the disk.
-  if (options_.partition) target.size.value -= std::min(target.size.value, 2 * kPartitionOffset);
-  if (target.size.value < kMinimumDeviceSize) {
+  if (options_.partition) size.value -= std::min(size.value, 2 * kPartitionOffset);
+  if (size.value < kMinimumDeviceSize) {
     return Error{ErrorCode::kInvalid, fmt::format("{}: {} is too small; a device has at least {}", path,
-                                                  FormatSize(target.size), FormatSize(ByteCount{kMinimumDeviceSize}))};
+                                                  FormatSize(size), FormatSize(ByteCount{kMinimumDeviceSize}))};
   }
-  const bool leave = options_.fill == PoolFill::kAuto && target.device->is_block_device();
-  target.fill = leave ? PoolFill::kNone : options_.fill;
+  const bool leave = options_.fill == PoolFill::kAuto && device->is_block_device();
   description_.devices.push_back(
-      {DeviceId{static_cast<uint16_t>(targets_.size())}, NewUuid(), std::move(recorded_path), target.size});
-  targets_.push_back(std::move(target));
+      {DeviceId{static_cast<uint16_t>(targets_.size())}, NewUuid(), std::move(recorded_path), size});
+  targets_.push_back({device.get(), size, leave ? PoolFill::kNone : options_.fill});
+  devices_.push_back(std::move(device));
   return {};
 }
 
@@ -360,20 +354,19 @@ Result<void> Formatter::RemoveOldStore() {
 // From here on the targets are the partitions instead of the disks.
 Result<void> Formatter::PartitionDisks() {
   for (size_t index = 0; index < targets_.size(); ++index) {
-    Target& target = targets_[index];
+    std::unique_ptr<FileDevice>& device = devices_[index];
     StoreDescription::Device& described = description_.devices[index];
     const std::string name = PartitionName(description_.id, index);
-    ASSIGN_OR_RETURN(target.device, MakePartition(std::move(target.device), described.id, name));
-    target.size = described.size = target.device->size();
-    described.path = target.device->path();
+    ASSIGN_OR_RETURN(device, MakePartition(std::move(device), described.id, name));
+    targets_[index].device = device.get();
+    targets_[index].size = described.size = device->size();
+    described.path = device->path();
   }
   return {};
 }
 
 Result<void> Formatter::FillDevices() {
-  std::vector<FillTarget> targets;
-  for (const Target& target : targets_) targets.push_back({target.device.get(), target.size, target.fill});
-  ASSIGN_OR_RETURN(fill_, FillPool(targets, {.progress = options_.progress, .cancel = options_.cancel}));
+  ASSIGN_OR_RETURN(fill_, FillPool(targets_, {.progress = options_.progress, .cancel = options_.cancel}));
   return {};
 }
 

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The scripts only print a message when they are asked for help or get unknown arguments, quickstart builds everything
-that `cmake --install` needs, and the purge of the package removes the indexes that are not in use."""
+that `cmake --install` needs, the purge of the package removes the indexes that are not in use, and scripts/outside can
+use known.json."""
 import fcntl
+import importlib.machinery
+import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -81,8 +85,28 @@ def not_built():
                 yield f"{file}: `installed` does not depend on {target}, which is installed"
 
 
+def not_known():
+    loader = importlib.machinery.SourceFileLoader("outside", str(SCRIPTS / "outside"))
+    outside = importlib.util.module_from_spec(importlib.util.spec_from_loader("outside", loader))
+    sys.modules["outside"] = outside  # for its dataclass
+    loader.exec_module(outside)
+    known = json.loads((SCRIPTS.parent / "tests/outside/known.json").read_text(encoding="utf-8"))
+    if not known:
+        yield "tests/outside/known.json knows nothing"
+    for entry in known:
+        if entry.keys() != {"suite", "tests", "weightfs", "reason"} or not entry["tests"] or not entry["reason"]:
+            yield f"tests/outside/known.json: not an entry: {entry}"
+        elif entry["suite"] not in ("cpython", "h5py", *outside.FOLDERS) or entry["weightfs"] not in (
+                outside.PASSED, outside.FAILED, outside.INAPPLICABLE, outside.MISSING):
+            yield f"tests/outside/known.json: no such suite or result: {entry}"
+        else:
+            for test in entry["tests"]:
+                if outside.reason_of(known, {**entry, "test": test}) != entry["reason"]:
+                    yield f"tests/outside/known.json: another entry has the test {test}, too"
+
+
 def main():
-    found = [*wrongs(), *untested(), *not_built(), *not_purged()]
+    found = [*wrongs(), *untested(), *not_built(), *not_purged(), *not_known()]
     print("\n".join(found) or "every script answers, and quickstart builds what is installed")
     return 1 if found else 0
 

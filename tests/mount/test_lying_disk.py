@@ -4,6 +4,7 @@ reach its place is found. tests/crash/device_faults_test.cc has every place; thi
 
 import contextlib
 import errno
+import hashlib
 import mmap
 import os
 import random
@@ -13,16 +14,18 @@ import sys
 
 import pytest
 
+import lease_client
 from harness import process
 from harness.filesystems import is_mounted, program, wait_until, weightfs
 from harness.syscalls import errno_of
+from store_files import extents_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
 # tests/support/lying_disk.cc
 LIES = ["none", "lost write", "misdirected write", "torn write", "flipped write", "failed write", "misdirected read",
-        "flipped read", "short read", "failed read", "slow"]
-WRITES, READS = LIES[1:6], LIES[6:10]
+        "flipped read", "short read", "failed read", "stale read", "slow", "hang"]
+WRITES, READS = LIES[1:6], LIES[6:11]
 ALWAYS = 1 << 40
 MARKER = b"it lies!"
 MIB = 1 << 20
@@ -45,16 +48,24 @@ class Disk:
 
     def __init__(self, directory):
         self.control = directory / "control"
-        self.control.write_bytes(bytes(32))
+        self.control.write_bytes(bytes(40))
         with open(self.control, "r+b") as file:
-            self.numbers = mmap.mmap(file.fileno(), 32)
+            self.numbers = mmap.mmap(file.fileno(), 40)
 
     @contextlib.contextmanager
-    def lying(self, lie, times=ALWAYS, marker=b""):
-        """`marker`: only writes that begin with it."""
-        self.numbers[:] = struct.pack("=QQQ8s", LIES.index(lie), times, 0, marker)
-        yield
-        self.numbers[:8] = bytes(8)
+    def lying(self, lie, times=ALWAYS, marker=b"", device=None):
+        """`marker`: only writes that begin with it. `device`: only transfers of this one. A hang lasts until the end of
+        the context, and a stale read returns what `remember` has found."""
+        inode = device.stat().st_ino if device else 0
+        self.numbers[:] = struct.pack("=QQQ8sQ", LIES.index(lie), times, 0, marker, inode)
+        try:
+            yield
+        finally:
+            self.numbers[:8] = bytes(8)
+
+    def remember(self, devices):
+        for device in devices:
+            process.run(["cp", "--sparse=always", device, f"{device}.stale"])
 
     @property
     def told(self):
@@ -108,6 +119,20 @@ def write(directory, seed, marker=b""):
     return written
 
 
+def write_again(disk, mount):
+    """Like write, after older contents of the same files, which the disk remembers. Their blocks are in use again."""
+    write(mount.path / "files", "old")
+    disk.remember(mount.store.devices)
+    write(mount.path / "files", "newer")
+    return write(mount.path / "files", "files")
+
+
+def sync_directory(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
 def read(path):
     """The content, or None if it cannot be read."""
     try:
@@ -146,7 +171,7 @@ def test_data_that_did_not_reach_its_place_is_an_error(disk, mount, lie):
 @pytest.mark.parametrize("lie", READS)
 @pytest.mark.parametrize("times", [1, ALWAYS], ids=["once", "always"])
 def test_a_read_returns_the_right_bytes_or_an_error(disk, mount, lie, times):
-    files = write(mount.path / "files", "files")
+    files = write_again(disk, mount)
     mount.remount()
     fails = lie == "failed read" or (lie != "short read" and times > 1)   # a block that is not right is read again
     with disk.lying(lie, times):
@@ -179,6 +204,23 @@ def test_a_disk_that_lies_about_everything_never_shows_wrong_bytes(disk, mount, 
         assert got is None or got in (old, *written[path]), path
 
 
+def test_a_log_that_is_read_as_it_was_is_reported(disk, mount):
+    """To the store these are devices of which an older copy was put back, and the index knows more than they do."""
+    old = write(mount.path / "files", "old")
+    sync_directory(mount.path / "files")
+    disk.remember(mount.store.devices)
+    write(mount.path / "files", "new")
+    sync_directory(mount.path / "files")
+    mount.umount()
+    with disk.lying("stale read"):
+        reported = process.run(mount.command("")).err
+        assert disk.told > 0
+        assert "the index of the catalog is rebuilt" in reported and "the old index is in" in reported
+        assert all(read(path) == right for path, (right,) in old.items())
+        mount.umount()
+    mount.fsck()
+
+
 def test_a_slow_disk_delays_and_changes_nothing(disk, mount):
     with disk.lying("slow", 20):
         files = write(mount.path / "files", "slow")
@@ -189,10 +231,59 @@ def test_a_slow_disk_delays_and_changes_nothing(disk, mount):
     mount.fsck()
 
 
+def test_a_disk_that_hangs_delays_nothing_of_the_other_one(disk, mount):
+    files = {mount.path / f"file-{number}": content(number, SIZES["middle"]) for number in range(6)}
+    for path, right in files.items():
+        path.write_bytes(right)
+    devices = {path: {extent["device"] for extent in extents_of(path)} for path in files}
+    waiting, hot = [path for path in files if devices[path] == {0}][:2]
+    mount.remount("cache_memory=64M")
+    with process.Processes() as processes, open(hot, "rb") as file:
+        os.close(lease_client.map_hot(file.fileno(), 0, SIZES["middle"]))
+        with disk.lying("hang", device=mount.store.devices[0]):
+            reader = processes.start(["sha256sum", waiting])
+            assert wait_until(lambda: disk.told > 0)
+            others = [path for path in files if devices[path] == {1}]
+            assert others and all(read(path) == files[path] for path in others)
+            memory = lease_client.map_hot(file.fileno(), 0, SIZES["middle"])
+            assert os.pread(memory, SIZES["middle"], 0) == files[hot]
+            os.close(memory)
+            assert sorted(mount.path.iterdir()) == sorted(files)
+            weightfs("info", mount.path)
+            assert reader.poll() is None
+        assert hashlib.sha256(files[waiting]).hexdigest() in process.finish(reader).out
+    mount.fsck()
+
+
+@pytest.mark.parametrize("how", ["fsync", "umount"])
+def test_a_disk_that_hangs_delays_the_end_of(disk, mount, how):
+    """What has ended is on the devices."""
+    mount.remount("commit=3600")
+    files = {mount.path / name: content("hang", size) for name, size in SIZES.items()}
+    for path, right in files.items():
+        path.write_bytes(right)
+    umount = [program(), "umount", mount.path]
+    with process.Processes() as processes:
+        with disk.lying("hang"):
+            running = processes.start(umount if how == "umount" else ["sync", *files])
+            assert wait_until(lambda: disk.told > 0)
+            if how == "fsync":
+                weightfs("info", mount.path)
+            else:
+                assert "waiting" in running.stderr.readline()
+            assert running.poll() is None
+        process.finish(running)
+    if how == "fsync":
+        mount.kill9()
+    mount.mount("")
+    assert all(read(path) == right for path, right in files.items())
+    mount.fsck()
+
+
 @pytest.mark.parametrize("lie", READS)
 def test_a_program_that_reads_the_disk_itself_gets_the_right_bytes_or_an_error(disk, mount, lie):
     pytest.importorskip("weightfs")
-    files = write(mount.path / "files", "files")
+    files = write_again(disk, mount)
     large = mount.path / "files/large"
     with disk.lying(lie):
         done = process.run([sys.executable, "-c", LEASE, large, SIZES["large"]], codes=(0, errno.EIO), text=False)

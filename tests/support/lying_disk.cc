@@ -4,16 +4,25 @@
 #include <fcntl.h>
 #include <libaio.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 enum Lie : uint64_t {
   kNone,
@@ -26,7 +35,9 @@ enum Lie : uint64_t {
   kFlippedRead,
   kShortRead,
   kFailedRead,
+  kStaleRead,
   kSlow,
+  kHang,
 };
 
 // As tests/mount/test_lying_disk.py has it.
@@ -35,10 +46,12 @@ struct Control {
   std::atomic<uint64_t> left;    // so many transfers lie
   std::atomic<uint64_t> told;    // lies
   std::atomic<uint64_t> marker;  // not 0: only writes that begin with it
+  std::atomic<uint64_t> device;  // not 0: only transfers of the file with this inode number
 };
 
 constexpr uint64_t kElsewhere = 64 * 1024;
 constexpr uint64_t kSector = 512;
+constexpr auto kPoll = std::chrono::milliseconds(5);  // of a hang that may be over
 
 Control* control = nullptr;
 int nowhere = -1;  // a file for what is not written
@@ -54,8 +67,15 @@ __attribute__((constructor)) void Map() {
   nowhere = memfd_create("nowhere", MFD_CLOEXEC);
 }
 
+bool IsOfDevice(const iocb& transfer) {
+  const uint64_t device = control->device.load();
+  struct stat status = {};
+  return device == 0 || (fstat(transfer.aio_fildes, &status) == 0 && status.st_ino == device);
+}
+
 // True if this transfer is to lie.
-bool Take() {
+bool Take(const iocb& transfer) {
+  if (transfer.aio_lio_opcode == IO_CMD_POLL || !IsOfDevice(transfer)) return false;
   uint64_t left = control->left.load();
   while (left > 0) {
     if (control->left.compare_exchange_weak(left, left - 1)) {
@@ -78,7 +98,7 @@ void* CopyOf(const iocb& transfer) {
 }
 
 void Write(iocb& transfer, uint64_t lie) {
-  if (!IsMarked(transfer) || !Take()) return;
+  if (!IsMarked(transfer) || !Take(transfer)) return;
   auto& bytes = transfer.u.c;
   if (lie == kMisdirectedWrite) {
     bytes.offset += static_cast<long long>(kElsewhere);
@@ -96,9 +116,19 @@ void Write(iocb& transfer, uint64_t lie) {
 }
 
 void Read(iocb& transfer, uint64_t lie) {
-  if (lie == kMisdirectedRead && Take()) {
+  if (lie == kMisdirectedRead && Take(transfer)) {
     transfer.u.c.offset = std::abs(transfer.u.c.offset - static_cast<long long>(kElsewhere));
   }
+}
+
+// The test has copied the file of the device to this path.
+void ReadStale(const iocb& transfer, size_t size) {
+  std::string path(4096, '\0');
+  const std::string self = "/proc/self/fd/" + std::to_string(transfer.aio_fildes);
+  path.resize(static_cast<size_t>(std::max<ssize_t>(readlink(self.c_str(), path.data(), path.size()), 0)));
+  const int copy = open((path + ".stale").c_str(), O_RDONLY | O_CLOEXEC);
+  if (copy < 0 || pread(copy, transfer.u.c.buf, size, transfer.u.c.offset) != static_cast<ssize_t>(size)) std::abort();
+  close(copy);
 }
 
 void Finish(io_event& event, uint64_t lie) {
@@ -106,16 +136,78 @@ void Finish(io_event& event, uint64_t lie) {
   if (transfer.aio_lio_opcode != (lie == kFailedWrite ? IO_CMD_PWRITE : IO_CMD_PREAD)) return;
   if (lie == kFailedWrite && !IsMarked(transfer)) return;
   const auto moved = static_cast<int64_t>(event.res);
-  if (moved <= 0 || (lie == kShortRead && moved <= 4096) || !Take()) return;
+  if (moved <= 0 || (lie == kShortRead && moved <= 4096) || !Take(transfer)) return;
   if (lie == kFlippedRead) {
     static_cast<unsigned char*>(transfer.u.c.buf)[moved / 2] ^= 1;
+  } else if (lie == kStaleRead) {
+    ReadStale(transfer, static_cast<size_t>(moved));
   } else {
     event.res = static_cast<unsigned long>(lie == kShortRead ? 4096 : -EIO);
   }
 }
 
+// Transfers that the kernel has completed and the disk has not.
+class Hanging {
+ public:
+  // Removes those that hang from events of the context, and returns the number of the others. `lies`: more may hang.
+  int Hold(io_context_t context, io_event* events, int count, bool lies) {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int>(std::remove_if(events, events + count, [&](const io_event& event) {
+      const bool hangs = lies && Take(*event.obj);
+      if (hangs) held_.emplace_back(context, event);
+      return hangs;
+    }) - events);
+  }
+
+  // Moves at most `room` events of the context there, and returns their number.
+  int Release(io_context_t context, io_event* events, long room) {
+    const std::lock_guard lock(mutex_);
+    int count = 0;
+    std::erase_if(held_, [&](const std::pair<io_context_t, io_event>& held) {
+      if (held.first != context || count == room) return false;
+      events[count++] = held.second;
+      return true;
+    });
+    return count;
+  }
+
+  bool HasAny(io_context_t context) {
+    const std::lock_guard lock(mutex_);
+    return std::ranges::any_of(held_, [&](const auto& held) { return held.first == context; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<io_context_t, io_event>> held_;
+};
+
+Hanging& hanging = *new Hanging;  // used until the last thread ends
+
 // As libaio does, which may be loaded where dlsym(RTLD_NEXT) does not see it.
 int Answer(long result) { return result < 0 ? -errno : static_cast<int>(result); }
+
+int WaitInKernel(io_context_t context, long minimum, long count, io_event* events, timespec* limit) {
+  return Answer(syscall(SYS_io_getevents, context, minimum, count, events, limit));
+}
+
+// Waits in steps while something hangs, because the kernel does not know when that is over.
+int Wait(io_context_t context, long minimum, long count, io_event* events, const timespec* limit) {
+  const auto start = Clock::now();
+  const auto most = limit == nullptr ? Clock::duration::max()
+                                     : std::chrono::seconds(limit->tv_sec) + std::chrono::nanoseconds(limit->tv_nsec);
+  for (;;) {
+    const int released = control->lie.load() == kHang ? 0 : hanging.Release(context, events, count);
+    if (released > 0) return released;
+    const auto left = most - std::min(most, Clock::now() - start);
+    const bool steps = hanging.HasAny(context);
+    const auto step = std::chrono::nanoseconds(steps ? std::min<Clock::duration>(left, kPoll) : left);
+    timespec pause = {step.count() / 1'000'000'000, step.count() % 1'000'000'000};
+    const int got = WaitInKernel(context, minimum, count, events, limit == nullptr && !steps ? nullptr : &pause);
+    if (got < 0) return got;
+    const int done = hanging.Hold(context, events, got, control->lie.load() == kHang);
+    if (done > 0 || minimum == 0 || (got == 0 && left <= Clock::duration::zero())) return done;
+  }
+}
 
 }  // namespace
 
@@ -124,7 +216,7 @@ extern "C" int io_submit(io_context_t context, long count, iocb* transfers[]) {
   for (long i = 0; i < count && lie != kNone; ++i) {
     iocb& transfer = *transfers[i];
     const bool write = transfer.aio_lio_opcode == IO_CMD_PWRITE;
-    if (lie == kSlow && transfer.aio_lio_opcode != IO_CMD_POLL && Take()) usleep(200'000);
+    if (lie == kSlow && Take(transfer)) usleep(200'000);
     if (write && lie >= kLostWrite && lie <= kFlippedWrite) Write(transfer, lie);
     if (transfer.aio_lio_opcode == IO_CMD_PREAD) Read(transfer, lie);
   }
@@ -132,9 +224,11 @@ extern "C" int io_submit(io_context_t context, long count, iocb* transfers[]) {
 }
 
 extern "C" int io_getevents(io_context_t context, long minimum, long count, io_event* events, timespec* limit) {
-  const int got = Answer(syscall(SYS_io_getevents, context, minimum, count, events, limit));
-  const uint64_t lie = control == nullptr ? kNone : control->lie.load();
-  const bool later = lie == kFailedWrite || lie == kFlippedRead || lie == kShortRead || lie == kFailedRead;
+  if (control == nullptr) return WaitInKernel(context, minimum, count, events, limit);
+  const int got = Wait(context, minimum, count, events, limit);
+  const uint64_t lie = control->lie.load();
+  const bool later = lie == kFailedWrite || lie == kFlippedRead || lie == kShortRead || lie == kFailedRead ||
+                     lie == kStaleRead;
   for (int i = 0; i < got && later; ++i) Finish(events[i], lie);
   return got;
 }

@@ -13,7 +13,7 @@ from harness.crc32c import crc32c
 
 BLOCK = 4096
 VERSION = 1
-READ, RESERVE, COMMIT, RELEASE, READ_MANY, COMMIT_MANY, IDENTIFY, RESERVE_IN_PLACE, MAP = range(1, 10)
+READ, RESERVE, COMMIT, RELEASE, READ_MANY, COMMIT_MANY, IDENTIFY, RESERVE_IN_PLACE, MAP, MAP_LOADED = range(1, 11)
 TO_END = (1 << 64) - 1
 INLINE_BODY = 32 << 10
 MAXIMUM_FILES = 1 << 17
@@ -159,11 +159,11 @@ class Lease:
         assert len(body) == 32 + EXTENT.size * count + 4 * blocks
         return size, first, blocks, extents, sums
 
-    def map(self, token, offset, length):
+    def map(self, token, offset, length, kind=MAP):
         """Returns a descriptor of hot memory with a range that lies in the file and is small enough for one request. The
         caller closes it."""
-        size, content, end = struct.unpack("=QQQ", self.ask(MAP, struct.pack("=16sQQ", token, offset, length)))
-        assert content != 0 and end == offset + length <= size
+        size, content, end = struct.unpack("=QQQ", self.ask(kind, struct.pack("=16sQQ", token, offset, length)))
+        assert (content != 0) == (kind == MAP) and end == offset + length <= size
         return self.devices.pop()
 
     def content(self, leased):
@@ -260,11 +260,11 @@ def read_direct(path, offset=0, length=TO_END):
         os.close(descriptor)
 
 
-def map_hot(descriptor, offset, length):
+def map_hot(descriptor, offset, length, *, load=True):
     """Returns a descriptor of memory that keeps these bytes of an open file as they are now."""
     token, name = ticket(descriptor)
     with Lease(name) as lease:
-        return lease.map(token, offset, length)
+        return lease.map(token, offset, length, MAP if load else MAP_LOADED)
 
 
 def write_many(directory, files, **commit):

@@ -9,6 +9,7 @@ Exits with 0 if every read, size and hole agreed with the model. --dump writes t
 --replay repeats them, even after lines were removed; data is generated from numbers in the list."""
 
 import argparse
+import errno
 import json
 import mmap
 import os
@@ -19,11 +20,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import lease_client  # noqa: E402
 from harness.syscalls import (FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE,  # noqa: E402
                               fallocate, sync_filesystem)
 
 LIMIT = 6 << 20       # maximum size of the file
 BLOCK = 4096
+# On another filesystem; for a user without leases; without memory, or for what is not loaded.
+NO_HOT_MEMORY = (errno.ENOTTY, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENOMEM)
 
 
 class Mismatch(AssertionError):
@@ -60,6 +64,7 @@ class File:
         self.model = bytearray()
         self.descriptor = self.direct = self.append_descriptor = -1
         self.mapping = None
+        self.hot, self.hot_maps = None, 0
         self.buffer = mmap.mmap(-1, 4 << 20)      # page-aligned, for O_DIRECT
         self.open(create=True)
 
@@ -216,6 +221,30 @@ class File:
         if length > 0:
             compare(self.model[offset:offset + length], self.mapping[offset:offset + length], offset, "mapping")
 
+    # Hot memory: a snapshot, which later changes, remounts and maps leave as it is.
+    def hot_map(self, offset, length, load, keep):
+        length = min(length, len(self.model) - offset)
+        if length <= 0:
+            return
+        try:
+            memory = lease_client.map_hot(self.descriptor, offset, length, load=load)
+        except OSError as error:
+            require(error.errno in NO_HOT_MEMORY, "no hot memory:", error)
+            return
+        self.hot_maps += 1
+        mapping = mmap.mmap(memory, offset + length, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        os.close(memory)
+        snapshot = mapping, offset, bytes(self.model[offset:offset + length])
+        compare(snapshot[2], mapping[offset:], offset, "hot memory")
+        if keep:
+            self.hot_check()
+            self.hot = snapshot
+
+    def hot_check(self):
+        if self.hot is not None:
+            mapping, offset, data = self.hot
+            compare(data, mapping[offset:], offset, "hot memory of an earlier moment")
+
     # Operations that inspect the file.
     def pread(self, offset, length):
         compare(self.model[offset:offset + length], os.pread(self.descriptor, length, offset), offset, "pread")
@@ -261,6 +290,7 @@ class File:
     def check_all(self):
         self.stat()
         self.pread(0, LIMIT)
+        self.hot_check()
 
 
 class Chooser:
@@ -363,14 +393,18 @@ class Chooser:
     def make_map_read(self, size):
         return ["map_read", *self.place(size)]
 
+    def make_hot_map(self, size):
+        offset, length = self.place(size) if self.chance(0.5) else (0, LIMIT)
+        return ["hot_map", offset, length, self.chance(0.7), self.chance(0.3)]
+
     def make_sync(self, _):
         return ["sync", self.random.choice(["fsync", "fdatasync", "append", "sync"])]
 
 
 CHOICES = {"pwrite": 18, "pwritev": 3, "append": 7, "direct_write": 8, "direct_read": 8, "pread": 20, "truncate": 5,
            "replace": 0.7, "allocate": 3, "punch": 4, "zero_range": 3, "copy_within": 4, "copy_from_other": 2, "map": 4,
-           "unmap": 2, "map_write": 10, "map_read": 8, "stat": 2, "holes": 2, "sync": 3, "drop": 1, "reopen": 2,
-           "check_all": 1, "remount": 0.25}
+           "unmap": 2, "map_write": 10, "map_read": 8, "hot_map": 3, "hot_check": 2, "stat": 2, "holes": 2, "sync": 3,
+           "drop": 1, "reopen": 2, "check_all": 1, "remount": 0.25}
 
 
 def perform(file, operations, dump):
@@ -380,7 +414,7 @@ def perform(file, operations, dump):
             dump.flush()
         try:
             getattr(file, name)(*arguments)
-        except (Mismatch, OSError) as error:
+        except (AssertionError, OSError) as error:
             print(f"operation {index} {[name, *arguments]}: {type(error).__name__}: {error}", file=sys.stderr)
             return 1
     return 0
@@ -408,7 +442,9 @@ def main():
     else:
         operations = choose(file, arguments.seed, arguments.ops)
     dump = open(arguments.dump, "w") if arguments.dump else None
-    return perform(file, operations, dump)
+    code = perform(file, operations, dump)
+    print(f"{file.hot_maps} maps of hot memory")
+    return code
 
 
 if __name__ == "__main__":

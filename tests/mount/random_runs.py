@@ -23,7 +23,7 @@ def operations(config, default=1500, full=5000):
 
 def run_program(name, words, dump, limit):
     """Runs a program of random operations. After a failure the list of operations is kept outside the mount, and the
-    message says how to repeat them."""
+    message says how to repeat them. Returns the program's output."""
     command = [sys.executable, HERE / name, *words, "--dump", dump]
     finished = process.run(command, codes=None, limit=limit)
     if finished.code != 0:
@@ -31,3 +31,4 @@ def run_program(name, words, dump, limit):
         shutil.copy(dump, kept)
         raise AssertionError(f"{finished}\nThe operations are in {kept}; do them again with\n"
                              f"  python {HERE / name} DIRECTORY... --replay {kept}")
+    return finished.out

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random operations on one file agree with a model in memory: buffered, direct and mapped access mixed with truncation,
-fallocate, copy_file_range, reopening and remounting."""
+fallocate, copy_file_range, reopening and remounting; hot memory keeps what it was."""
 
 import pytest
 
 import random_runs
+
+MOUNT_OPTIONS = "cache_memory=64M"
 
 
 def pytest_generate_tests(metafunc):
@@ -16,4 +18,5 @@ def pytest_generate_tests(metafunc):
 def test_operations_equal_the_model(mount, work, local, seed, pytestconfig):
     count = random_runs.operations(pytestconfig)
     words = [work, "--seed", seed, "--ops", count, "--remount", mount.remount_command()]
-    random_runs.run_program("random_file.py", words, local / f"file-{seed}.ops", limit=600)
+    out = random_runs.run_program("random_file.py", words, local / f"file-{seed}.ops", limit=600)
+    assert mount.store.kind != "weightfs" or count < 500 or not out.startswith("0 maps")

@@ -24,7 +24,8 @@ def store(factory):
 
 
 def smoke(mount, local, seed, ops):
-    """Tests mappings, the usual kinds of locks, a copy, and random operations on one file."""
+    """Tests mappings, the usual kinds of locks, a copy, and random operations on one file. Returns what those
+    print."""
     path = mount.path / "file"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     os.ftruncate(descriptor, 2 << 20)
@@ -44,8 +45,9 @@ def smoke(mount, local, seed, ops):
     assert len(data) == 2 << 20 and len(os.listdir(mount.path)) == 52
     (mount.path / "random").mkdir()
     words = [mount.path / "random", "--seed", seed, "--ops", ops, "--remount", mount.remount_command()]
-    random_runs.run_program("random_file.py", words, local / f"without-{seed}.ops", limit=120)
+    out = random_runs.run_program("random_file.py", words, local / f"without-{seed}.ops", limit=120)
     mount.fsck()
+    return out
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -58,6 +60,8 @@ def test_works_without_all_of_them(factory, store, local, pytestconfig):
     smoke(factory.mount(store, options), local, seed=77, ops=random_runs.operations(pytestconfig, default=800))
 
 
-@pytest.mark.parametrize("options", ["threads=1", "threads=8", "commit=1", "sync_on_close", "noatime", "memory=112M"])
+@pytest.mark.parametrize("options", ["threads=1", "threads=8", "commit=1", "sync_on_close", "noatime", "memory=112M",
+                                     "cache=never", "cache_memory=0"])
 def test_works_with(factory, store, local, options):
-    smoke(factory.mount(store, options), local, seed=len(options), ops=150)
+    out = smoke(factory.mount(store, options), local, seed=len(options), ops=150)
+    assert options != "cache_memory=0" or out.startswith("0 maps")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import namespaces
+from harness import machine, namespaces
 from harness.filesystems import Factory, is_mounted, program
 from harness.watchdog import Watchdog
 
@@ -212,6 +212,14 @@ def open_fuse(scratch):
         except OSError as error:
             pytest.skip(f"needs a mount namespace with a device node of its own: {error}")
         yield
+
+
+@pytest.fixture
+def control_group():
+    """A new control group for memory, and the name of its limit. Name it before the fixtures that mount: they end
+    first."""
+    with machine.memory_group() as made:
+        yield made
 
 
 @pytest.fixture

@@ -188,24 +188,6 @@ class MemoryLimit(Fault):
         self.group.joinpath(self.limit).write_text(str(used + self.number))
 
 
-@pytest.fixture
-def control_group():
-    """A new control group for memory, and the name of its limit: version 2 or 1."""
-    root = Path("/sys/fs/cgroup")
-    for root, limit in ((root, "memory.max"), (root / "memory", "memory.limit_in_bytes")):
-        group = root / f"weightfs-tests-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        if (group / limit).exists():
-            yield group, limit
-            wait_until(lambda group=group: errno_of(os.rmdir, group) == 0)
-            return
-        group.rmdir()
-    pytest.skip("needs a control group for memory, which this machine does not let the tests create")
-
-
 @pytest.mark.limit(600)
 def test_the_memory_of_a_control_group_is_exhausted(trial, control_group):
     """The kernel's end of the daemon is a kill."""

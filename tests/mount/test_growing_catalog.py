@@ -6,12 +6,12 @@ import base64
 import errno
 import os
 import random
-import shutil
 
 import pytest
 
-from harness import needs, process
-from harness.filesystems import program, wait_until
+from harness import needs
+from harness.filesystems import wait_until
+from harness.user_mount import mount_of_user
 from harness.users import NOBODY, call_as
 from lease_client import Lease, Refused, permit, ticket
 from small_filesystem import fill, free_bytes, is_refused, new_store, until_refused
@@ -73,32 +73,11 @@ def fill_and_empty(directory):
 
 @needs.program("fusermount3", "setpriv")
 def test_a_mount_of_a_user_is_emptied_and_written_again(open_fuse, factory, small, request):
-    home, point = small / "home", factory.directory("point")
-    home.mkdir()
-    users_program = factory.directory("bin") / "weightfs"
-    shutil.copy(program(), users_program)
-    pool = factory.directory("pool") / "pool"
-    pool.touch()
-    os.truncate(pool, 256 << 20)
-    for path in (home, point, pool):
-        os.chown(path, NOBODY, NOBODY)
-
-    def run(*words):
-        return process.run(["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups",
-                            "env", "-i", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", users_program, *words])
-
-    run("format", home / "store", "--device", pool)
-    request.config.watchdog.watch(point, "weightfs", home / "store")
-    run("mount", home / "store", point)
-    try:
+    home = small / "home"
+    with mount_of_user(factory, request.config.watchdog, home, 256 << 20) as (point, run):
         call_as(NOBODY, fill_and_empty, point, limit=600)
         run("umount", point)
         run("verify", "--catalog", home / "store")
-    finally:
-        for pid in process.processes_with("weightfs", str(home / "store")):
-            process.kill(pid)
-        process.run(["umount", "-l", point], codes=None)
-        request.config.watchdog.forget(point)
 
 
 def test_many_files_that_do_not_fit_are_refused_together(factory, store, small):

@@ -19,6 +19,7 @@ import pytest
 import store_files
 from harness import process
 from harness.filesystems import wait_until, weightfs
+from harness.machine import meminfo, without_huge_pages
 from harness.syscalls import errno_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
@@ -89,6 +90,21 @@ def test_a_published_file_that_was_read_before_is_hot_too(made, data):
     assert information(made.path)["hot"]["used"] >= SIZE
     before = read_by_the_daemon(made.path)
     assert path.read_bytes() == data and read_by_the_daemon(made.path) == before
+
+
+@pytest.mark.alone
+def test_a_file_is_read_again_without_the_daemon_and_without_huge_pages(made, data):
+    path = made.path / "model/weights"
+    path.write_bytes(data)
+    publish(path.parent)
+    with without_huge_pages():
+        huge = meminfo("ShmemHugePages")
+        assert path.read_bytes() == data
+        before = read_by_the_daemon(made.path)
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+            assert file.read() == data and mapped[:] == data
+        assert read_by_the_daemon(made.path) == before
+        assert information(made.path)["hot"]["used"] >= SIZE and meminfo("ShmemHugePages") == huge
 
 
 def test_every_way_of_reading_returns_the_content(hot, data, tmp_path):

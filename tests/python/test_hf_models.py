@@ -14,9 +14,11 @@ import torch
 
 import weightfs.hf
 from harness import process
+from harness.filesystems import weightfs as weightfs_command
 from safetensors_files import same
 from tensors import flip_on_device
 from weightfs._core.handle import the_handle
+from weightfs._core.memory import LEAST_MAPPED
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: scripts/setup installs it")
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: scripts/setup installs it")
@@ -77,6 +79,41 @@ def test_transformers_saves_and_loads_shards(folder, tmp_path, llama, reads):
         assert (folder / "model" / name).read_bytes() == (tmp_path / name).read_bytes(), name
     assert equal(loaded, llama) and same(logits(loaded), logits(llama))
     assert sum(reads) == (total(llama) if weightfs.hf.on_mount(folder) else 0)
+
+
+def information(path):
+    """Bytes that the mount has read from the devices, and those of hot memory that programs got."""
+    found = json.loads(weightfs_command("info", "--json", path).out)
+    return found["statistics"]["device_read_bytes"], found["hot"]["mapped"]
+
+
+def test_a_large_model_is_loaded_from_hot_memory_and_trained(work, weightfs_only, installed):
+    """Tensors from 1 MiB on are mapped, privately; smaller ones are read."""
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(**CONFIG | {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 2048})
+    saved = transformers.AutoModelForCausalLM.from_config(config).eval()
+    saved.save_pretrained(work / "model")
+    sizes = [tensor.nbytes for tensor in saved.parameters()]
+    large = sum(size for size in sizes if size >= LEAST_MAPPED)
+    assert min(sizes) < LEAST_MAPPED and large > total(saved) // 2
+
+    def load():
+        return transformers.AutoModelForCausalLM.from_pretrained(work / "model")
+
+    expected = logits(saved)
+    first = load()
+    read, mapped = information(work)
+    second = load()
+    assert information(work)[0] == read
+    assert information(work)[1] >= mapped + large
+    assert same(logits(first), expected) and same(logits(second), expected)
+    second.train()
+    optimizer = torch.optim.SGD(second.parameters(), lr=0.1)
+    second(TOKENS, labels=TOKENS).loss.backward()
+    optimizer.step()
+    assert not any(same(found, tensor) for found, tensor in zip(second.parameters(), saved.parameters()))
+    assert equal(first, saved) and equal(load(), saved)
+    assert information(work)[0] == read
 
 
 def test_transformers_offloads_to_the_disk(work, weightfs_only, installed, llama, reads):

@@ -16,6 +16,7 @@ from tensors import flip_on_device
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 pytest.importorskip("lightning", reason="needs lightning: scripts/setup installs it")
 
+from weightfs import Handle  # noqa: E402
 from weightfs.lightning import CheckpointIO  # noqa: E402
 
 STATE = {"epoch": 3, "state_dict": {"large": torch.randn(1 << 20), "small": torch.arange(5)}}
@@ -131,3 +132,35 @@ def test_a_trainer_saves_and_resumes(work, weightfs_only, package, background):
         trainer.save_checkpoint(work / "by hand", storage_options={"crc32": False})
         assert same(torch.load(work / "by hand", weights_only=False)["state_dict"]["layer.bias"],
                     first.layer.bias.detach())
+
+
+@pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
+def test_fabric_saves_and_resumes(work, weightfs_only, package):
+    Fabric = importlib.import_module(package).Fabric
+
+    def made(handle):
+        fabric = Fabric(accelerator="cpu", devices=1, plugins=[CheckpointIO(handle=handle)])
+        fabric.launch()
+        layer = torch.nn.Linear(512, 1024)
+        model, optimizer = fabric.setup(layer, torch.optim.Adam(layer.parameters()))
+        return fabric, {"model": model, "optimizer": optimizer, "step": 0}
+
+    def train(fabric, state):
+        state["optimizer"].zero_grad()
+        fabric.backward(state["model"](torch.ones(4, 512)).square().mean())
+        state["optimizer"].step()
+        state["step"] += 1
+
+    with Handle() as handle:
+        first, state = made(handle)
+        train(first, state)
+        first.save(work / "state", {**state, "other": torch.arange(5)})
+        saved = handle.direct_operations
+        train(first, state)
+        second, resumed = made(handle)
+        rest = second.load(work / "state", resumed)
+        assert 0 < saved < handle.direct_operations
+        train(second, resumed)
+    assert same(rest["other"], torch.arange(5)) and resumed["step"] == state["step"] == 2
+    found, expected = resumed["model"].state_dict(), state["model"].state_dict()
+    assert all(same(found[name], expected[name]) for name in expected)   # Adam's states, too

@@ -194,11 +194,12 @@ def test_programs_at_once_share_one_read_and_one_copy(work):
 def test_the_memory_of_a_program_is_that_of_all(work):
     path = work / "model.safetensors"
     save(path)
-    started, _ = programs(path, 2)
+    count = 8
+    started, _ = programs(path, count)
     shared = [sum(int(line.split()[1]) for line in open(f"/proc/{program.pid}/smaps_rollup")
                   if line.startswith("Pss_Shmem:")) for program in started]
-    assert sum(shared) <= (SIZE + (4 << 20)) / 1024, "in KiB: the daemon has a third of each page, and nobody a copy"
-    assert sum(shared) > SIZE / 1024 / 3
+    assert sum(shared) <= (SIZE + (4 << 20)) / 1024, "in KiB: the daemon has a part of each page, and nobody a copy"
+    assert sum(shared) > 0.9 * count / (count + 1) * SIZE / 1024
     end(started)
 
 

@@ -15,6 +15,7 @@ import pytest
 import weightfs
 import weightfs.safetensors
 from harness.filesystems import weightfs as command
+from harness.machine import meminfo
 from harness.syscalls import errno_of
 from harness.users import NOBODY, call_as
 
@@ -31,9 +32,13 @@ SIZE = 2 * 4 * COUNT
 LOADS = {"safetensors": weightfs.safetensors.load_file, "torch": weightfs.torch.load}
 
 
-def save(path, start=0):
+def tensors_of(start):
     kind = {"dtype": torch.int32}
-    tensors = {"a": torch.arange(start, start + COUNT, **kind), "b": torch.full((COUNT,), start, **kind)}
+    return {"a": torch.arange(start, start + COUNT, **kind), "b": torch.full((COUNT,), start, **kind)}
+
+
+def save(path, start=0):
+    tensors = tensors_of(start)
     if path.suffix == ".safetensors":
         weightfs.safetensors.save_file(tensors, path)
     else:
@@ -216,12 +221,6 @@ def test_a_killed_daemon_takes_no_memory_from_programs(factory):
     assert equal(weightfs.safetensors.load_file(path), tensors)
 
 
-def shared_memory():
-    """Of the machine, in bytes."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
-
-
 def test_after_a_kill_programs_keep_no_memory_but_their_own(factory):
     mount = factory.mount(factory.store(STORE_SIZE), "cache_memory=512M")
     kept, other = mount.path / "kept.safetensors", mount.path / "other.safetensors"
@@ -230,9 +229,9 @@ def test_after_a_kill_programs_keep_no_memory_but_their_own(factory):
     loaded = weightfs.safetensors.load_file(kept)
     weightfs.safetensors.load_file(other)
     assert hot(mount.path)["used"] >= 2 * SIZE
-    before = shared_memory()
+    before = meminfo("Shmem")
     mount.kill9()
-    assert shared_memory() < before - SIZE // 2
+    assert meminfo("Shmem") < before - SIZE // 2
     assert sum(int(tensor.sum()) for tensor in loaded.values())
 
 

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hot memory by machine: on a mount of an ordinary user."""
+
+import errno
+import json
+import mmap
+import os
+
+import pytest
+
+import weightfs
+import weightfs.safetensors
+from harness import needs
+from harness.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, errno_of, fallocate
+from harness.user_mount import mount_of_user
+from harness.users import NOBODY, call_as
+from test_hot_files import SIZE, equal, save, tensors_of
+
+pytestmark = pytest.mark.usefixtures("weightfs_only")
+
+
+def try_to_change(path):
+    """Of the memory of a file that this user maps: its name, whether it has the content of the file, and the errors of
+    each way to change it."""
+    with weightfs.Handle() as handle, open(path, "rb") as file:
+        shared = handle.map(file.fileno(), 0, SIZE)
+        content = file.read(4096)
+    os.fchmod(shared, 0o600)   # by its owner, this user
+    again = os.open(f"/proc/self/fd/{shared}", os.O_RDWR)
+    attempts = [lambda: os.write(shared, b"x"), lambda: os.pwrite(again, b"x", 0), lambda: os.ftruncate(again, 0),
+                lambda: fallocate(again, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, 4096),
+                lambda: mmap.mmap(shared, 4096, mmap.MAP_SHARED, mmap.PROT_WRITE),
+                lambda: mmap.mmap(again, 4096, mmap.MAP_SHARED, mmap.PROT_WRITE)]
+    errors = [errno_of(attempt) for attempt in attempts]
+    return os.readlink(f"/proc/self/fd/{shared}"), os.pread(shared, 4096, 0) == content, errors
+
+
+@needs.root
+@needs.program("fusermount3", "setpriv")
+def test_a_mount_of_a_user_shares_memory_that_nobody_can_change(open_fuse, factory, local, request):
+    """This process computes nothing, because no thread may start in the mount namespace of the test."""
+    with mount_of_user(factory, request.config.watchdog, local / "home", 256 << 20, "-o", "cache_memory=128M") as (
+            point, run):
+        path = point / "model.safetensors"
+
+        def information():
+            return json.loads(run("info", "--json", point).out)
+
+        def load():
+            return equal(weightfs.safetensors.load_file(path), tensors_of(0))
+
+        assert call_as(NOBODY, lambda: len(save(path))) == 2 and call_as(NOBODY, load)
+        before = information()
+        assert before["hot"]["used"] >= SIZE
+        assert call_as(NOBODY, load)
+        after = information()
+        assert after["statistics"]["device_read_bytes"] == before["statistics"]["device_read_bytes"]
+        assert after["hot"]["mapped"] >= before["hot"]["mapped"] + SIZE
+        name, same, errors = call_as(NOBODY, try_to_change, path)
+        assert name.startswith("/memfd:weightfs") and same
+        assert errors == [errno.EBADF, errno.EPERM, errno.EPERM, errno.EPERM, errno.EACCES, errno.EPERM]
+        assert call_as(NOBODY, load)

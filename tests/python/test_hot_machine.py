@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hot memory by machine: on a mount of an ordinary user."""
+"""Hot memory by machine: on a mount of an ordinary user, and without huge pages."""
 
 import errno
 import json
@@ -11,10 +11,11 @@ import pytest
 import weightfs
 import weightfs.safetensors
 from harness import needs
+from harness.machine import meminfo, without_huge_pages
 from harness.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, errno_of, fallocate
 from harness.user_mount import mount_of_user
 from harness.users import NOBODY, call_as
-from test_hot_files import SIZE, equal, save, tensors_of
+from test_hot_files import LOADS, SIZE, STORE_SIZE, equal, info, save, tensors_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -60,3 +61,20 @@ def test_a_mount_of_a_user_shares_memory_that_nobody_can_change(open_fuse, facto
         assert name.startswith("/memfd:weightfs") and same
         assert errors == [errno.EBADF, errno.EPERM, errno.EPERM, errno.EPERM, errno.EACCES, errno.EPERM]
         assert call_as(NOBODY, load)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", LOADS)
+def test_the_second_load_reads_no_device_without_huge_pages(factory, kind):
+    mount = factory.mount(factory.store(STORE_SIZE), "cache_memory=256M")
+    path = mount.path / ("model.safetensors" if kind == "safetensors" else "model.pt")
+    tensors = save(path)
+    with without_huge_pages():
+        huge = meminfo("ShmemHugePages")
+        assert equal(LOADS[kind](path), tensors)
+        before = info(mount.path)
+        again = LOADS[kind](path)
+        after = info(mount.path)
+        assert equal(again, tensors) and meminfo("ShmemHugePages") == huge
+        assert before["statistics"]["device_read_bytes"] == after["statistics"]["device_read_bytes"]
+        assert after["hot"]["mapped"] >= before["hot"]["mapped"] + SIZE

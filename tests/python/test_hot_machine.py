@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hot memory by machine: on a mount of an ordinary user, and without huge pages."""
+"""Hot memory by machine: on a mount of an ordinary user, without huge pages, and under memory pressure."""
 
 import errno
 import json
 import mmap
 import os
+import sys
 
 import pytest
 
 import weightfs
 import weightfs.safetensors
-from harness import needs
+from harness import needs, process
+from harness.filesystems import wait_until
 from harness.machine import meminfo, without_huge_pages
 from harness.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, errno_of, fallocate
 from harness.user_mount import mount_of_user
 from harness.users import NOBODY, call_as
-from test_hot_files import LOADS, SIZE, STORE_SIZE, equal, info, save, tensors_of
+from test_hot_files import LOADS, SIZE, STORE_SIZE, equal, hot, info, save, tensors_of
 
 pytestmark = pytest.mark.usefixtures("weightfs_only")
 
@@ -78,3 +80,46 @@ def test_the_second_load_reads_no_device_without_huge_pages(factory, kind):
         assert equal(again, tensors) and meminfo("ShmemHugePages") == huge
         assert before["statistics"]["device_read_bytes"] == after["statistics"]["device_read_bytes"]
         assert after["hot"]["mapped"] >= before["hot"]["mapped"] + SIZE
+
+
+# Reads a file with holes, of which each page takes memory.
+READER = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+while True:
+    for at in range(0, len(mapped), mmap.PAGESIZE):
+        mapped[at]
+"""
+
+
+@needs.root
+@pytest.mark.alone
+@pytest.mark.skipif(not os.path.exists("/proc/pressure/memory"), reason="the kernel does not count memory pressure")
+def test_memory_that_nobody_maps_goes_to_programs_that_wait_for_it(control_group, factory, local):
+    """The mount and four programs that read share a limit of memory, of which hot files take a part."""
+    group, limit = control_group
+    mount = factory.mount(factory.store(STORE_SIZE), "cache_memory=256M")
+    (group / "cgroup.procs").write_text(str(mount.pid))   # its hot memory counts there
+    paths = [mount.path / f"{number}.safetensors" for number in range(4)]
+    saved = [save(path, number) for number, path in enumerate(paths)]
+    kept = weightfs.safetensors.load_file(paths[0])
+    for path in paths[1:]:
+        weightfs.safetensors.load_file(path)
+    assert hot(mount.path)["used"] >= 4 * SIZE
+    (group / limit).write_text(str(4 * SIZE + (96 << 20)))
+    with open(local / "holes", "wb") as holes:
+        holes.truncate(512 << 20)
+    with process.Processes() as readers:
+        for _ in range(4):
+            reader = readers.start([sys.executable, "-c", READER, local / "holes"])
+            (group / "cgroup.procs").write_text(str(reader.pid))
+        assert wait_until(lambda: hot(mount.path)["used"] < 2 * SIZE)
+        assert equal(kept, saved[0])
+        assert equal(weightfs.safetensors.load_file(paths[3]), saved[3])
+    found = hot(mount.path)
+    assert found["evictions"] >= 3 and found["used"] >= SIZE
+    for _ in range(2):
+        for path, tensors in zip(paths, saved):
+            assert equal(weightfs.safetensors.load_file(path), tensors)
+    assert equal(kept, saved[0])

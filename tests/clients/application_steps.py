@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves state NUMBER in the directory of work, by the ways that programs have.
+"""Saves state 1 and then state 2 in the directory of work, by the ways that programs have. A directory BETWEEN is made
+between them.
 
-Usage: application_steps.py WAY NUMBER
+Usage: application_steps.py WAY
 """
+import os
 import subprocess
 import sys
+
+BETWEEN = "between"
 
 
 def torch_save(number):
@@ -58,7 +62,6 @@ def git(number):
 
 def hub_cache(number):
     """As huggingface_hub stores a download: a blob, written under another name, and a link to it."""
-    import os
     os.makedirs("blobs", exist_ok=True)
     os.makedirs(f"snapshots/{number}", exist_ok=True)
     os.makedirs("refs", exist_ok=True)
@@ -84,9 +87,41 @@ def weightfs_safetensors(number):
 
 
 def weightfs_save_many(number):
-    import torch
+    """Without a lease, because the recorder sees system calls alone."""
+    import numpy
     import weightfs
-    weightfs.Handle().save_many("many", {"a": torch.full((3000,), number), "b": torch.full((10,), number)})
+    os.makedirs("many", exist_ok=True)
+    with weightfs.Handle(direct="never") as handle:
+        handle.save_many({"a": numpy.full(3000, number), "b": numpy.full(10, number)}, "many")
+
+
+def weightfs_hdf5(number):
+    import numpy
+    import weightfs.hdf5
+    with weightfs.hdf5.File("data.h5", "w", sync="close") as file:
+        file["a"] = numpy.full(3000, number)
+
+
+def dcp(writer, directory, number):
+    """torch.distributed.checkpoint, in one process."""
+    import warnings
+
+    import torch
+    import torch.distributed.checkpoint
+    warnings.simplefilter("ignore")
+    state = {"a": torch.full((3000,), number), "step": number}
+    torch.distributed.checkpoint.save(state, storage_writer=writer(directory))
+
+
+def dcp_steps(number):
+    """A directory for each state: FileSystemWriter removes an older `.metadata` before it renames the new one."""
+    from torch.distributed.checkpoint import FileSystemWriter
+    dcp(FileSystemWriter, f"step-{number}", number)
+
+
+def weightfs_dcp(number):
+    from weightfs.dcp import StorageWriter
+    dcp(StorageWriter, "step", number)
 
 
 def weightfs_manager(number):
@@ -98,4 +133,6 @@ def weightfs_manager(number):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](int(sys.argv[2]))
+    globals()[sys.argv[1]](1)
+    os.mkdir(BETWEEN)
+    globals()[sys.argv[1]](2)

@@ -3,12 +3,13 @@
 // real one (libaio, O_DIRECT); tests/support has one that simulates power loss.
 #pragma once
 
-#include <future>
+#include <condition_variable>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 
+#include "common/mutex.h"
 #include "common/result.h"
 #include "common/units.h"
 
@@ -47,11 +48,21 @@ class IoRequest {
 class SynchronousRequest final : public IoRequest {
  public:
   using IoRequest::IoRequest;
-  void OnComplete(Result<void> result) override { done_.set_value(std::move(result)); }
-  Result<void> Wait() { return done_.get_future().get(); }  // after Submit, once
+  void OnComplete(Result<void> result) override {
+    MutexLock lock(mutex_);
+    result_ = std::move(result);
+    done_.notify_one();
+  }
+  Result<void> Wait() {  // after Submit, once
+    MutexLock lock(mutex_);
+    while (!result_) done_.wait(lock.native());
+    return *std::move(result_);
+  }
 
  private:
-  std::promise<Result<void>> done_;
+  Mutex mutex_;
+  std::condition_variable done_;
+  std::optional<Result<void>> result_ GUARDED_BY(mutex_);
 };
 
 // Thread-safe.

@@ -154,7 +154,9 @@ Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint6
     const uint64_t step = std::min(end, (index + 1) * kChunkBytes) - offset;
     ChunkPtr chunk = from_devices ? nullptr : cache_.Find(inode.id, index);
     const bool wanted = !from_devices && UsesChunks(inode, offset, end - offset, sequence);
-    if (chunk != nullptr) {
+    plan.in_order = plan.in_order || (!from_devices && IsInOrder(offset, end - offset, sequence));
+    const bool again = wanted && plan.in_order && !supplies.tried.contains(index) && LacksHotChunk(inode, index);
+    if (chunk != nullptr && !again) {
       Piece piece;
       piece.bytes = step;
       piece.memory = chunk->buffer().data() + offset % kChunkBytes;
@@ -167,7 +169,6 @@ Reader::Plan Reader::MakePlan(Inode& inode, uint64_t offset, uint64_t end, uint6
     } else {
       PlanDirect(inode, offset, offset + step, supplies, &plan);
     }
-    plan.in_order = plan.in_order || (!from_devices && IsInOrder(offset, end - offset, sequence));
     plan.streaming = wanted && sequence >= kEdgeRead;
     offset += step;
   }
@@ -260,7 +261,7 @@ void Reader::Fetch(const InodePtr& inode, const Plan& plan, Supplies* supplies) 
 // its reads to `loads`, which the caller submits. Returns false when memory is short.
 bool Reader::LoadChunk(const InodePtr& inode, uint64_t index, ReadCache::Purpose purpose, bool in_order,
                        std::vector<std::shared_ptr<BlockReads>>* loads) {
-  const HotFilePtr hot = HotByReads(inode, in_order, loads);
+  const HotFilePtr hot = HotByReads(inode, in_order);
   if (hot != nullptr && LoadHotChunk(inode, hot, index, loads)) return true;
   Buffer buffer;
   ChecksumSegments checksums;
@@ -321,25 +322,23 @@ bool Reader::BecomesHot(const Inode& inode) const {
 
 // The hot file that reads of the file load, or null. Only reads `in_order` make one: programs that look at the headers
 // of many files must not evict models.
-HotFilePtr Reader::HotByReads(const InodePtr& inode, bool in_order, std::vector<std::shared_ptr<BlockReads>>* loads) {
+HotFilePtr Reader::HotByReads(const InodePtr& inode, bool in_order) {
   uint64_t size;
-  std::vector<uint64_t> cached;  // the ends that were looked at before: reads in order find them in the cache
   {
     MutexLock lock(inode->mutex);
     if (!BecomesHot(*inode)) return nullptr;
     if (HotFilePtr hot = cache_.hot()->Find(inode->id); hot != nullptr || !in_order) return hot;
     size = inode->attributes.size;
-    for (const uint64_t end : {uint64_t{0}, (size - 1) / kChunkBytes}) {
-      if (cache_.Find(inode->id, end) != nullptr) cached.push_back(end);
-    }
   }
   const auto made = cache_.hot()->Make(inode->id, size, 1);
-  if (!made) return nullptr;
-  HotFilePtr hot = BeginHot(inode, *made);
-  for (const uint64_t end : cached) {
-    if (!LoadHotChunk(inode, hot, end, loads)) break;  // not all of the file becomes hot
-  }
-  return hot;
+  return made ? BeginHot(inode, *made) : nullptr;
+}
+
+// True for a chunk that reads of a header or of the end have put in the read-ahead cache alone, if reads in order load
+// the file into hot memory.
+bool Reader::LacksHotChunk(const Inode& inode, uint64_t index) const {
+  const bool end = index == 0 || index == (inode.attributes.size - 1) / kChunkBytes;
+  return end && BecomesHot(inode) && cache_.hot()->FindChunk(inode.id, index) == nullptr;
 }
 
 // Makes a new content current, unless another one is. Returns the current one.

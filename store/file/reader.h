@@ -122,7 +122,8 @@ class Reader {
   Result<ChunkPtr> LoadHotChunk(const InodePtr& inode, const HotFilePtr& hot, uint64_t index,
                                 std::vector<std::shared_ptr<BlockReads>>* loads);
   bool BecomesHot(const Inode& inode) const REQUIRES(inode.mutex);
-  HotFilePtr HotByReads(const InodePtr& inode, bool in_order, std::vector<std::shared_ptr<BlockReads>>* loads);
+  HotFilePtr HotByReads(const InodePtr& inode, bool in_order);
+  bool LacksHotChunk(const Inode& inode, uint64_t index) const REQUIRES(inode.mutex);
   HotFilePtr BeginHot(const InodePtr& inode, HotFilePtr made);
   std::vector<BlockRead> PlanChunk(const Inode& inode, uint64_t index, ChecksumSegments& loaded,
                                    std::vector<uint64_t>* missing) REQUIRES(inode.mutex);

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
+#include <sys/random.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +16,7 @@
 #include <climits>
 #include <cstdarg>
 #include <cstdint>
-#include <random>
+#include <span>
 
 #include "tests/schedule/scheduler.h"
 
@@ -277,12 +278,12 @@ int clock_gettime(clockid_t clock, timespec* time) noexcept {
   return 0;
 }
 
-}  // extern "C"
-
 // Of identifiers, which programs take at random.
-std::random_device::result_type std::random_device::_M_getval() {
-  if (schedule::IsScheduled()) return static_cast<result_type>(schedule::Random());
-  result_type value = 0;
-  while (LIBRARY(syscall)(SYS_getrandom, &value, sizeof(value), 0) != sizeof(value)) {}
-  return value;
+ssize_t getrandom(void* out, size_t size, unsigned flags) {
+  if (!schedule::IsScheduled()) return LIBRARY(getrandom)(out, size, flags);
+  std::span bytes(static_cast<unsigned char*>(out), size);
+  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(schedule::Random());
+  return static_cast<ssize_t>(size);
 }
+
+}  // extern "C"

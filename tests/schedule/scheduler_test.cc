@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <semaphore.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,7 +14,6 @@
 #include <future>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -75,7 +75,9 @@ TEST(Scheduler, DISABLED_PrintTraces) {
     const Trace trace = RunSeed(seed, [] {
       LoseAnUpdate();
       OrderByAddress();
-      Note(std::random_device()());
+      uint64_t random = 0;
+      EXPECT_EQ(getrandom(&random, sizeof(random), 0), static_cast<ssize_t>(sizeof(random)));
+      Note(random);
       Note(static_cast<uint64_t>(std::chrono::system_clock::now().time_since_epoch().count()));
     });
     std::printf("trace %lx\n", trace.hash);

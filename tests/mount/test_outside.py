@@ -89,4 +89,5 @@ def test_a_signal_ends_the_suite_and_unmounts(folder, number, code):
     assert wait_until(lambda: (folder / "pid").exists() and (folder / "pid").read_text())
     running.send_signal(number)
     finish(running, codes=(code,))
-    assert not Path(f"/proc/{int((folder / 'pid').read_text())}").exists()
+    ended = Path(f"/proc/{int((folder / 'pid').read_text())}")
+    assert wait_until(lambda: not ended.exists())   # init reaps it

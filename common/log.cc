@@ -4,6 +4,7 @@
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/dist_sink.h>
+#include <spdlog/sinks/ringbuffer_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <sys/stat.h>
 
@@ -92,6 +93,13 @@ spdlog::sinks::dist_sink_mt& Sinks() {
   return dynamic_cast<spdlog::sinks::dist_sink_mt&>(*spdlog::default_logger()->sinks().front());
 }
 
+using Ring = spdlog::sinks::ringbuffer_sink_mt;
+
+std::shared_ptr<Ring>& Kept() {
+  static std::shared_ptr<Ring> kept;
+  return kept;
+}
+
 }  // namespace
 
 void LogToStderr(spdlog::level::level_enum level) {
@@ -110,9 +118,18 @@ void LogToStderr(spdlog::level::level_enum level) {
 
 void LimitStderr(spdlog::level::level_enum level) { Sinks().sinks().front()->set_level(level); }
 
+void KeepForFile() {
+  Kept() = std::make_shared<Ring>(1000);
+  Sinks().add_sink(Kept());
+}
+
 void LogToFile(UniqueFd file) {
   auto sink = std::make_shared<FileSink>(std::move(file));
   sink->set_formatter(std::make_unique<LineFormatter>("%Y-%m-%dT%H:%M:%S.%e%z %l %v"));
+  if (const auto kept = std::exchange(Kept(), nullptr)) {
+    Sinks().remove_sink(kept);
+    for (const auto& message : kept->last_raw()) sink->log(message);
+  }
   Sinks().add_sink(std::move(sink));
 }
 

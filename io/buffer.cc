@@ -152,6 +152,11 @@ bool BufferPool::TryFill(size_t count, std::vector<Buffer>* buffers) {
   return buffers->size() >= count;
 }
 
+bool BufferPool::AnyWaits() const {
+  MutexLock lock(mutex_);
+  return !waiting_.empty();
+}
+
 size_t BufferPool::in_use() const {
   MutexLock lock(mutex_);
   return options_.count - free_.size();

@@ -74,6 +74,7 @@ class BufferPool {
   void Fill(size_t count, std::vector<Buffer>* buffers, const std::function<void()>& relieve = {}) EXCLUDES(mutex_);
   bool TryFill(size_t count, std::vector<Buffer>* buffers) EXCLUDES(mutex_);
 
+  bool AnyWaits() const EXCLUDES(mutex_);  // for buffers
   size_t capacity() const { return options_.count; }
   size_t in_use() const EXCLUDES(mutex_);
   ByteCount buffer_size() const { return options_.buffer_size; }

@@ -124,11 +124,13 @@ Result<void> SharedPages::Mount(ByteCount most) {
   if (!made) return SharedError("fsmount");
   // Before Linux 6.15 only a mount of the caller's mount namespace can be cloned, and this one is in none. It gets into
   // that of a thread, which nobody else sees and which ends with the thread.
-  Result<void> cloned;
-  auto thread = StartThread("wfs-shared", [&] { cloned = CloneInNamespace(made); });
-  if (!thread) return thread.error();
-  thread->join();
-  RETURN_IF_ERROR(cloned);
+  Result<void> cloned = Clone(made);
+  if (!cloned) {
+    auto thread = StartThread("wfs-shared", [&] { cloned = CloneInNamespace(made); });
+    if (!thread) return thread.error();
+    thread->join();
+    RETURN_IF_ERROR(cloned);
+  }
   mount_attr reading{.attr_set = MOUNT_ATTR_RDONLY, .attr_clr = 0, .propagation = 0, .userns_fd = 0};
   if (mount_setattr(reading_directory_.get(), "", AT_EMPTY_PATH, &reading, sizeof(reading)) == 0) return {};
   return SharedError("mount_setattr");
@@ -138,6 +140,10 @@ Result<void> SharedPages::CloneInNamespace(const UniqueFd& made) {
   if (unshare(CLONE_NEWNS) != 0) return SharedError("unshare");
   if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return SharedError("no private mounts");
   if (move_mount(made.get(), "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) != 0) return SharedError("move_mount");
+  return Clone(made);
+}
+
+Result<void> SharedPages::Clone(const UniqueFd& made) {
   for (UniqueFd* clone : {&directory_, &reading_directory_}) {
     *clone = UniqueFd(open_tree(made.get(), "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC));
     if (!*clone) return SharedError("open_tree");

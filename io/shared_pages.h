@@ -64,7 +64,8 @@ class SharedPages {
  private:
   SharedPages() = default;
   Result<void> Mount(ByteCount most);
-  // Makes both mounts from `made`. Gives the calling thread a mount namespace of its own.
+  // Makes both mounts from `made`. The second one gives the calling thread a mount namespace of its own.
+  Result<void> Clone(const UniqueFd& made);
   Result<void> CloneInNamespace(const UniqueFd& made);
 
   UniqueFd directory_, reading_directory_;  // two mounts of one tmpfs; through the second nobody can write

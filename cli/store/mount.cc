@@ -149,9 +149,7 @@ Result<Plan> MakePlan(const Arguments& arguments) {
 // In the foreground the log goes to the terminal or to the journal. In the background it goes to a file; until the
 // mount is ready, warnings also go to the caller.
 Result<DaemonLog> StartLog(const Plan& plan) {
-  spdlog::set_level(plan.mount.log_level);
   if (plan.foreground) return DaemonLog();
-  LimitStderr(std::max(plan.mount.log_level, spdlog::level::warn));
   if (plan.store.described && access(plan.store.directory.c_str(), W_OK) != 0) {
     spdlog::warn("{}: {}; this mount has no log (-f logs to the terminal)", plan.store.directory, std::strerror(errno));
     return DaemonLog();
@@ -237,6 +235,11 @@ class SignalTarget {
 // Serves the store until the mount ends. Mount's contract requires the order Run, close the store, ~Mount, ~Store.
 Result<void> Serve(Plan plan, StartReport& report) {
   ReportCrashes();
+  spdlog::set_level(plan.mount.log_level);
+  if (!plan.foreground) {
+    LimitStderr(std::max(plan.mount.log_level, spdlog::level::warn));
+    KeepForFile();
+  }
   RETURN_IF_ERROR(WaitUntilReleased(plan.served));
   const bool hangup_ends = EndsOnHangup(plan);
   SignalTarget target(hangup_ends);

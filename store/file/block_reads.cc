@@ -10,7 +10,7 @@
 
 namespace weightfs {
 
-// Of one transfer: a device that reads nothing costs no more.
+// Of one transfer whose good parts are used: a device that reads nothing costs no more.
 constexpr unsigned kMostUnreadable = 8;
 
 // The read of one device run. If the device cannot read it as a whole, its blocks are read one by one.
@@ -42,13 +42,13 @@ class BlockReads::Transfer final : public IoRequest {
   ReadAttempts attempts_;  // of the request's blocks
 };
 
-BlockReads::BlockReads(const Context& context, InodeId ino, Done done)
-    : context_(context), ino_(ino), epoch_(std::in_place, context.space), done_(std::move(done)) {}
+BlockReads::BlockReads(const Context& context, InodeId ino, Use use, Done done)
+    : context_(context), ino_(ino), use_(use), epoch_(std::in_place, context.space), done_(std::move(done)) {}
 
 BlockReads::~BlockReads() = default;
 
-std::shared_ptr<BlockReads> BlockReads::Create(const Context& context, InodeId ino, Done done) {
-  return std::shared_ptr<BlockReads>(new BlockReads(context, ino, std::move(done)));
+std::shared_ptr<BlockReads> BlockReads::Create(const Context& context, InodeId ino, Use use, Done done) {
+  return std::shared_ptr<BlockReads>(new BlockReads(context, ino, use, std::move(done)));
 }
 
 void BlockReads::Add(FileBlock first, const DeviceRun& run, std::byte* memory, std::span<const uint32_t> checksums) {
@@ -122,7 +122,7 @@ bool BlockReads::Transfer::Take(const Result<void>& result) {
   data += size.value;
   offset += size;
   attempts_ = {};
-  if (done_ < blocks_ && unreadable_ == kMostUnreadable) {
+  if (done_ < blocks_ && unreadable_ == (group_.use_ == Use::kParts ? kMostUnreadable : 1)) {
     group_.Fail(result.error(), {data, ToBytes(blocks_ - done_).value});
     return true;
   }

@@ -28,11 +28,12 @@ class BlockReads {
     std::atomic<uint64_t>& checksum_errors;
     bool verify;
   };
+  enum class Use { kWhole, kParts };  // kParts: the caller uses what can be read beside an error
   using Failed = std::vector<std::span<const std::byte>>;  // memory that could not be filled
   // Runs on a completion thread or in Submit, without locks. Gets the first error.
   using Done = std::function<void(Result<void>, Failed)>;
 
-  static std::shared_ptr<BlockReads> Create(const Context& context, InodeId ino, Done done);
+  static std::shared_ptr<BlockReads> Create(const Context& context, InodeId ino, Use use, Done done);
   ~BlockReads();
   BlockReads(const BlockReads&) = delete;
   BlockReads& operator=(const BlockReads&) = delete;
@@ -49,11 +50,12 @@ class BlockReads {
 
  private:
   class Transfer;
-  BlockReads(const Context& context, InodeId ino, Done done);
+  BlockReads(const Context& context, InodeId ino, Use use, Done done);
   void Complete();
 
   const Context context_;
   const InodeId ino_;
+  const Use use_;
   std::optional<ReadEpoch> epoch_;  // ends before `done_` runs
   Done done_;
   std::vector<std::unique_ptr<Transfer>> transfers_;

@@ -153,8 +153,7 @@ Result<MapLease> FileIo::LeaseMap(const InodePtr& inode, uint64_t offset, uint64
     if (!hot && hot.error().code == ErrorCode::kAgain) continue;
     if (!hot) return hot.error();
     map.content = (*hot)->id();
-    const uint64_t last = (from + size + kChunkBytes - 1) / kChunkBytes;
-    auto opened = p_.cache.hot()->OpenForReading(**hot, from / kChunkBytes, last);
+    auto opened = p_.cache.hot()->OpenForReading(**hot, (from + size + kChunkBytes - 1) / kChunkBytes);
     if (!opened && opened.error().code == ErrorCode::kAgain) continue;
     if (!opened) return opened.error();
     map.memory = std::move(*opened);

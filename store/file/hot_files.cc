@@ -52,18 +52,30 @@ Result<HotFilePtr> HotFiles::Make(InodeId ino, uint64_t size, uint64_t chunks) {
 Result<void> HotFiles::Reserve(HotFile& file, uint64_t first, uint64_t last, Time now) {
   Freed freed;
   MutexLock lock(mutex_);
-  const auto begin = file.chunks_.lower_bound(first), end = file.chunks_.lower_bound(last);
-  const uint64_t lacking = last - first - static_cast<uint64_t>(std::distance(begin, end));
-  // Nothing may lack also while programs have touched more than the limit.
-  if (lacking > 0 && !MakeRoomLocked(lacking, 0, &freed)) return ErrorCode::kNoMemory;
-  reserved_ -= file.counted();
-  for (uint64_t index = first; index < last; ++index) file.chunks_[index].reserved_at = now;
-  reserved_ += file.counted();
+  const auto load = file.loads_.find(last);
+  const bool goes_on = load != file.loads_.end() && load->second.first <= first;
+  if (!goes_on && !ReserveLocked(file, first, last, &freed)) return ErrorCode::kNoMemory;
+  file.loads_[last] = {goes_on ? load->second.first : first, now};
   return {};
 }
 
+bool HotFiles::ReserveLocked(HotFile& file, uint64_t first, uint64_t last, Freed* freed) {
+  auto next = file.chunks_.lower_bound(last);
+  const uint64_t lacking = last - first - static_cast<uint64_t>(std::distance(file.chunks_.lower_bound(first), next));
+  // Nothing may lack also while programs have touched more than the limit.
+  if (lacking > 0 && !MakeRoomLocked(lacking, 0, freed)) return false;
+  reserved_ -= file.counted();
+  for (uint64_t index = last; index-- > first;) next = file.chunks_.try_emplace(next, index);
+  reserved_ += file.counted();
+  return true;
+}
+
 Result<void> HotFiles::Provide(HotFile& file, uint64_t index) {
-  RETURN_IF_ERROR(Reserve(file, index, index + 1));
+  {
+    Freed freed;
+    MutexLock lock(mutex_);
+    if (!ReserveLocked(file, index, index + 1, &freed)) return ErrorCode::kNoMemory;
+  }
   return file.memory_->Populate(index * kChunkBytes, kChunkBytes);
 }
 
@@ -71,9 +83,9 @@ Result<void> HotFiles::Provide(HotFile& file, uint64_t index) {
 bool HotFiles::IsInUse(const HotFilePtr& file) {
   if (file.use_count() > 1 || file->memory_->IsShared()) return true;
   long known = 1;  // who have the memory
-  for (const auto& [index, part] : file->chunks_) {
-    if (part.chunk.use_count() > 1) return true;
-    if (part.chunk != nullptr) ++known;
+  for (const auto& [index, chunk] : file->chunks_) {
+    if (chunk.use_count() > 1) return true;
+    if (chunk != nullptr) ++known;
   }
   return file->memory_.use_count() > known;
 }
@@ -167,7 +179,7 @@ bool HotFiles::IsCurrent(const HotFile& file) const {
 ChunkPtr HotFiles::FindChunk(const HotFile& file, uint64_t index) const {
   MutexLock lock(mutex_);
   const auto found = file.chunks_.find(index);
-  return found == file.chunks_.end() ? nullptr : found->second.chunk;
+  return found == file.chunks_.end() ? nullptr : found->second;
 }
 
 ChunkPtr HotFiles::FindChunk(InodeId ino, uint64_t index) {
@@ -175,7 +187,7 @@ ChunkPtr HotFiles::FindChunk(InodeId ino, uint64_t index) {
   const HotFilePtr file = FindLocked(ino);
   if (file == nullptr) return nullptr;
   const auto found = file->chunks_.find(index);
-  return found == file->chunks_.end() ? nullptr : found->second.chunk;
+  return found == file->chunks_.end() ? nullptr : found->second;
 }
 
 ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index) {
@@ -186,7 +198,7 @@ ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index) {
   }
   const auto part = file.chunks_.find(index);
   if (part == file.chunks_.end()) return nullptr;
-  ChunkPtr& chunk = part->second.chunk;
+  ChunkPtr& chunk = part->second;
   WEIGHTFS_ASSERT(chunk == nullptr);
   const std::span<std::byte> bytes(file.memory_->data() + index * kChunkBytes, kChunkBytes);
   return chunk = std::make_shared<ReadChunk>(Buffer::Of(file.memory_, bytes));
@@ -194,13 +206,12 @@ ChunkPtr HotFiles::BeginChunk(HotFile& file, uint64_t index) {
 
 void HotFiles::Fail(HotFile& file, uint64_t index) {
   MutexLock lock(mutex_);
-  file.failed_[index] = std::exchange(file.chunks_[index].chunk, nullptr);
+  file.failed_[index] = std::exchange(file.chunks_[index], nullptr);
 }
 
-Result<UniqueFd> HotFiles::OpenForReading(HotFile& file, uint64_t first, uint64_t last, Time now) {
+Result<UniqueFd> HotFiles::OpenForReading(HotFile& file, uint64_t last, Time now) {
   MutexLock lock(mutex_);
-  const auto end = file.chunks_.lower_bound(last);
-  for (auto part = file.chunks_.lower_bound(first); part != end; ++part) part->second.reserved_at = now;
+  if (const auto load = file.loads_.find(last); load != file.loads_.end()) load->second.asked_at = now;
   if (!file.current_) return ErrorCode::kAgain;
   return file.memory_->OpenForReading();
 }
@@ -213,7 +224,7 @@ Result<UniqueFd> HotFiles::OpenLoaded(InodeId ino, uint64_t first, uint64_t last
     auto chunk = file->chunks_.lower_bound(first);
     for (uint64_t index = first; index < last; ++index, ++chunk) {
       if (chunk == file->chunks_.end() || chunk->first != index) return UniqueFd();
-      if (chunk->second.chunk == nullptr || !chunk->second.chunk->ready()) return UniqueFd();
+      if (chunk->second == nullptr || !chunk->second->ready()) return UniqueFd();
     }
     file->whole_ = first == 0 && last * kChunkBytes >= file->size_;
   }
@@ -238,15 +249,21 @@ void HotFiles::Count(Time now) {
   MutexLock lock(mutex_);
   for (const HotFilePtr& file : files_) {
     reserved_ -= file->counted();
-    if (file.use_count() == 1) {
-      std::erase_if(file->chunks_, [now](const auto& entry) {
-        return entry.second.chunk == nullptr && now - entry.second.reserved_at > kForgotten;
-      });
-    }
+    if (file.use_count() == 1) ForgetLoadsLocked(*file, now);
     file->touched_ = file->memory_->memory().value / kChunkBytes;
     reserved_ += file->counted();
   }
   ShrinkLocked(most(), &freed);
+}
+
+// Gives the memory back that was reserved for loads which have not gone on, unless others go on with it.
+void HotFiles::ForgetLoadsLocked(HotFile& file, Time now) {
+  std::erase_if(file.loads_, [now](const auto& load) { return now - load.second.asked_at > kForgotten; });
+  std::erase_if(file.chunks_, [&file](const auto& entry) {
+    const auto& [index, chunk] = entry;
+    const auto covers = [index](const auto& load) { return load.second.first <= index; };
+    return chunk == nullptr && std::none_of(file.loads_.upper_bound(index), file.loads_.end(), covers);
+  });
 }
 
 void HotFiles::Shrink(uint64_t bytes) {

@@ -39,12 +39,14 @@ class HotFile {
   const InodeId ino_;
   const uint64_t size_;
   const std::shared_ptr<SharedFile> memory_;  // with its chunks, and those who read them
-  struct Part {
-    ChunkPtr chunk;  // null: not loaded
-    std::chrono::steady_clock::time_point reserved_at;  // by the last request, or its end
+  // What a program loads, all of which is in chunks_. Its requests begin ever later, and have one end.
+  struct Load {
+    uint64_t first;
+    std::chrono::steady_clock::time_point asked_at;  // the last time, or the end of that request
   };
   // The mutex of the HotFiles protects the rest.
-  std::map<uint64_t, Part> chunks_;  // those that have memory, perhaps without pages
+  std::map<uint64_t, ChunkPtr> chunks_;  // those that have memory, perhaps without pages; null: not loaded
+  std::map<uint64_t, Load> loads_;       // by their ends
   std::map<uint64_t, std::weak_ptr<ReadChunk>> failed_;  // whose good parts are perhaps still being read
   uint64_t touched_ = 0;   // chunks with pages, by the last count
   uint64_t passes_ = 0;    // to the kernel, for passthrough, without those that it refused
@@ -98,10 +100,11 @@ class HotFiles {
   void Fail(HotFile& file, uint64_t index) EXCLUDES(mutex_);
 
   // A descriptor of the content for a program that may read the file: the end of its request, which had reserved
-  // [first, last). What is not loaded has zeros, and while it is loaded unverified bytes. kAgain: it is not current.
-  Result<UniqueFd> OpenForReading(HotFile& file, uint64_t first, uint64_t last,
-                                  Time now = std::chrono::steady_clock::now()) EXCLUDES(mutex_);
-  // The same of the current content of a file; none unless all of [first, last) is loaded. Under the inode's mutex.
+  // memory up to chunk `last`. What is not loaded has zeros, and while it is loaded unverified bytes. kAgain: it is not
+  // current.
+  Result<UniqueFd> OpenForReading(HotFile& file, uint64_t last, Time now = std::chrono::steady_clock::now())
+      EXCLUDES(mutex_);
+  // A descriptor of the current content of a file; none unless all of [first, last) is loaded. Under the inode's mutex.
   Result<UniqueFd> OpenLoaded(InodeId ino, uint64_t first, uint64_t last) EXCLUDES(mutex_);
   // Counts a descriptor that goes to the kernel for passthrough (`passes`: 1), or that it has refused (-1).
   void Pass(HotFile& file, int passes) EXCLUDES(mutex_);
@@ -131,6 +134,8 @@ class HotFiles {
   bool MakeRoomLocked(uint64_t chunks, uint64_t slots, Freed* freed) REQUIRES(mutex_);
   void ShrinkLocked(uint64_t chunks, Freed* freed) REQUIRES(mutex_);
   void EvictLocked(const HotFilePtr& file, Freed* freed) REQUIRES(mutex_);
+  bool ReserveLocked(HotFile& file, uint64_t first, uint64_t last, Freed* freed) REQUIRES(mutex_);
+  void ForgetLoadsLocked(HotFile& file, Time now) REQUIRES(mutex_);
   static bool IsInUse(const HotFilePtr& file);
   uint64_t most() const { return limit_.value / kChunkBytes; }
 

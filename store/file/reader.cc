@@ -300,11 +300,11 @@ std::vector<Reader::BlockRead> Reader::PlanChunk(const Inode& inode, uint64_t in
 std::shared_ptr<BlockReads> Reader::BeginChunk(const Inode& inode, const ChunkPtr& chunk, std::function<void()> drop,
                                                std::span<const BlockRead> planned) {
   std::byte* memory = chunk->buffer().data();
-  auto reads = BlockReads::Create(
-      reads_, inode.id, [drop = std::move(drop), chunk](Result<void> result, BlockReads::Failed failed) {
-        if (!result) drop();  // readers use the good parts of the chunk
-        chunk->Finish(std::move(result), std::move(failed));
-      });
+  auto finish = [drop = std::move(drop), chunk](Result<void> result, BlockReads::Failed failed) {
+    if (!result) drop();  // readers use the good parts of the chunk
+    chunk->Finish(std::move(result), std::move(failed));
+  };
+  auto reads = BlockReads::Create(reads_, inode.id, BlockReads::Use::kParts, std::move(finish));
   for (const BlockRead& read : planned) {
     Add(read, {}, read.count, memory, *reads);
     memory += ToBytes(read.count).value;
@@ -461,9 +461,9 @@ std::shared_ptr<BlockReads> Reader::Assemble(Inode& inode, Plan& plan, Supplies&
     }
     if (reads == nullptr) {
       request->Expect();
-      reads = BlockReads::Create(reads_, inode.id, [request](const Result<void>& result, const BlockReads::Failed&) {
-        request->Complete(result);
-      });
+      reads = BlockReads::Create(
+          reads_, inode.id, BlockReads::Use::kWhole,
+          [request](const Result<void>& result, const BlockReads::Failed&) { request->Complete(result); });
     }
     // Split a read at the end of a buffer.
     const BlockRead& whole = *piece.read;
@@ -558,7 +558,7 @@ Result<void> Reader::ReadBlock(InodeId ino, FileBlock block, const ExtentRecord&
                                std::span<std::byte> out) {
   return SyncWait([&](Done done) {
     const auto reads = BlockReads::Create(
-        reads_, ino,
+        reads_, ino, BlockReads::Use::kWhole,
         [done = std::move(done)](Result<void> result, const BlockReads::Failed&) { done(std::move(result)); });
     reads->Add(block, DeviceRun{extent.device, {extent.start, BlockCount{1}}}, out.data(), {&checksum, 1});
     BlockReads::Submit({&reads, 1});

@@ -90,7 +90,7 @@ Result<std::optional<FrameReader::Frame>> FrameReader::Next() {
   do {
     ASSIGN_OR_RETURN(frame, ReadFrame());
     if (frame && frame->header.number != position_.frame) frame.reset();
-  } while (!frame && attempts.ReadAgain());  // it would be the end of the log
+  } while (!frame && !unreadable_ && attempts.ReadAgain());  // it would be the end of the log
   if (!frame) return frame;
   frame->follows = std::exchange(follows_, true);
   entered_ = position_.segment;

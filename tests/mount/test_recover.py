@@ -74,7 +74,9 @@ def check_content(mount, content, codes=(0,)):
 def test_a_lost_catalog_is_rebuilt_by_the_next_mount(filled):
     mount, content = filled
     lose_catalog(mount)
-    assert "rebuilding the index" in weightfs("mount", mount.store.directory, mount.path).err
+    told = "rebuilding the index"
+    assert told in weightfs("mount", mount.store.directory, mount.path).err
+    assert told in (mount.store.directory / "weightfs.log").read_text(), "what is said before the log begins"
     assert snapshot(mount.path, times=True) == content
     weightfs("umount", mount.path)
     check_content(mount, content)

@@ -91,7 +91,7 @@ MUTANTS = [
            (ROOT + "test_full_pool.py -k delays_no_look_ups",)),
     Mutant("log-read-again", "A frame of the log that differs once is read again.",
            "store/wal/wal_reader.cc",
-           "} while (!frame && attempts.ReadAgain());", "} while (false);", ("unit_store_wal:Log.AReadThatDiffers*",)),
+           "} while (!frame && !unreadable_ && attempts.ReadAgain());", "} while (false);", ("unit_store_wal:Log.AReadThatDiffers*",)),
     Mutant("log-data-again", "Data of an entry that differs once is read again.",
            "store/wal/log_recovery.cc",
            "        if (!attempts.ReadAgain()) return false;\n", "        return false;\n",

@@ -59,6 +59,21 @@ TEST_F(LogTest, LinesComeInTheirOrder) {
   close(file);
 }
 
+TEST_F(LogTest, TheFileBeginsWithWhatWasKeptForIt) {
+  LogToStderr(spdlog::level::info);
+  LimitStderr(spdlog::level::off);
+  spdlog::info("lost");
+  KeepForFile();
+  spdlog::info("kept");
+  const UniqueFd file(memfd_create("log", MFD_CLOEXEC));
+  LogToFile(UniqueFd(dup(file.get())));
+  spdlog::info("later");
+  const std::string text = Content(file.get());
+  EXPECT_EQ(text.find("lost"), std::string::npos) << text;
+  EXPECT_LT(text.find(" info kept\n"), text.find(" info later\n")) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << text;
+}
+
 TEST_F(LogTest, ContinuesInAnotherFile) {
   LogToStderr(spdlog::level::info);
   LimitStderr(spdlog::level::off);

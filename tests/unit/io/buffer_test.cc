@@ -120,6 +120,7 @@ TEST(BufferPoolTest, TryFillTakesWhatIsFreeAndFillTheRest) {
   Buffer held = pool->Allocate();
   std::vector<Buffer> buffers;
   EXPECT_FALSE(pool->TryFill(3, &buffers));
+  EXPECT_FALSE(pool->AnyWaits());
   EXPECT_EQ(buffers.size(), 2U);
   EXPECT_TRUE(pool->TryFill(1, &buffers)) << "more than wanted is enough";
   auto filled = StartUntilBlocked([&] {
@@ -139,6 +140,7 @@ TEST(BufferPoolTest, WhoNeedsOneWaitsBehindWhoNeedsSeveral) {
     pool->Fill(3, &several);
     return several.size();
   });
+  EXPECT_TRUE(pool->AnyWaits());
   held.pop_back();
   EXPECT_FALSE(pool->TryAllocate());
   std::vector<Buffer> more;

@@ -410,6 +410,8 @@ TEST(FileFailures, AReadFailureIsAnErrorOfThatReadAlone) {
   const uint64_t before = store.device().counts().reads;
   store.device().Fail(FaultDevice::Target::kRead, {.nth = 1, .and_later = true});
   EXPECT_EQ(read().error().code, ErrorCode::kIo);
+  EXPECT_EQ(store.device().counts().reads - before, 2U) << "the whole, and its first block";
+  EXPECT_EQ(store.ReadAt(file, 0, kMiB).error().code, ErrorCode::kIo);
   EXPECT_LT(store.device().counts().reads - before, 20U) << "a device that reads nothing";
   store.device().StopFailing();
   EXPECT_TRUE(Must(read()) == Pattern(13, kMiB).substr(300 * kKiB, 200 * kKiB));

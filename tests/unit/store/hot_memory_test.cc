@@ -55,7 +55,7 @@ TEST(HotFiles, MemoryOfALoadThatDoesNotGoOnIsGivenBack) {
   };
   ASSERT_OK(files.Reserve(*file, 0, 8));
   EXPECT_EQ(count(std::chrono::hours(1)), 16 * kMiB) << "somebody loads it";
-  const UniqueFd kept = Must(files.OpenForReading(*file, 0, 8, now + std::chrono::hours(1)));
+  const UniqueFd kept = Must(files.OpenForReading(*file, 8, now + std::chrono::hours(1)));
   file.reset();
   EXPECT_EQ(count(std::chrono::minutes(65)), 16 * kMiB) << "a request that took an hour has just ended";
   ASSERT_OK(files.Reserve(*files.Find(InodeId{1}), 0, 1, now + std::chrono::minutes(74)));
@@ -80,7 +80,7 @@ std::vector<UniqueFd> Fill(HotFiles& files, uint64_t count, uint64_t used) {
     const HotFilePtr file = Must(files.Make(InodeId{i}, 1, 1));
     files.Begin(file);
     EXPECT_TRUE(files.Reserve(*file, 0, 1).has_value());
-    if (i < used) kept.push_back(Must(files.OpenForReading(*file, 0, 1)));
+    if (i < used) kept.push_back(Must(files.OpenForReading(*file, 1)));
   }
   return kept;
 }

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/printable.h"
 #include "common/system_calls.h"
@@ -126,11 +127,14 @@ void KeepForFile() {
 void LogToFile(UniqueFd file) {
   auto sink = std::make_shared<FileSink>(std::move(file));
   sink->set_formatter(std::make_unique<LineFormatter>("%Y-%m-%dT%H:%M:%S.%e%z %l %v"));
-  if (const auto kept = std::exchange(Kept(), nullptr)) {
-    Sinks().remove_sink(kept);
-    for (const auto& message : kept->last_raw()) sink->log(message);
-  }
-  Sinks().add_sink(std::move(sink));
+  const auto kept = std::exchange(Kept(), nullptr);
+  const auto first = kept ? kept->last_raw() : std::vector<spdlog::details::log_msg_buffer>();
+  for (const auto& message : first) sink->log(message);
+  Sinks().add_sink(sink);
+  if (!kept) return;
+  Sinks().remove_sink(kept);
+  const auto all = kept->last_raw();  // with what other threads have logged meanwhile
+  for (size_t next = first.size(); next < all.size(); ++next) sink->log(all[next]);
 }
 
 void ReplaceLogFile(UniqueFd file) {

@@ -21,7 +21,7 @@ bool LogsToJournal();
 // Limits what standard error gets; the file is not affected. Call it after LogToStderr.
 void LimitStderr(spdlog::level::level_enum level);
 
-// Keeps the lines that come before the one LogToFile; of more than a thousand, the last ones. Call it after LogToStderr.
+// Keeps the lines that come before LogToFile for it; of more than a thousand, the last ones. Call it after LogToStderr.
 void KeepForFile();
 
 // Also appends the log to `file`, which is open for appending; for a mount in the background. Lines that do not fit on

@@ -12,6 +12,11 @@ Result<void> Transfer(BlockDevice& device, SynchronousRequest request) {
 
 }  // namespace
 
+void BlockDevice::Perform(IoRequest& request) {
+  IoRequest* one = &request;
+  Submit({&one, 1});
+}
+
 Result<void> BlockDevice::Read(ByteOffset offset, std::span<std::byte> out) {
   return Transfer(*this, {IoRequest::Operation::kRead, offset, out});
 }

@@ -35,9 +35,9 @@ class IoRequest {
   size_t pieces_left = 0;
   std::optional<ErrorCode> error = {};
 
-  // Runs exactly once per submitted request, on a completion thread and never inside Submit, so the caller of Submit
-  // may hold locks that OnComplete takes. Success means that every byte was transferred. OnComplete must not block on
-  // other I/O of the same device. It may call Submit and destroy the request.
+  // Runs exactly once per submitted request, on a completion thread and never inside Submit (but for Perform), so the
+  // caller of Submit may hold locks that OnComplete takes. Success means that every byte was transferred. OnComplete
+  // must not block on other I/O of the same device. It may call Submit and destroy the request.
   virtual void OnComplete(Result<void> result) = 0;
 
  protected:
@@ -76,6 +76,10 @@ class BlockDevice {
   // Starts every request. Requests in flight at the same time are not ordered. Never waits for I/O: requests that do
   // not fit in the ring are queued. Submission errors arrive through OnComplete.
   virtual void Submit(std::span<IoRequest* const> requests) = 0;
+
+  // Same for one request that the caller waits for next: OnComplete may run inside the call. FileDevice needs no other
+  // thread for it, whose wake-ups take as long as a small transfer.
+  virtual void Perform(IoRequest& request);
 
   // The number of requests submitted and not complete.
   virtual size_t outstanding() const { return 0; }

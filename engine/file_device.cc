@@ -76,14 +76,22 @@ Result<void> FileDevice::Write(ByteOffset offset, std::span<const std::byte> in)
   return ReportIoError("write", offset, request.size, path_, errno);
 }
 
+void FileDevice::Perform(IoRequest& request) {
+  if (request.operation != IoRequest::Operation::kWrite) return BlockDevice::Perform(request);
+  request.OnComplete(Write(request.offset, {request.data, request.size.value}));
+}
+
 Result<void> FileDevice::Flush() {
   if (options_.may_write && !options_.may_write()) return ErrorCode::kReadOnly;
   if (RepeatInterrupted([&] { return fdatasync(file_.get()); }) != 0) {
     return ReportIoError("flush", ByteOffset{0}, size_, path_, errno);
   }
-  // A deleted file takes every write and keeps none.
-  struct stat status = {};
-  if (fstat(file_.get(), &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 0) {
+  // A deleted file takes every write and keeps none. Not fstat(2): after a look at the times the next write changes
+  // them (multigrain timestamps, Linux 6.13), and the next flush has to write the inode.
+  struct statx status = {};
+  constexpr unsigned kWanted = STATX_NLINK | STATX_TYPE;
+  if (statx(file_.get(), "", AT_EMPTY_PATH, kWanted, &status) == 0 && S_ISREG(status.stx_mode) &&
+      status.stx_nlink == 0) {
     spdlog::error("{}: was deleted while in use: what is written to it is lost", path_);
     return ErrorCode::kIo;
   }

@@ -42,6 +42,7 @@ class FileDevice final : public BlockDevice {
   ByteCount size() const override { return size_; }  // a multiple of kBlockSize, rounded down
   std::string_view path() const override { return path_; }
   void Submit(std::span<IoRequest* const> requests) override;
+  void Perform(IoRequest& request) override;
   size_t outstanding() const override { return ring_->outstanding(); }
   Result<void> Write(ByteOffset offset, std::span<const std::byte> in) override;
   Result<void> Flush() override;  // fdatasync; kIo when the file was deleted meanwhile

@@ -369,6 +369,7 @@ bool Store::IsDurable(const InodePtr& inode) const {
 
 void Store::Sync(const InodePtr& inode, Done done, bool kept) {
   if (p_->read_only || IsDurable(inode)) return done({});
+  p_->committer->StartEarly(inode);
   p_->committer->Commit(inode, CommitLevel::kDurable, std::move(done), {.kept = kept});
 }
 

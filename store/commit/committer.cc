@@ -89,6 +89,15 @@ void Committer::Commit(const InodePtr& inode, CommitLevel level, Done done, Comm
   Add({.inode = inode, .level = level, .done = std::move(done), .options = options}, /*all=*/false);
 }
 
+void Committer::StartEarly(const InodePtr& inode) {
+  if (cycles_ == 0 || failed()) return;
+  {
+    MutexLock lock(inode->mutex);
+    if (!inode->file || !inode->file->CommitsQuickly()) return;
+  }
+  StartWrites(inode, /*urgent=*/true);
+}
+
 Result<void> Committer::CommitHere(const InodePtr& inode, CommitOptions options) {
   constexpr int kExpected = 8;  // each file of a program that writes and renames one after the other
   expected_ = kExpected;
@@ -225,6 +234,7 @@ bool Committer::TakeWorkLocked(Cycle* cycle) {
 }
 
 size_t Committer::RunCycle(Cycle cycle) {
+  ++cycles_;
   if (!failed()) Seal(&cycle);
   if (failed()) {  // perhaps another cycle, for which this one waited
     failed_ = true;
@@ -260,6 +270,7 @@ size_t Committer::RunCycle(Cycle cycle) {
     if (cycle.wrote) ++commits_;
   }
   Finish(&cycle, CommitLevel::kDurable);
+  --cycles_;
   return extents;
 }
 
@@ -267,7 +278,8 @@ size_t Committer::RunCycle(Cycle cycle) {
 // checksums under the file's mutex, and may wait for another cycle. Therefore the writes of all files are submitted
 // first, and only the few blocks that become dirty meanwhile are left for the seals.
 void Committer::Seal(Cycle* cycle) {
-  for (auto& [inode, urgent] : cycle->inodes) StartWrites(inode, urgent);
+  const bool alone = cycle->inodes.size() == 1;
+  for (auto& [inode, urgent] : cycle->inodes) StartWrites(inode, urgent, alone);
   for (auto& [inode, urgent] : cycle->inodes) SealFile(inode, urgent, &cycle->sealed);
 }
 
@@ -280,13 +292,13 @@ bool Committer::LeavesOut(const Inode& inode, bool urgent) const {
          Clock::now() - state.replacing_since() < options_.replace_delay;
 }
 
-void Committer::StartWrites(const InodePtr& inode, bool urgent) {
+void Committer::StartWrites(const InodePtr& inode, bool urgent, bool waits) {
   PendingWrites writes;
   {
     MutexLock lock(inode->mutex);
     if (!LeavesOut(*inode, urgent)) write_back_.StartAll(inode, &writes);
   }
-  write_back_.Submit(&writes);
+  write_back_.Submit(&writes, waits);
 }
 
 void Committer::SealFile(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) {

@@ -48,6 +48,8 @@ class Committer final : public CommitQueue {
   void Commit(const InodePtr& inode, CommitLevel level, Done done, CommitOptions options = {}) override
       EXCLUDES(mutex_);
   Result<void> CommitHere(const InodePtr& inode, CommitOptions options) override EXCLUDES(mutex_);
+  // Call this without locks before Commit: if a cycle is running, the writes of the file begin meanwhile.
+  void StartEarly(const InodePtr& inode);
   void CommitAll(CommitLevel level, Done done) override EXCLUDES(mutex_);
   std::vector<InodePtr> Uncommitted() override EXCLUDES(mutex_);
   void ForgetError(const InodePtr& inode) override REQUIRES(inode->mutex) EXCLUDES(mutex_);
@@ -100,7 +102,7 @@ class Committer final : public CommitQueue {
   size_t RunCycle(Cycle cycle);
   void Seal(Cycle* cycle);
   bool LeavesOut(const Inode& inode, bool urgent) const REQUIRES(inode.mutex);
-  void StartWrites(const InodePtr& inode, bool urgent) EXCLUDES(mutex_);
+  void StartWrites(const InodePtr& inode, bool urgent, bool waits = false) EXCLUDES(mutex_);
   void SealFile(const InodePtr& inode, bool urgent, std::vector<Sealed>* sealed) EXCLUDES(mutex_);
   void WaitForWrites(Cycle* cycle);
   // Notes the file's pending error, if it has one, for the callers of the cycle, and keeps the file in memory until the
@@ -128,6 +130,7 @@ class Committer final : public CommitQueue {
   const Options options_;
   std::atomic<bool> failed_{false};
   std::atomic<uint64_t> commits_{0};
+  std::atomic<int> cycles_{0};    // that are running
   std::atomic<int> expected_{0};  // closed files that CommitHere will probably get
   Mutex mutex_;
   std::condition_variable wake_;

@@ -122,13 +122,13 @@ bool FileIo::CommitReplacements(const SpaceSearch& search, BlockCount count, boo
 }
 
 // Dirty files hold the memory. FetchMemory writes back the files that have been dirty longest, until enough buffers are
-// free, every dirty file is under writeback, or others wait, and goes on with one after the other while it waits itself.
+// free, every dirty file is under writeback, or others wait, and goes on one by one while it waits itself.
 // A waiting writer holds no buffers and takes small ones before stripes, so writers cannot deadlock.
 void FileIo::FetchMemory(const WriteNeeds& needs, WriteSupplies* supplies) {
   const size_t small = supplies->small.size() + needs.small, stripes = supplies->stripes.size() + needs.stripes;
   do {
     if (p_.small.TryFill(small, &supplies->small) && p_.stripes.TryFill(stripes, &supplies->stripes)) return;
-  } while (!p_.small.AnyWaits() && !p_.stripes.AnyWaits() && p_.write_back.RelievePressure());
+  } while (p_.write_back.RelievePressure() && !p_.small.AnyWaits() && !p_.stripes.AnyWaits());
   supplies->small.clear();
   supplies->stripes.clear();
   const auto relieve = [this] { p_.write_back.RelievePressure(); };

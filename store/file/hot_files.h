@@ -117,7 +117,7 @@ class HotFiles {
 
   // To be called now and then. Gives the memory of contents that are gone back to the machine, and counts what programs
   // use by reading behind what is loaded: each page that they touch gets memory. Memory that was reserved for a load,
-  // but not loaded, is given back ten minutes after the program's last request.
+  // but not loaded, is given back ten minutes after the last request of a load that ends there.
   void Count(Time now = std::chrono::steady_clock::now()) EXCLUDES(mutex_);
   // Gives memory back to the machine, until the files use at most `bytes` or all are in use.
   void Shrink(uint64_t bytes) EXCLUDES(mutex_);

@@ -70,8 +70,9 @@ void WriteBack::StartAll(const InodePtr& inode, PendingWrites* writes) {
   Start(inode, FileBlock{0}, FileBlock{UINT64_MAX}, false, writes);
 }
 
-void WriteBack::Submit(PendingWrites* writes) {
-  constexpr uint64_t kTogether = kMiB;  // submit small writes together
+void WriteBack::Submit(PendingWrites* writes, bool waits) {
+  constexpr uint64_t kTogether = kMiB, kSmall = 64 * kKiB;  // submit small writes together
+  waits = waits && writes->writes_.size() == 1;
   const InodePtr inode = std::move(writes->inode_);
   IoBatch batch(devices_);
   uint64_t bytes = 0;
@@ -86,7 +87,10 @@ void WriteBack::Submit(PendingWrites* writes) {
     NoteInFlight(static_cast<int64_t>(size));
     written_bytes_ += size;
     bytes += size;
-    batch.Add(write.run.device, new Operation(*this, inode, std::move(write)));
+    const DeviceId device = write.run.device;
+    auto* const operation = new Operation(*this, inode, std::move(write));
+    if (waits && size <= kSmall) return devices_[device].Perform(*operation);
+    batch.Add(device, operation);
     if (bytes >= kTogether) batch.Submit(), bytes = 0;
   }
   batch.Submit();

@@ -52,7 +52,8 @@ class WriteBack {
   void StartAll(const InodePtr& inode, PendingWrites* writes) REQUIRES(inode->mutex);
 
   // Computes the checksums of the writes and submits them. Leaves `writes` empty. Called without the file's mutex.
-  void Submit(PendingWrites* writes) EXCLUDES(mutex_);
+  // `waits`: the caller waits for them next, and for no others, so a single small one is not worth another thread.
+  void Submit(PendingWrites* writes, bool waits = false) EXCLUDES(mutex_);
 
   // Adds the file to the queue of dirty files when it has dirty blocks, and removes it when it has none. Start calls
   // this itself.

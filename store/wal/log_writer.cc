@@ -117,7 +117,7 @@ Result<void> LogWriter::Append(std::string_view entry, uint64_t sequence, bool a
     pending_.starts.push_back({pending_.bytes.size(), sequence});
     pending_.bytes += entry;
     full = BlocksFor(ByteCount{pending_.bytes.size()}) > segment_size_;
-    if (first) wake_.notify_one();
+    if (first && !ticking_) wake_.notify_one();
   }
   if (!full) return {};
   MutexLock io(io_);
@@ -211,7 +211,7 @@ Result<void> LogWriter::Flush() {
     marked_ = std::max(marked_, mark_);
     durable_until_ = now;
     commit_due_ = now + options_.commit_interval;  // of what was appended meanwhile
-    if (durable_ > marked_) wake_.notify_one();
+    if (durable_ > marked_ && !ticking_) wake_.notify_one();
   }
   ReleaseDeferred();
   return {};
@@ -356,8 +356,10 @@ void LogWriter::KeepTimes() {
   }
 }
 
-// Waits until something must be written. Returns false when the thread must end.
+// Waits until something must be written. Returns false when the thread must end. While anything is to be written it
+// looks after each shortest delay, so that a program that syncs again and again need not wake it.
 bool LogWriter::WaitForTime() {
+  const auto shortest = std::min({options_.write_delay, options_.commit_interval, options_.claim_delay});
   MutexLock lock(mutex_);
   while (!stopping_) {
     auto due = Clock::time_point::max();
@@ -366,8 +368,10 @@ bool LogWriter::WaitForTime() {
       if (appended_ > durable_) due = std::min(due, commit_due_);
       if (durable_ > marked_) due = std::min(due, claim_due_);
     }
-    if (due <= Clock::now()) return true;
-    wake_.wait_until(lock.native(), due);
+    const auto now = Clock::now();
+    if (due <= now) return true;
+    ticking_ = due != Clock::time_point::max();
+    wake_.wait_until(lock.native(), ticking_ ? std::min(due, now + shortest) : due);
   }
   return false;
 }

@@ -239,6 +239,7 @@ class LogWriter {
   bool checkpointing_ GUARDED_BY(mutex_) = false;  // from BeginCheckpoint until it is complete or given up
   bool given_up_ GUARDED_BY(mutex_) = false;       // the last checkpoint was
   bool stopping_ GUARDED_BY(mutex_) = false;
+  bool ticking_ GUARDED_BY(mutex_) = false;  // the timer looks at the times after the shortest delay
   LogStatistics statistics_ GUARDED_BY(mutex_);
   std::thread timer_, checkpointer_;
 };

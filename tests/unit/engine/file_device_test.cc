@@ -216,6 +216,28 @@ TEST(FileDeviceTest, AReadOnlyDeviceRefusesWrites) {
   EXPECT_TRUE(device->Read(ByteOffset{0}, memory.bytes()).has_value());
 }
 
+TEST(FileDeviceTest, AWriteOfTheCallersThreadIsCompleteAtOnce) {
+  struct Request final : IoRequest {
+    using IoRequest::IoRequest;
+    void OnComplete(Result<void> result) override { results.push_back(std::move(result)); }
+    std::vector<Result<void>> results;
+  };
+  const ScratchFile file(kFileSize);
+  const auto device = OpenDevice(file.path());
+  const AlignedMemory out(kBlockSize), in(kBlockSize);
+  FillPattern(out.bytes(), 5);
+  Request request(IoRequest::Operation::kWrite, ByteOffset{3 * kBlockSize}, out.bytes());
+  device->Perform(request);
+  ASSERT_EQ(request.results.size(), 1U);
+  EXPECT_TRUE(request.results[0].has_value());
+  ASSERT_TRUE(device->Read(ByteOffset{3 * kBlockSize}, in.bytes()).has_value());
+  EXPECT_TRUE(Same(in, out));
+  request.offset = ByteOffset{kFileSize};
+  device->Perform(request);
+  ASSERT_EQ(request.results.size(), 2U);
+  EXPECT_EQ(request.results[1].error().code, ErrorCode::kInvalid);
+}
+
 TEST(FileDeviceTest, WithoutODirectTheSameBytesArrive) {
   const ScratchFile file(kFileSize);
   const auto device = OpenDevice(file.path(), {.direct = false});

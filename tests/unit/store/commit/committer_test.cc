@@ -134,6 +134,25 @@ TEST_F(CommitterTest, ACallerCommitsAFileItself) {
   EXPECT_FALSE(file->file->loaded()) << "back at its last commit";
 }
 
+TEST_F(CommitterTest, WritesOfTheNextCycleBeginDuringThisOne) {
+  const InodePtr first = NewChangedFile(10, Pattern(1, kBlockSize));
+  const InodePtr second = NewChangedFile(11, Pattern(2, kBlockSize));
+  const InodePtr large = NewChangedFile(12, Pattern(3, kMiB));
+  committer_->StartEarly(second);
+  EXPECT_EQ(rig_.device().counts().writes, 0U) << "it would wait for no other";
+  rig_.device().Hold();
+  auto here = std::async(std::launch::async, [&] { return committer_->CommitHere(first, {}); });
+  rig_.device().WaitForHeld(1);
+  committer_->StartEarly(large);
+  EXPECT_EQ(rig_.device().counts().writes, 1U) << "its checksums take long";
+  committer_->StartEarly(second);
+  rig_.device().WaitForHeld(2);
+  rig_.device().Release();
+  EXPECT_TRUE(here.get());
+  EXPECT_TRUE(Commit(second));
+  EXPECT_EQ(rig_.device().counts().writes, 2U);
+}
+
 TEST_F(CommitterTest, AFileIsInOneCycleAtATime) {
   for (const bool fails : {false, true}) {
     const InodePtr file = NewChangedFile(10, Pattern(1, kBlockSize));

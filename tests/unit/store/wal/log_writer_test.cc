@@ -52,6 +52,21 @@ TEST_F(LogWriterTest, ChangesAreWrittenSoonAndDurableAfterTheInterval) {
   Stop();
 }
 
+TEST_F(LogWriterTest, ChangesAreWrittenSoonWhileTheTimerWaitsForAMark) {
+  options_.commit_interval = options_.claim_delay = std::chrono::hours(1);
+  Start();
+  Put(0, 1);
+  ASSERT_OK(catalog_->Sync());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  KvBatch batch;
+  batch.Put("a", "1");
+  ASSERT_OK(catalog_->Write(std::move(batch)));
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!OnDevice().contains("a") && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+  EXPECT_TRUE(OnDevice().contains("a"));
+  Stop();
+}
+
 TEST_F(LogWriterTest, ARootHasTheDescriptionOfTheLastMount) {
   options_.description = "one path";
   Start();

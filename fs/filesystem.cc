@@ -286,20 +286,55 @@ void Filesystem::ChangedPastKernel(InodeId ino) {
   (void)DropPages(ino, kWholeFile);  // logged
 }
 
-void Filesystem::DropEntries(InodeId directory, std::span<const DirectFile> entries,
-                             std::span<const InodeId> replaced) {
-  int failed = 0;
-  for (const DirectFile& entry : entries) {
-    const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, entry.name.data(), entry.name.size());
-    if (status != 0 && status != -ENOENT) failed = status;  // ENOENT: the kernel does not have it
-  }
-  if (failed != 0)
-    spdlog::error("the kernel did not forget what entries of inode {} were (error {})", directory.value, -failed);
-  (void)DropPages(directory, kWholeFile);  // logged
+Filesystem::ReplacedEntries::ReplacedEntries(Filesystem& filesystem, InodeId directory)
+    : filesystem_(filesystem), directory_(directory) {
+  MutexLock lock(filesystem_.moved_mutex_);
+  filesystem_.replacing_.insert(directory_);
+}
+
+void Filesystem::ReplacedEntries::Drop(std::span<const DirectFile> entries, std::span<const InodeId> replaced) {
+  std::vector<std::pair<InodeId, std::string>> names;
+  for (const DirectFile& entry : entries) names.emplace_back(directory_, entry.name);
+  filesystem_.DropEntries(names);
+  (void)filesystem_.DropPages(directory_, kWholeFile);  // logged
   // Some replaced inodes have other names or are open.
   for (const InodeId ino : replaced) {
-    if (store_.inodes().lookups(ino) > 0) DropAttributes(ino);
+    if (filesystem_.store_.inodes().lookups(ino) > 0) filesystem_.DropAttributes(ino);
   }
+}
+
+// A rename that the kernel has begun before Drop is in the list: Drop waits for the lock of its directory.
+Filesystem::ReplacedEntries::~ReplacedEntries() {
+  MutexLock lock(filesystem_.moved_mutex_);
+  while (!filesystem_.moved_.empty() || filesystem_.moved_dropping_ > 0) {
+    if (filesystem_.moved_.empty()) {  // another one has them
+      filesystem_.moved_dropped_.wait(lock.native());
+      continue;
+    }
+    const auto moved = std::exchange(filesystem_.moved_, {});
+    ++filesystem_.moved_dropping_;
+    lock.Unlock();
+    filesystem_.DropEntries(moved);
+    lock.Lock();
+    --filesystem_.moved_dropping_;
+    filesystem_.moved_dropped_.notify_all();
+  }
+  filesystem_.replacing_.erase(filesystem_.replacing_.find(directory_));
+}
+
+// Also what was moved before counts, and may be moved again.
+void Filesystem::NoteMoved(InodeId directory, std::string_view name) {
+  MutexLock lock(moved_mutex_);
+  if (!replacing_.empty()) moved_.emplace_back(directory, name);
+}
+
+void Filesystem::DropEntries(std::span<const std::pair<InodeId, std::string>> entries) {
+  int failed = 0;
+  for (const auto& [directory, name] : entries) {
+    const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, name.data(), name.size());
+    if (status != 0 && status != -ENOENT) failed = status;  // ENOENT: the kernel does not have it
+  }
+  if (failed != 0) spdlog::error("the kernel did not forget what replaced entries were (error {})", -failed);
 }
 
 weightfs_stats Filesystem::Stats() const {

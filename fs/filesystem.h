@@ -6,9 +6,13 @@
 #include <chrono>
 #include <condition_variable>
 #include <memory>
+#include <set>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "fs/directory_listing.h"
 #include "fs/executor.h"
@@ -166,8 +170,23 @@ class Filesystem {
   // Makes the kernel drop everything it has cached of an inode whose data and size changed without it. Waits like
   // DropPages, and takes none of our locks.
   void ChangedPastKernel(InodeId ino);
-  // Same for entries of a directory, and for the attributes of the inodes that they referred to.
-  void DropEntries(InodeId directory, std::span<const DirectFile> entries, std::span<const InodeId> replaced);
+  // A program puts files into a directory past the kernel, which may have other inodes by their names until Drop, and
+  // old attributes of these. What a rename moves from the directory meanwhile gets, in the kernel, the wrong inode by
+  // its new name, until this object ends.
+  class ReplacedEntries {
+   public:
+    ReplacedEntries(Filesystem& filesystem, InodeId directory);
+    ~ReplacedEntries();
+    ReplacedEntries(const ReplacedEntries&) = delete;
+    ReplacedEntries& operator=(const ReplacedEntries&) = delete;
+    void Drop(std::span<const DirectFile> entries, std::span<const InodeId> replaced);
+
+   private:
+    Filesystem& filesystem_;
+    const InodeId directory_;
+  };
+  // Call this between a rename and its reply: something other than a directory has this name now.
+  void NoteMoved(InodeId directory, std::string_view name) EXCLUDES(moved_mutex_);
   void DropAttributes(InodeId ino);
 
   // Also with direct=off: a ticket is the key of WEIGHTFS_CHANGE_ATTRIBUTE, too.
@@ -219,11 +238,17 @@ class Filesystem {
   // The process of a request; 0: unknown.
   uint64_t ProcessOf(const Reply& reply) { return owners_.Of(reply.caller().pid).process; }
   void NotifyReleaseWaiters() EXCLUDES(closed_mutex_);
+  void DropEntries(std::span<const std::pair<InodeId, std::string>> entries);
 
   Store& store_;
   const MountOptions& options_;
   std::atomic<uint64_t> listing_memory_{0};  // of all open directories
   RemovedNames removed_names_;
+  Mutex moved_mutex_;
+  std::multiset<InodeId> replacing_ GUARDED_BY(moved_mutex_);  // directories with ReplacedEntries
+  std::vector<std::pair<InodeId, std::string>> moved_ GUARDED_BY(moved_mutex_);
+  int moved_dropping_ GUARDED_BY(moved_mutex_) = 0;  // calls that drop what was in moved_
+  std::condition_variable moved_dropped_;
   UserLimit opens_, waiting_values_, waiting_writes_, publications_;
   Mutex unused_mutex_;
   std::vector<InodePtr> unused_ GUARDED_BY(unused_mutex_);  // for the deleter

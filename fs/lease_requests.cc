@@ -459,12 +459,14 @@ Result<void> LeaseRequests::CommitMany(Request& request, lease::BodyReader body)
   const CountedScope counted(filesystem_.commits());
   if (filesystem_.read_only()) return ErrorCode::kReadOnly;
   size_t failed = files.size();
+  std::optional<Filesystem::ReplacedEntries> of_kernel(std::in_place, filesystem_, directory->id);
   const auto published =
       filesystem_.store().CreateMany(directory, request.who, {asked.mode, asked.masked, asked.keep_modes != 0}, files,
                                      checksums, std::move(grant), &failed);
   if (failed < files.size()) request.failed = failed;
   if (!published.has_value()) return published.error();
-  filesystem_.DropEntries(directory->id, files, *published);
+  of_kernel->Drop(files, *published);
+  of_kernel.reset();
   uint64_t bytes = 0;
   for (const lease::FileEntry& entry : entries) bytes += entry.size;
   Note(request, RequestKind::kWrite, directory->id, bytes);

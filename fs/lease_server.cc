@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fs/lease_server.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <linux/capability.h>
 #include <linux/sockios.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -13,9 +15,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "common/log.h"
@@ -31,6 +35,7 @@ constexpr unsigned kThreads = 4;  // each holds one body of at most lease::kMaxi
 constexpr size_t kMostConnections = 1024;
 constexpr size_t kMostOfUser = 896;  // connections of one user, so that root and the owner cannot exclude each other
 constexpr int kBacklog = 128;
+constexpr int kLockTries = 100;
 constexpr int kAcceptedAtOnce = 16;  // then existing connections get their turn
 // The first and the longest interval of checks for writers without a connection.
 constexpr std::chrono::milliseconds kFirstLook{5}, kRarestLook{1000};
@@ -161,8 +166,16 @@ Result<void> LeaseServer::ListenAtPath() {
   if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return Error{ErrorCode::kAccess, directory + ": not a directory that only this user may write to"};
   }
-  RemoveDeadSockets(directory);
   const std::string path = fmt::format("{}/{}", directory, name_);
+  // A mount that starts at the same time would take a socket that does not listen yet for dead. Anybody may lock the
+  // directory, so the wait is short.
+  const UniqueFd locked(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  bool alone = false;
+  for (int tries = 0; tries < kLockTries && !alone; ++tries) {
+    if (tries > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    alone = flock(locked.get(), LOCK_EX | LOCK_NB) == 0;
+  }
+  if (alone) RemoveDeadSockets(directory);
   ASSIGN_OR_RETURN(path_listener_, lease::Listen(path, kBacklog));
   path_ = path;
   // Accept checks the user of each program.

@@ -121,7 +121,7 @@ fuse_entry_param OnlyType(const DirectoryEntry& entry) {
 // The kernel caches the name and attributes of an entry for a long time. The name still leads to the inode, without a
 // second look-up: the kernel holds the lock of the directory until it has the reply, so no other request changes the
 // directory. A leased commit may, but then it drops the entry, for which the kernel takes the same lock
-// (Filesystem::DropEntries). Inode 0 makes the kernel ignore the name of a file that the commit replaced.
+// (Filesystem::ReplacedEntries). Inode 0 makes the kernel ignore the name of a file that the commit replaced.
 fuse_entry_param EntryWithAttributes(Filesystem& filesystem, const DirectoryEntry& entry) {
   if (!IsDots(entry.name)) {
     const Result<Attributes> found = filesystem.names().GetAttributes(entry.ino);

@@ -42,17 +42,20 @@ void Open(Filesystem& filesystem, Reply reply, InodeId ino, fuse_file_info file)
   if (!reply.Open(file, open_reply)) filesystem.DropHandle(file.fh);
 }
 
-// Opens a newly created file and replies with both. Reverts everything if the kernel rejects the reply.
+// Opens a newly created file and replies with both. Reverts everything if the kernel rejects the reply. `looks`: kStale
+// makes the kernel look the name up, and open what it finds; it takes the name for unused.
 void ReplyCreated(Filesystem& filesystem, Reply reply, const Result<Attributes>& created, fuse_file_info file,
-                  UserLimit::Share share) {
-  if (!created.has_value()) return reply.Fail(created.error());
+                  UserLimit::Share share, bool looks) {
+  if (!created.has_value()) {
+    const bool appeared = looks && created.error().code == ErrorCode::kExists;
+    return reply.Fail(appeared ? Error{ErrorCode::kStale} : created.error());
+  }
   const InodeId ino = created->ino;
   filesystem.store().inodes().AddLookups(ino, 1);
   const Result<InodePtr> inode = filesystem.store().OpenFile(ino, false, MayWrite(file.flags));
   if (!inode.has_value()) {
     filesystem.names().Forget(ino, 1);
-    reply.Fail(inode.error());
-    return;
+    return reply.Fail(looks ? Error{ErrorCode::kStale} : inode.error());  // published meanwhile, for example
   }
   const OpenCompletion open = filesystem.AddHandle(*inode, file, std::move(share), reply);
   if (!reply.Create(*created, filesystem.cache_seconds(), file, open)) {
@@ -69,7 +72,8 @@ void Create(Filesystem& filesystem, Reply reply, InodeId parent, const std::opti
   const CreateRequest request = RequestOf(reply, S_IFREG | (mode & 07777));
   const auto created =
       name ? filesystem.names().Create(parent, *name, request) : filesystem.names().CreateUnnamed(parent, request);
-  ReplyCreated(filesystem, std::move(reply), created, file, std::move(*share));
+  const bool looks = name && (file.flags & O_EXCL) == 0;
+  ReplyCreated(filesystem, std::move(reply), created, file, std::move(*share), looks);
 }
 
 void Read(Filesystem& filesystem, Reply reply, const FilePtr& file, uint64_t offset, size_t size, bool fills_pages) {

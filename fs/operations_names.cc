@@ -65,7 +65,10 @@ void AfterMappedChanges(Filesystem& filesystem, Reply reply, std::vector<InodeId
 
 void HardLink(Filesystem& filesystem, Reply reply, InodeId ino, InodeId parent, std::string_view name) {
   const auto link = [&filesystem, ino, parent, name = std::string(name)](Reply kept) {
-    filesystem.ReplyEntry(std::move(kept), filesystem.names().Link(ino, parent, name));
+    const auto linked = filesystem.names().Link(ino, parent, name);
+    // A leased commit has replaced the file, of which the kernel will know soon: it looks the old name up again.
+    const bool gone = !linked && linked.error().code == ErrorCode::kNotFound;
+    filesystem.ReplyEntry(std::move(kept), gone ? Error{ErrorCode::kStale} : linked);
   };
   if (!filesystem.MayHaveMappedChanges(ino)) return link(std::move(reply));
   AfterMappedChanges(filesystem, std::move(reply), {ino}, link);
@@ -90,21 +93,25 @@ void Rename(Filesystem& filesystem, Reply reply, InodeId parent, std::string_vie
     case RENAME_EXCHANGE: mode = RenameMode::kExchange; break;
     default: return reply.Errno(EINVAL);  // WHITEOUT is for overlays, which a tensor store does not need
   }
-  const auto rename = [=, &filesystem, name = std::string(name), new_name = std::string(new_name)](Reply kept) {
-    filesystem.removed_names().Add(parent, name);
-    kept.Finish(filesystem.names().Rename(parent, name, new_parent, new_name, mode));
-  };
   bool others = false, slow = false;
   std::vector<InodeId> files;
-  const auto consider = [&](InodeId directory, std::string_view entry) {
+  const auto consider = [&](InodeId directory, std::string_view entry) {  // true: a directory
     const auto found = filesystem.names().Lookup(directory, entry);
-    if (!found.has_value()) return;
+    if (!found.has_value()) return false;
     others = others || !S_ISREG(found->mode);
     slow = slow || filesystem.store().CommitsSlowly(found->ino);
     if (filesystem.MayHaveMappedChanges(found->ino)) files.push_back(found->ino);
+    return S_ISDIR(found->mode);
   };
-  consider(parent, name);
-  if (mode == RenameMode::kExchange) consider(new_parent, new_name);
+  const bool exchange = mode == RenameMode::kExchange, moves_file = !consider(parent, name);
+  const bool returns_file = exchange && !consider(new_parent, new_name);
+  const auto rename = [=, &filesystem, name = std::string(name), new_name = std::string(new_name)](Reply kept) {
+    filesystem.removed_names().Add(parent, name);
+    const auto renamed = filesystem.names().Rename(parent, name, new_parent, new_name, mode);
+    if (renamed && moves_file) filesystem.NoteMoved(new_parent, new_name);
+    if (renamed && returns_file) filesystem.NoteMoved(parent, name);
+    kept.Finish(renamed);
+  };
   if (!others && !slow && files.empty()) return filesystem.RunOnReceiverOrPool(std::move(reply), rename);
   // The name of a directory or a symbolic link is one of other files, too, also of those whose close has returned.
   if (others) files = filesystem.page_cache().AllThatMayHoldChanges();

@@ -8,11 +8,13 @@ import os
 import socket
 import stat
 import sys
+import threading
 
 import pytest
 
 from harness import process
 from harness.filesystems import wait_until, weightfs
+from harness.syscalls import RENAME_EXCHANGE, rename_flags
 from lease_checks import (
     MIB,
     PASSES,
@@ -329,6 +331,32 @@ def test_many_files_in_one_commit(work):
         lease.release()
         assert refusal(lease.read, token) == errno.EISDIR
     os.close(directory)
+
+
+def test_renames_beside_a_commit_of_many_files(work):
+    """The kernel has the old inodes until the commit tells it, file by file."""
+    names = [f"f{number:05}" for number in range(6000)]
+    write_many(work, {name.encode(): b"" for name in names}, durable=False)
+    before = {name: os.stat(work / name).st_ino for name in names}
+    (work / "to").mkdir()
+    (work / "to/other").write_bytes(b"")
+    committer = threading.Thread(target=write_many, args=(work, {name.encode(): b"new" for name in names}))
+    committer.start()
+    while os.stat(work / names[0]).st_ino == before[names[0]]:
+        assert committer.is_alive()
+    os.rename(work / names[-1], work / "to/once")
+    os.rename(work / "to/once", work / "moved")
+    rename_flags(work / names[-2], work / "to/other", RENAME_EXCHANGE)
+    os.rename(work / names[-3], work / "to" / names[-3])
+    try:
+        os.link(work / names[-4], work / "linked")   # ESTALE would pass for a loss of the file
+    except FileNotFoundError:
+        pytest.fail("the file has its name all the time")
+    committer.join()
+    for path in (work / "moved", work / "to/other", work / "to" / names[-3]):
+        status = os.stat(path)
+        assert (status.st_nlink, status.st_size) == (1, 3), path
+        assert path.read_bytes() == b"new" and status.st_ino not in before.values(), path
 
 
 def test_many_files_are_all_or_nothing(work, mounted):

@@ -228,14 +228,26 @@ TEST(FairnessLimits, PagesOfMappingsWaitInTheShareOfWhoOpenedTheFile) {
   ASSERT_OK(store->SyncAll());
   const auto filler = store.Create("filler");
   ASSERT_OK(filler);
-  for (uint64_t i = 0; !store->WaitsToWrite(ByteCount{4096}); ++i)
-    ASSERT_OK(store->files().Fallocate(*filler, FallocateMode::kAllocate, i * kBlockSize, kBlockSize));
+  uint64_t filled = 0;
+  const auto fill = [&] {
+    for (; !store->WaitsToWrite(ByteCount{4096}); ++filled)
+      ASSERT_OK(store->files().Fallocate(*filler, FallocateMode::kAllocate, filled * kBlockSize, kBlockSize));
+  };
+  const auto write = [&] {
+    return std::async(std::launch::async,
+                      [&] { return kernel.WriteBack(node, handle, 0, std::string(4096, 'b')); });
+  };
+  fill();
   store.device().Hold();
-  auto written = std::async([&] { return kernel.WriteBack(node, handle, 0, std::string(4096, 'b')); });
+  auto written = write();
   UserLimit& waiting = kernel.filesystem().waiting_writes();
   const auto waits = [&](uint32_t user) { return !waiting.Take(user, 16 * kMiB).has_value(); };
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!waits(1000) && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  while (!waits(1000) && std::chrono::steady_clock::now() < end) {
+    if (written.wait_for(std::chrono::seconds(0)) != std::future_status::ready) continue;
+    fill();  // the log has freed some space meanwhile
+    written = write();
+  }
   EXPECT_TRUE(waits(1000));
   EXPECT_FALSE(waits(0));
   store.device().Release();

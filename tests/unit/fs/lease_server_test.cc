@@ -7,12 +7,15 @@
 #include <linux/capability.h>
 #include <linux/sockios.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <future>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -158,6 +161,26 @@ class LeaseServerTest : public testing::Test {
   std::unique_ptr<StoreSession> session_;
   std::unique_ptr<Filesystem> filesystem_;
 };
+
+// Another mount that starts at the same time has a name for its socket, but does not listen yet.
+TEST_F(LeaseServerTest, AStartLeavesASocketThatIsBeingMade) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root for /run/weightfs";
+  const UniqueFd directory(open("/run/weightfs", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(flock(directory.get(), LOCK_EX), 0);
+  const sockaddr_un address{.sun_family = AF_UNIX, .sun_path = "/run/weightfs/weightfs-of-this-test"};
+  unlink(address.sun_path);
+  const UniqueFd made(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(bind(made.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  Filesystem other(store(), options_);
+  auto started = std::async(std::launch::async, [&] { return other.StartLeases().has_value(); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(access(address.sun_path, F_OK), 0);
+  ASSERT_EQ(listen(made.get(), 1), 0);
+  EXPECT_EQ(flock(directory.get(), LOCK_UN), 0);
+  EXPECT_TRUE(started.get());
+  EXPECT_EQ(unlink(address.sun_path), 0);
+  other.Finish();
+}
 
 TEST_F(LeaseServerTest, CommittedDataIsRead) {
   const auto file = Open("a", O_RDWR);

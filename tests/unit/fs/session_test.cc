@@ -75,6 +75,14 @@ TEST(SessionInit, UnknownFeatureIsAnError) {
   EXPECT_EQ(kernel.negotiated().error().code, ErrorCode::kInvalid);
 }
 
+// The kernel takes the name for unused, because a program has put the file there by a lease.
+TEST(SessionOpen, ACreatedNameThatAppearsMeanwhileIsOpened) {
+  FakeKernel kernel({}, Options());
+  ASSERT_OK(kernel.store().WriteFile("f", "content"));
+  EXPECT_EQ(kernel.Create("f", O_CREAT | O_WRONLY).error, -ESTALE) << "the kernel looks it up, and opens it";
+  EXPECT_EQ(kernel.Create("f", O_CREAT | O_WRONLY | O_EXCL).error, -EEXIST);
+}
+
 constexpr uint32_t kDirectFlags = FOPEN_DIRECT_IO | FOPEN_PARALLEL_DIRECT_WRITES;
 
 TEST(SessionOpen, OpensForWritingAndOfLargeFilesAreDirectAndWritesRunInParallel) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -65,8 +66,11 @@ bool AreSame(const struct stat& a, const struct stat& b) { return a.st_dev == b.
 }  // namespace
 
 OpenedFile::~OpenedFile() {
-  // The operation never began or was dropped, so nothing of it may stay.
-  if (state_ != State::kFinished && any() >= 0) Rollback();
+  if (state_ == State::kFinished || any() < 0) return;
+  // The operation never began or was dropped, so nothing of it may stay. Every byte of a file that a write at an offset
+  // has created is another writer's.
+  if (created_ && !options_.whole_file) options_.whole_file = writes_elsewhere_ = true;
+  Rollback();
 }
 
 Error OpenedFile::Failed(const char* action, int error_number) const {
@@ -227,16 +231,16 @@ Result<void> OpenedFile::CheckLimit() const {
 }
 
 // True if the file was deleted meanwhile, for example by the rollback of the operation that created it.
-bool OpenedFile::WasRemoved() const {
-  if (!S_ISREG(status_.st_mode) || status_.st_nlink > 0 || options_.descriptor >= 0) return false;
+bool OpenedFile::WasRemoved(const struct stat& status) const {
+  if (!S_ISREG(status.st_mode) || status.st_nlink > 0 || options_.descriptor >= 0) return false;
   // A path in /proc may still name it.
   struct stat named {};
-  return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status_.st_ino || named.st_dev != status_.st_dev;
+  return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status.st_ino || named.st_dev != status.st_dev;
 }
 
 Result<uint64_t> OpenedFile::Prepare() {
   if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
-  if (WasRemoved()) return Failed("it was deleted meanwhile", ESTALE);
+  if (WasRemoved(status_)) return Failed("it was deleted meanwhile", ESTALE);
   const auto have = static_cast<uint64_t>(status_.st_size);
   // Another writer has written to the file since it was created here, so a rollback must not remove it.
   if (created_ && have > 0) keep_on_failure_ = true;
@@ -250,9 +254,7 @@ Result<uint64_t> OpenedFile::Prepare() {
     options_.whole_file |= created_ && !begun.has_value();
     RETURN_IF_ERROR(begun);
   }
-  if (writes()) {
-    RETURN_IF_ERROR(Reserve());
-  } else if (S_ISREG(status_.st_mode) && options_.offset + options_.size > have) {
+  if (!writes() && S_ISREG(status_.st_mode) && options_.offset + options_.size > have) {
     return PastTheEnd(path(), options_.size, options_.offset, have);
   }
   state_ = State::kPrepared;
@@ -299,6 +301,7 @@ Result<uint64_t> OpenedFile::Size() const {
 }
 
 // On these filesystems writes into reserved blocks run concurrently, while a write that grows the file is serialized.
+// What does not fit is refused first: ext4 would keep the part that fits.
 Result<void> OpenedFile::Reserve() {
   const auto end = options_.offset + options_.size;
   if (!writes() || !direct_ || !S_ISREG(status_.st_mode) || options_.size < kReserveFrom ||
@@ -307,6 +310,12 @@ Result<void> OpenedFile::Reserve() {
   }
   const long filesystem = FilesystemOf(direct_.get());
   if (filesystem != EXT4_SUPER_MAGIC && filesystem != XFS_SUPER_MAGIC) return {};
+  struct statvfs space {};
+  const uint64_t has = std::max(static_cast<uint64_t>(status_.st_size), static_cast<uint64_t>(status_.st_blocks) * 512);
+  if (filesystem == EXT4_SUPER_MAGIC && end > has && fstatvfs(direct_.get(), &space) == 0 &&
+      std::min(end - has, options_.size) > (geteuid() == 0 ? space.f_bfree : space.f_bavail) * space.f_frsize) {
+    return Failed("no room for it", ENOSPC);
+  }
   if (fallocate(direct_.get(), 0, static_cast<off_t>(options_.offset), static_cast<off_t>(options_.size)) != 0 &&
       (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
     return Failed("no room for it", errno);
@@ -331,6 +340,12 @@ Result<void> OpenedFile::Finish(bool success) {
 }
 
 Result<void> OpenedFile::MakeFinal() {
+  if (!options_.atomic && !created_ && options_.descriptor < 0) {
+    struct stat now {}, named {};
+    if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
+    // What was renamed over it has replaced what was written. A rollback of another operation has lost it.
+    if (WasRemoved(now) && stat(written_path_.c_str(), &named) != 0) return Failed("it was deleted meanwhile", ESTALE);
+  }
   if (cuts_off()) {
     // Bytes that others have appended since Open are kept.
     struct stat now {};

@@ -66,10 +66,11 @@ class OpenedFile final : public Access, public Layout {
   // Announces that the file has none of the bytes until the write is complete.
   void WriteElsewhere() { writes_elsewhere_ = true; }
   // Must be called before the first transfer, when no overlapping operation is pending any more. Does everything that
-  // depends on the state of the file at that time: it reserves blocks for a write, and checks that the file contains
-  // all bytes of a read (ENODATA). Returns the file offset at which the operation begins. ESTALE: the path names
-  // another file by now.
+  // depends on the state of the file at that time: it checks that the file contains all bytes of a read (ENODATA).
+  // Returns the file offset at which the operation begins. ESTALE: the path names another file by now.
   Result<uint64_t> Prepare();
+  // Reserves the blocks of a write to the file, after Prepare and before the first transfer. ENOSPC.
+  Result<void> Reserve();
 
   const std::string& path() const override { return options_.path; }
   const Layout& layout() const override { return *this; }
@@ -109,9 +110,8 @@ class OpenedFile final : public Access, public Layout {
   Result<void> AdoptDescriptor();
   Result<void> Examine();
   Result<void> CheckLimit() const;
-  bool WasRemoved() const;
+  bool WasRemoved(const struct stat& status) const;
   Result<void> LearnAlignment();
-  Result<void> Reserve();
   Result<void> MakeFinal();
   void Rollback();
 

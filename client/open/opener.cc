@@ -127,6 +127,7 @@ Result<Target> Opener::Complete(std::unique_ptr<OpenedFile> file, const Request&
       target.access = *std::move(leased);
     }
   }
+  if (!target.leased()) RETURN_IF_ERROR(opened.Reserve());
   // The ring would need the descriptor for the partial blocks of a read. If it cannot be opened, they fail.
   if (!target.leased() && !options.writes() &&
       (options.offset | options.size) % target.access->layout().alignment().offset != 0) {

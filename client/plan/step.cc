@@ -66,7 +66,7 @@ Step PlanRange(const Operation& operation, uint64_t at, uint64_t end, uint64_t b
     step.alignment = layout.alignment().memory;
   }
   const uint64_t block = std::max(RoundDown(block_size, unit), unit);
-  step.size = step.transfer = std::min(step.size, block - file % block);
+  step.size = step.transfer = std::min(step.size, block - run.offset % block);
   // It goes through the page cache, but only after all direct transfers. A dirty page keeps the rest of its folio,
   // which may be megabytes, in the cache while a direct write next to it changes the device; that rest would stay
   // stale.

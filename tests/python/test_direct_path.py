@@ -306,7 +306,13 @@ def test_refusals_are_silent_unless_a_lease_is_required(factory):
 def test_another_filesystem_has_no_leases(local, direct):
     with pytest.raises(OSError, match="it is on no weightfs mount"):
         direct.write_from(random_tensor(2 * MIB), local / "file")
+    with pytest.raises(OSError, match="it is on no weightfs mount"):
+        direct.write_from(random_tensor(4 * MIB), local / "file", 0)
     assert os.listdir(local) == []
+    (local / "old").write_bytes(b"old")
+    with pytest.raises(OSError, match="it is on no weightfs mount"):
+        direct.write_from(random_tensor(4 * MIB), local / "old", 0)
+    assert (local / "old").read_bytes() == b"old"
 
 
 @needs.root

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 #include <grp.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 
 #include <cerrno>
@@ -209,6 +211,54 @@ TEST(OpenedFileTest, AFileThatAnotherTargetRemovedIsStale) {
   const auto second = OpenedFile::Open(ToWrite(folder / "new", 100)).value();
   EXPECT_TRUE(first->Finish(false).has_value());
   EXPECT_EQ(second->Prepare().error().error_number(), ESTALE);
+}
+
+TEST(OpenedFileTest, AWriteWhoseFileAnotherTargetRemovesFails) {
+  const Folder folder;
+  const auto first = Prepared(ToWrite(folder / "new", 100)), second = Prepared(ToWrite(folder / "new", 100));
+  first->WriteElsewhere();
+  EXPECT_TRUE(first->Finish(false).has_value());
+  WriteAll(*second, RandomBytes(100));
+  EXPECT_EQ(second->Finish(true).error().error_number(), ESTALE);
+  EXPECT_FALSE(std::filesystem::exists(folder / "new"));
+}
+
+TEST(OpenedFileTest, AWriteAtAnOffsetThatNeverBeginsLeavesNothing) {
+  const Folder folder;
+  auto options = ToWrite(folder / "new", 4 * kMiB);
+  options.whole_file = false;
+  options.offset = 4096;
+  Prepared(options).reset();
+  EXPECT_FALSE(std::filesystem::exists(folder / "new"));
+  {
+    const auto dropped = Prepared(options), other = Prepared(ToWrite(folder / "new", 100));
+    WriteAll(*other, RandomBytes(100));
+    EXPECT_TRUE(other->Finish(true).has_value());
+  }
+  EXPECT_EQ(ReadFile(folder / "new"), RandomBytes(100)) << "of another write";
+  WriteFile(folder / "old", RandomBytes(10));
+  options.path = folder / "old";
+  Prepared(options).reset();
+  EXPECT_EQ(std::filesystem::file_size(folder / "old"), 10U);
+}
+
+TEST(OpenedFileTest, WhatDoesNotFitIsRefusedAndAHoleIsNoSpace) {
+  const Folder folder;
+  struct statfs filesystem {};
+  ASSERT_EQ(statfs((folder / "").c_str(), &filesystem), 0);
+  const uint64_t free = filesystem.f_bfree * static_cast<uint64_t>(filesystem.f_bsize);
+  const uint64_t beyond = RoundUp(2 * free, kMiB);
+  if (filesystem.f_type != EXT4_SUPER_MAGIC || beyond > (uint64_t{1} << 43)) GTEST_SKIP() << "needs TMPDIR on ext4";
+  WriteFile(folder / "file", RandomBytes(10));
+  auto options = ToWrite(folder / "file", 4 * kMiB);
+  options.whole_file = false;
+  options.offset = beyond;
+  EXPECT_TRUE(Prepared(options)->Reserve().has_value());
+  std::filesystem::resize_file(folder / "file", 10);
+  options.size = beyond;
+  options.offset = 0;
+  EXPECT_EQ(Prepared(options)->Reserve().error().error_number(), ENOSPC);
+  EXPECT_EQ(std::filesystem::file_size(folder / "file"), 10U);
 }
 
 TEST(OpenedFileTest, AWholeWriteTruncatesBytesAppendedBeforePrepare) {

@@ -72,6 +72,14 @@ TEST_F(StepTest, TransfersEndAtMultiplesOfTheBlockSize) {
   EXPECT_EQ(steps[2].size, kBlock);
 }
 
+TEST_F(StepTest, TransfersOfAFileOfPartsAreWholeBlocksOfTheFile) {
+  facts_.shift = 160;
+  for (const auto& step : Plan(Direction::kRead, kBlock - 160, 20 * kBlock, 4 * kBlock)) {
+    EXPECT_TRUE(IsDirect(step)) << step.at;
+    EXPECT_EQ(step.size % kBlock, 0U) << step.at;
+  }
+}
+
 TEST_F(StepTest, ABlockSizeBelowTheDevicesBlockIsRaisedToIt) {
   EXPECT_EQ(Plan(Direction::kRead, 0, 3 * kBlock, 1).size(), 3U);
 }

@@ -9,6 +9,9 @@ namespace weightfs::remote {
 struct PruneOptions {
   size_t keep = 1;              // complete versions, the greatest ones; at least 1
   uint64_t up_to = UINT64_MAX;  // greater versions are not looked at
+  // Complete versions of later publications, since the epoch, are neither removed nor counted. Of a version that was
+  // pushed without a publication, the time of the push counts.
+  int64_t until_ns = INT64_MAX;
   // A version without a manifest is removed if nothing has changed in it for so long: its push is not running any more.
   std::chrono::seconds unfinished_after = std::chrono::hours(7 * 24);
   // Also delete the old versions of objects that a bucket with versioning keeps, of what this call and earlier ones

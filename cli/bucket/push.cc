@@ -79,11 +79,21 @@ Result<remote::PushReport> PushOne(const Arguments& arguments, const OpenedSerie
 }
 
 // Removes versions below the one that was just pushed. After a run went back, greater ones are of states that it has
-// left: if they counted, each new version would be removed after the next push.
-Result<remote::PruneReport> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed) {
+// left: if they counted, each new version would be removed after the next push. Nor does a step of before, which is
+// pushed late, remove those that were `published` since.
+Result<remote::PruneReport> PruneAfter(const Arguments& arguments, const OpenedSeries& opened, uint64_t pushed,
+                                       int64_t published = INT64_MAX) {
   if (arguments.keep == 0) return remote::PruneReport();
-  const remote::PruneOptions options{.keep = arguments.keep, .up_to = pushed, .all_versions = arguments.all_versions};
-  return remote::Prune(*opened.series, options);
+  const remote::PruneOptions options{
+      .keep = arguments.keep, .up_to = pushed, .until_ns = published, .all_versions = arguments.all_versions};
+  auto pruned = remote::Prune(*opened.series, options);
+  const auto explain = [&](Error& error) {
+    error.what = fmt::format("{} is pushed, but old versions could not be removed: {}", opened.series->url(pushed),
+                             error.what.empty() ? ToString(error) : error.what);
+  };
+  if (!pruned) explain(pruned.error());
+  if (pruned) std::ranges::for_each(pruned->errors, explain);
+  return pruned;
 }
 
 struct FoundPublication {
@@ -147,6 +157,7 @@ class Watch {
   // Of a publication that was tried.
   struct Outcome {
     std::string name = {};                              // of the directory
+    int64_t time_ns = 0;                                // of the publication
     bool done = false;                                  // pushed, or not wanted any more
     Clock::time_point next = Clock::time_point::min();  // when it is tried again
     seconds pause = kLook;                              // before that
@@ -155,8 +166,10 @@ class Watch {
 
   // A directory that was published again replaces what was there before.
   bool IsLeft(const Outcome& outcome) const {
-    return std::ranges::none_of(
-        outcomes_, [&](const auto& entry) { return entry.second.done && entry.second.name == outcome.name; });
+    return std::ranges::none_of(outcomes_, [&](const auto& entry) {
+      const Outcome& other = entry.second;
+      return other.done && other.name == outcome.name && other.time_ns >= outcome.time_ns;
+    });
   }
 
   void Look() {
@@ -164,20 +177,19 @@ class Watch {
     const auto publications = FindPublications(*arguments_.watched);
     if (!publications) return ReportOnce(publications.error(), &reported_);
     reported_.clear();
-    for (const FoundPublication& found : publications->found) outcomes_[found.published.id].name = found.name;
+    for (const auto& [name, published] : publications->found) {
+      outcomes_[published.id].name = name;
+      outcomes_[published.id].time_ns = published.time_ns;
+    }
     for (const FoundPublication& publication : publications->found) {
       Outcome& outcome = outcomes_[publication.published.id];
       if (interrupted_) return;
       if (Clock::now() < outcome.next) continue;
-      // A step of before, from which the run went back, must not remove the steps of now.
-      const bool prunes = std::ranges::none_of(publications->found, [&](const FoundPublication& other) {
-        return other.published.version < publication.published.version &&
-               other.published.time_ns > publication.published.time_ns;
-      });
-      const auto pushed = Push(publications->directory.get(), publication, prunes);
+      const auto pushed = Push(publications->directory.get(), publication);
       static_cast<void>(FlushOutput().has_value());
       if (pushed) {
-        outcome = {.name = publication.name, .done = true, .next = Clock::time_point::max(), .reported = {}};
+        outcome.done = true;
+        outcome.next = Clock::time_point::max();
       } else if (!interrupted_) {
         ReportOnce(pushed.error(), &outcome.reported);
         outcome.pause = std::min(outcome.pause * kPauseFactor, kLongestPause);
@@ -186,7 +198,7 @@ class Watch {
     }
   }
 
-  Result<void> Push(int directory, const FoundPublication& publication, bool prunes) {
+  Result<void> Push(int directory, const FoundPublication& publication) {
     const auto& [name, found] = publication;
     const std::string path = *arguments_.watched + "/" + name;
     if (arguments_.keep > 0) {
@@ -206,9 +218,9 @@ class Watch {
       return Error{ErrorCode::kStale, Printable(path) + ": was replaced before it was pushed"};
     }
     ASSIGN_OR_RETURN(const auto report, PushOne(arguments_, opened_, source.get(), path));
-    if (report.existed || !prunes) return {};
+    if (report.existed) return {};
     // The version is there; the next push prunes again.
-    auto pruned = PruneAfter(arguments_, opened_, report.version);
+    auto pruned = PruneAfter(arguments_, opened_, report.version, found.time_ns);
     if (!pruned && !interrupted_) Fail(pruned.error());
     if (!pruned) return {};
     if (pruned->leaves_old_versions && std::exchange(warned_, true)) pruned->leaves_old_versions = false;

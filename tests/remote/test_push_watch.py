@@ -88,6 +88,39 @@ def test_a_step_of_before_that_is_pushed_late_removes_no_step_of_now(server, sta
     end(watching)
 
 
+def test_a_step_of_before_that_is_pushed_late_removes_none_that_only_the_bucket_has(server, start, run):
+    save(run, 1100)
+    save(run, 600)
+    server.fail(1, "status", method="PUT", key="/1100/.weightfs/claim$", status=403, code="AccessDenied", every=True)
+    watching = start(server, "push", "--watch", run, URL, "--json", "--keep", 1)
+    assert next_version(watching) == 600
+    plain("publish", "--undo", run / "step-600")
+    shutil.rmtree(run / "step-600")
+    server.heal()
+    assert next_version(watching) == 1100
+    end(watching)
+    assert complete(server) == [600, 1100]
+
+
+def test_a_directory_that_was_pushed_and_not_pushed_again_is_left(server, start, run):
+    save(run, 5)
+    watching = start(server, "push", "--watch", run, URL, "--json")
+    assert next_version(watching) == 5
+    server.fail(1, "status", method="PUT", key="/5/.weightfs/claim$", status=403, code="AccessDenied", every=True)
+    save(run, 5)
+    assert "AccessDenied" in watching.stderr.readline()
+    assert "1 published directory was not pushed" in end(watching, code=1)
+
+
+def test_old_versions_that_cannot_be_removed_do_not_hide_that_a_version_is_pushed(server, local):
+    tree = make_tree(local / "source", large=MIB)
+    weightfs(server, "push", tree, URL, "--version", 1)
+    server.undeletable = {key for key in keys(server) if not key.endswith("/claim")}
+    failed = weightfs(server, "push", tree, URL, "--version", 2, "--keep", 1, codes=(1,))
+    assert f"{URL}/2 is pushed, but old versions could not be removed: " in failed.err
+    assert 2 in complete(server)
+
+
 def test_steps_that_were_removed_after_later_ones_are_outdated(server, start, run):
     for step in (1, 2, 3):
         save(run, step)

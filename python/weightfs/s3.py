@@ -28,6 +28,7 @@ import errno
 import functools
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -51,6 +52,8 @@ _MOST = {"version": _MOST_VERSION, "keep": _MOST_VERSION, "connections": 256}
 _SWITCHES = {"verify", "take_over", "all_versions", "dry_run", "publish", "no_sign_request", "path_style",
              "requester_pays"}
 _END_LIMIT_S = 10   # after SIGTERM, before SIGKILL
+_ENDED_POLL_MS = 200   # between two checks whether a program that prints nothing has ended
+_PIPE_BYTES = 1 << 20   # at least the capacity of a pipe
 
 
 class _Connection(typing.TypedDict, total=False):
@@ -334,7 +337,7 @@ class _Run:
             child = self._spawn(output)
             try:
                 with child.stderr:
-                    lines = self._follow(child.stderr)
+                    lines = self._follow(child)
                 code = child.wait()
             except BaseException:   # KeyboardInterrupt, or an exception of `progress`
                 _end(child)
@@ -355,11 +358,11 @@ class _Run:
                                            stderr=subprocess.PIPE, start_new_session=True)
             return self._child
 
-    def _follow(self, stream):
-        """Reads standard error to its end. Returns the lines of the error."""
+    def _follow(self, child):
+        """Reads standard error until the program ends. Returns the lines of the error."""
         errors, last = [], None
-        for line in stream:
-            text = line.decode(errors="replace").rstrip("\n")
+        for line in _lines(child):
+            text = line.decode(errors="replace")
             if text.startswith('{"done"'):
                 numbers = _numbers(text)
                 last = numbers or last
@@ -369,7 +372,7 @@ class _Run:
                 log.warning("%s", text.removeprefix("weightfs: warning: "))
             elif text:
                 errors.append(text.removeprefix("weightfs: "))
-        if self._progress is not None and last is not None and last[0] < last[1] and self._child.wait() == 0:
+        if self._progress is not None and last is not None and last[0] < last[1] and child.wait() == 0:
             self._progress(last[1], last[1])
         return errors
 
@@ -445,6 +448,28 @@ def _versions(made):
 
 def _pruned(made):
     return Pruned([PrunedVersion(**one) for one in made["removed"]], *(made[name] for name in Pruned._fields[1:]))
+
+
+def _lines(child):
+    """Yields the lines of the standard error of a program until the program ends. The pipe may stay open longer:
+    another process may have inherited it, such as an agent that a credential_process leaves running."""
+    pipe, rest, poll = child.stderr.fileno(), b"", select.poll()
+    os.set_blocking(pipe, False)
+    poll.register(pipe, select.POLLIN)
+    while True:
+        ended = child.poll() is not None   # checked before the read, which then gets everything that it printed
+        if not ended:
+            poll.poll(_ENDED_POLL_MS)
+        try:
+            data = os.read(pipe, _PIPE_BYTES)
+        except BlockingIOError:   # the pipe is empty
+            data = None
+        *lines, rest = (rest + (data or b"")).split(b"\n")
+        yield from lines
+        if ended or data == b"":
+            break
+    if rest:
+        yield rest
 
 
 def _numbers(text):

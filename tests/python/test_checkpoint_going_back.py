@@ -60,7 +60,8 @@ def test_going_back_twice_to_and_from_the_same_steps(local):
             manager.save(last, state(last), wait=True)
             manager.restore(state(200) | {"step": None}, 200)
         assert resumed(local) == last
-    assert names(local) == ["step-00000200", "step-00000300", "step-00000300.stale-1", "step-00000300.stale-2",
+    assert names(local) == ["step-00000200", "step-00000200.stale-1", "step-00000200.stale-2",
+                            "step-00000300", "step-00000300.stale-1", "step-00000300.stale-2",
                             "step-00000400", "step-00000400.stale-1", "step-00000400.stale-2",
                             "step-00000401.stale-2", "step-00000402"]
 
@@ -157,21 +158,23 @@ def test_another_manager_that_saves_meanwhile(local):
         assert one.steps() == [202, 203, 600]
 
 
-def killed_before(number, folder, step):
-    """Saves in a child that is killed before its rename of that number. False if there were fewer."""
+def killed_before(number, save):
+    """Calls save() in a child that is killed before its rename of that number. False if there were fewer."""
     child = os.fork()
     if child == 0:
         try:
-            left, rename = [number], os.rename
+            left = [number]
 
-            def dying(*arguments):
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left[0] -= 1
-                rename(*arguments)
+            def dying(rename):
+                def called(*arguments):
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    left[0] -= 1
+                    rename(*arguments)
+                return called
 
-            os.rename = dying
-            save(folder, step, keep=3)
+            os.rename, os.replace = dying(os.rename), dying(os.replace)
+            save()
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -181,13 +184,36 @@ def test_a_kill_while_steps_are_set_aside_leaves_the_resumed_step_or_an_earlier_
     found, number = [], 0
     while True:
         save(folder / str(number), 200, 300, 400)
-        killed = killed_before(number, folder / str(number), 201)
+        killed = killed_before(number, lambda: save(folder / str(number), 201, keep=3))
         found.append(resumed(folder / str(number)))
         if not killed:
             break
         number += 1
     # Before the renames of 300, 400, the new step, and the removal of the first stale one.
     assert found == [400, 400, 200, 201, 201]
+
+
+@pytest.mark.parametrize("loads", [100, 300, None])
+def test_a_kill_while_a_step_is_saved_again_leaves_no_step_of_the_abandoned_branch_as_the_latest(folder, loads):
+    def save_again():
+        with checkpoint.Manager(run) as manager:
+            if loads:
+                manager.load(loads)
+            manager.save(300, state(300) | {"new": True}, wait=True)
+
+    found, number, killed = [], 0, True
+    while killed:
+        run = folder / str(number)
+        save(run, 100, 200, 300, 400)
+        killed = killed_before(number, save_again)
+        with checkpoint.Manager(run) as manager:
+            loaded = manager.load()
+            found.append((manager.latest(), loaded["step"], "new" in loaded))
+        number += 1
+    # Before the renames of 200, 300, 400 and the new step, and after them. Without a load 200 stays; the 300 from which
+    # the run continues stays until its file is replaced.
+    below = {100: [400, 400, 400, 100], 300: [400, 300, 300], None: [400, 400, 200]}[loads]
+    assert found == [(step, step, False) for step in below] + [(300, 300, True)]
 
 
 def test_the_set_aside_is_durable_with_the_save(factory, weightfs_only):

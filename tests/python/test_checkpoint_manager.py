@@ -8,6 +8,7 @@ import fcntl
 import gc
 import io
 import os
+import signal
 import threading
 
 import pytest
@@ -276,6 +277,24 @@ def test_a_second_manager_leaves_the_save_under_way_alone(folder):
         assert same(held.manager.load(), state(1))
 
 
+def test_a_step_whose_lock_a_forked_child_has_inherited_is_removed_after_its_end(folder):
+    with Held(folder, keep=1) as held:
+        held.manager.save(1, state(1))
+        held.begun.wait()
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        try:
+            held.go.set()
+            held.manager.save(2, state(2), wait=True)
+            assert held.manager.steps() == [2] and len(names(folder)) == 2
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        held.manager.save(3, state(3), wait=True)
+        assert names(folder) == ["step-00000003"]
+
+
 def test_only_whole_steps_are_listed(local):
     for name in ("step-1", "step-000000001", "step-00000002x", ".step-00000003", "step-00000004"):
         (local / name).mkdir()
@@ -402,6 +421,32 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(local):
         held.go.set()
         saving.result()
         assert same(held.manager.load(), state(1))
+
+
+def flags_at(address):
+    """The flags of the mapping of an address in this process."""
+    with open("/proc/self/smaps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            words = line.split()
+            if not words[0].endswith(":"):   # "7f0000000000-7f0000200000 rw-p …"
+                begin, end = (int(word, 16) for word in words[0].split("-"))
+            elif words[0] == "VmFlags:" and begin <= address < end:
+                return words[1:]
+    return []
+
+
+def test_a_forked_child_gets_no_copy_of_the_memory(local):
+    with checkpoint.Manager(local) as manager:
+        for scale in (1, 20):   # the second state enlarges the memory
+            manager.save(1, state(1, scale), wait=True)
+            memory = torch.frombuffer(manager._snapshot._memory, dtype=torch.uint8)
+            first, last = memory.data_ptr(), memory.data_ptr() + memory.nbytes - 1
+            assert "wf" in flags_at(first) and "wf" in flags_at(last)
+            child = os.fork()
+            if child == 0:
+                os._exit(int(memory[:1000].any()))   # the kernel gives it empty pages
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and memory[:1000].any()
+            del memory   # or the mapping could not grow
 
 
 def test_a_signal_handler_cannot_save_inside_save(local):

@@ -94,6 +94,29 @@ def test_a_path_that_is_missing_or_not_a_directory_is_an_error(folder, handle):
         assert caught.value.errno == number
 
 
+def test_a_directory_with_a_null_byte_is_no_other_one(folder, handle):
+    handle.save_many({"a": b"old"}, folder, durable=False)
+    for call in (handle.save_many, handle.load_many):
+        with pytest.raises(OSError, match="null byte") as caught:
+            call({"a": bytearray(b"new")}, f"{folder}\0b")
+        assert caught.value.errno == errno.EINVAL
+    assert os.listdir(folder) == ["a"] and (folder / "a").read_bytes() == b"old"
+
+
+def test_a_directory_to_publish_with_a_null_byte_is_no_other_one(work, weightfs_only):
+    (work / "a").mkdir()
+    wrong = f"{work}/a\0b"
+    with pytest.raises(OSError, match="null byte"):
+        weightfs.publish(wrong)
+    assert weightfs.publication(work / "a") is None
+    published = weightfs.publish(work / "a")
+    for call in (weightfs.unpublish, weightfs.publication):
+        with pytest.raises(OSError, match="null byte"):
+            call(wrong)
+    assert weightfs.publication(work / "a") == published
+    weightfs.unpublish(work / "a")
+
+
 @pytest.mark.parametrize("direct", ["auto", "never"])
 def test_a_directory_in_place_of_a_file_leaves_everything_unchanged(folder, direct):
     (folder / "a").write_bytes(b"old")

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import sys
+import threading
 import weakref
 
 import pytest
@@ -291,6 +292,39 @@ def test_replaced_resident_buffers_are_given_back(memory_folder):
     ours.count = ours.count + 1
     weightfs.offload.restore(ours)
     assert ours.count.tolist() == [2, 3, 4]
+
+
+def test_an_interrupted_close_ends_the_writes_and_frees_the_directory(memory_folder, monkeypatch):
+    def interrupted(*arguments, **options):
+        if not interrupts:
+            interrupts.append(True)
+            raise KeyboardInterrupt
+        go.set()
+        shutdown(*arguments, **options)
+
+    def write():
+        begun.set()
+        ended.append(go.wait(100))
+
+    shutdown, interrupts, ended = concurrent.futures.ThreadPoolExecutor.shutdown, [], []
+    begun, go = threading.Event(), threading.Event()
+    model = offloaded(memory_folder)
+    store = model._weightfs_offload
+    store.cache._writers.submit(write)
+    begun.wait()
+    free = store.directory.close
+    monkeypatch.setattr(store.directory, "close", lambda: (ended.append("free"), free()))
+    monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "shutdown", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            weightfs.offload.close(model)
+    finally:
+        go.set()
+    assert interrupts and ended == [True, "free"]
+    assert not hasattr(model, "_weightfs_offload") and not hasattr(model, "offload_stats")
+    again = offloaded(memory_folder, resume=True)
+    assert differing(again, made()) == []
+    weightfs.offload.close(again)
 
 
 def test_a_restore_that_cannot_commit_gives_the_tensors_back(memory_folder, monkeypatch):

@@ -71,7 +71,7 @@ def test_a_failed_push_lets_the_saves_go_on(service, local, caplog):
         assert concurrent.futures.wait([first.pushed], timeout=60).done   # which does not see its exception
         second = manager.save(2, state(2), wait=True)
         assert first.result() and second.pushed.result(60).version == 2
-        with pytest.raises(s3.S3Error, match="step 1 is saved, but was not pushed: .*AccessDenied"):
+        with pytest.raises(s3.S3Error, match="step 1 is saved, but its push failed: .*AccessDenied"):
             manager.wait()
         manager.wait()
         assert manager.steps() == [2] and pushed() == [2]
@@ -82,7 +82,7 @@ def test_a_step_whose_push_failed_is_whole_and_can_be_saved_again(service, local
     refuse(service, "/1/.*manifest$", times=1)
     with checkpoint.Manager(local, push=URL) as manager:
         error = manager.save(1, state(1)).pushed.exception(60)
-        assert "step 1 is saved, but was not pushed: " in str(error) and "AccessDenied" in str(error)
+        assert "step 1 is saved, but its push failed: " in str(error) and "AccessDenied" in str(error)
         assert torch.equal(manager.load(1)["weights"], state(1)["weights"])
         assert manager.save(2, state(2)).pushed.result(60).version == 2
         assert manager.steps() == [1, 2] and pushed() == [2]

@@ -49,14 +49,19 @@ def offset_in_file(value):
 def file_name(file):
     """Returns a path as bytes, or a descriptor. OSError (EINVAL, EBADF) for anything else."""
     if isinstance(file, str) or not hasattr(file, "__index__"):
-        path = os.fsencode(file)
-        if b"\0" in path:
-            raise OSError(errno.EINVAL, f"{path!r} cannot be a path: it has a null byte")
-        return path
+        return path_name(file)
     number = operator.index(file)
     if not 0 <= number <= _MOST_DESCRIPTOR:
         raise OSError(errno.EBADF, f"{number} is not an open descriptor")
     return number
+
+
+def path_name(path):
+    """Returns a path as bytes. OSError (EINVAL) for one with a null byte, at which the native module would cut it."""
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise OSError(errno.EINVAL, f"{name!r} cannot be a path: it has a null byte")
+    return name
 
 
 def numbers_of(label, name, values):

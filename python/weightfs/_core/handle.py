@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from weightfs import _native
 from weightfs._core import process
 from weightfs._core.arguments import (bytes_of_all, file_name, find_cufile, flag, items_of, labelled, offset_in_file,
-                                      whole, written_offset)
+                                      path_name, whole, written_offset)
 from weightfs._core.future import Future, log, with_label
 from weightfs._core.memory import describe
 from weightfs._core.opened import Opened, closes_at_exit
@@ -162,7 +162,7 @@ class Handle(Opened):
 
         _, items, total = _named(tensors)
         mode = None if mode is None else whole("mode", mode, 0, 0o777)
-        self._native.save_many(os.fsencode(directory), items, durable, mode, checksum, progress, tell)
+        self._native.save_many(path_name(directory), items, durable, mode, checksum, progress, tell)
         return total
 
     def load_many(self, buffers: Mapping[str, Any], directory: Path, *, verify: bool = False,
@@ -177,7 +177,7 @@ class Handle(Opened):
         Raises the OSError of the first file that could not be read; its attribute `errors` has the errors of all files
         by name, and the other buffers are filled. verify and progress: as in read_async."""
         memories, items, total = _named(buffers, writable=True)
-        errors = dict(self._native.load_many(os.fsencode(directory), items, verify, progress))
+        errors = dict(self._native.load_many(path_name(directory), items, verify, progress))
         for name, memory in memories.items():
             if memory.finish is not None and name not in errors:
                 memory.finish()

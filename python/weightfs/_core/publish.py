@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import datetime
 import errno
-import os
 import typing
 
 from weightfs import _native
+from weightfs._core.arguments import path_name
 from weightfs._core.types import Path
 
 
@@ -49,7 +49,7 @@ def publish(directory: Path, version: int | None = None) -> Publication:
         OSError: nothing has changed. ETXTBSY: a file is open for writing; EBUSY: a part is published already; EEXIST:
             published with another version; EMLINK: a file has another name outside; EPERM: of another user;
             EOPNOTSUPP: not on a weightfs mount. The message names the file."""
-    return made_publication(*_native.publish(os.fsencode(directory), version))
+    return made_publication(*_native.publish(path_name(directory), version))
 
 
 def unpublish(directory: Path) -> None:
@@ -58,13 +58,13 @@ def unpublish(directory: Path) -> None:
     Raises:
         OSError: ENODATA: the directory was not published by itself; ETXTBSY: a program has a file of it open or
             mapped, which the kernel reads from hot memory."""
-    _native.unpublish(os.fsencode(directory))
+    _native.unpublish(path_name(directory))
 
 
 def publication(directory: Path) -> Publication | None:
     """Returns the Publication of a directory, or None if it was not published by itself."""
     try:
-        return made_publication(*_native.publication(os.fsencode(directory)))
+        return made_publication(*_native.publication(path_name(directory)))
     except OSError as error:
         if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
             return None

@@ -99,8 +99,9 @@ class Manager(Closing):
         Args:
             step: a whole number, at least 0, with push= at least 1. A step that exists is replaced by one rename; a
                 version that exists is not replaced. Steps above it, and above the last one that this manager loaded,
-                restored or saved, are set aside (step-00000300.stale-1): steps(), latest(), load() and restore()
-                ignore them, and `keep` removes them first.
+                restored or saved, are set aside (step-00000300.stale-1), and with them, if there are any, an older step
+                of this number, unless the run continues from it: steps(), latest(), load() and restore() ignore them,
+                and `keep` removes them first.
             state: everything that torch.save accepts. It may be changed as soon as save() returns.
             wait: return only when the step is durable. It may not be pushed yet.
 

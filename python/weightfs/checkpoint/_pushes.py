@@ -73,7 +73,7 @@ class Pushes:
             try:
                 result = s3.push(path, self._url, version=step, **self._options)
             except BaseException as error:
-                failure = s3.S3Error(f"step {step} is saved, but was not pushed: {error}")
+                failure = s3.S3Error(f"step {step} is saved, but its push failed: {error}")
                 failure.__cause__ = error
                 log.error("%s", failure)
             with self._guard:

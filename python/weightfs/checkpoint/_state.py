@@ -13,6 +13,7 @@ from weightfs._core.streams import DirectReader, ErrorKeeping
 from weightfs.torch._archive import fill, marked_as, outline, start_of
 
 _HUGE_PAGE = 2 << 20
+_WIPE_ON_FORK = 18   # MADV_WIPEONFORK of Linux, which the module mmap does not have
 _LARGE = 1 << 20   # from this size on, torch's threads copy the data together
 _SHOWN = 5   # the number of mismatches that an error lists
 
@@ -77,6 +78,10 @@ class Snapshot:
             self._memory.resize(size)   # moves page tables, not bytes
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
+        # A forked child, which cannot use the manager, would get a copy of each page that the next state overwrites.
+        # Not MADV_DONTFORK: a child that deletes this object unmaps the range, where it may have other memory then.
+        with contextlib.suppress(OSError):   # of a kernel that does not know it
+            self._memory.madvise(_WIPE_ON_FORK)
 
 
 class _Stream(ErrorKeeping):

@@ -5,7 +5,8 @@ A step is written in a hidden directory beside its final name, then renamed. A l
 hidden directories, so a starting program can tell them from those that a killed one left.
 
 Steps above the one that a run continues from, or above the one that it saves, are not of its past. A save sets them
-aside under other names, `step-00000300.stale-1`; the last number counts how often the run went back."""
+aside under other names, `step-00000300.stale-1`, with the older step of its own number; the last number counts how
+often the run went back."""
 
 import contextlib
 import errno
@@ -37,8 +38,7 @@ class Steps:
         self.check_mounted()
         with explaining_publication(self.path):
             make_folder(self.path)
-        for name in filter(_HIDDEN.fullmatch, os.listdir(self.path)):
-            _remove_if_abandoned(os.path.join(self.path, name))
+        self._remove_abandoned()
 
     def check_mounted(self):
         """OSError if the handle has direct="require" and the directory is not, or no longer, on a weightfs mount."""
@@ -57,8 +57,8 @@ class Steps:
         return os.path.join(self.directory_of(step), STATE)
 
     def publish(self, step, write, after=None):
-        """Makes a new file the state of a step by one rename. A step that exists is replaced; others that are higher
-        than this one or than `after` are set aside.
+        """Makes a new file the state of a step by one rename. If the run went back, the steps above this one or above
+        `after` are set aside, and with them an older step of this number. Otherwise the new step replaces it.
 
         Args:
             after: the step that the run continued from, if known.
@@ -81,7 +81,7 @@ class Steps:
                 os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE_OF_NEW_FILES))
                 write(file)
                 sync_folder(hidden)
-                with self._setting_aside(step, step if after is None else min(step, after)):
+                with self._setting_aside(step, after):
                     self._rename(hidden, final)
             sync_folder(self.path)
         except BaseException:
@@ -94,20 +94,24 @@ class Steps:
     def prune(self, keep, newest, used=()):
         """Removes the steps that were saved first, so that `keep` stay: those that were set aside before the others.
         `newest` is one of those that stay; steps in `used` stay beside them. Each disappears by a rename before its
-        files are deleted, so no part of a step is visible."""
+        files are deleted, so no part of a step is visible. A step whose lock a forked child has inherited is deleted by
+        the first call after the end of the child."""
         others = [(step, os.path.join(self.path, name)) for _, step, name in self._stale()]
         others += [(step, self.directory_of(step)) for step in self.numbers() if step != newest]
-        hidden = []
         for step, path in others[:-(keep - 1) or None]:
             if step in used and path == self.directory_of(step):
                 continue
             with contextlib.suppress(FileNotFoundError):   # another program has removed it
-                os.rename(path, name := self._hidden_name(step))
-                hidden.append(name)
+                os.rename(path, self._hidden_name(step))
+        self._remove_abandoned()
+
+    def _remove_abandoned(self):
+        """Removes the hidden directories that no living program holds."""
+        hidden = list(filter(_HIDDEN.fullmatch, os.listdir(self.path)))
         if hidden:
             sync_folder(self.path)   # or a crash could undo a rename after the deletions
         for name in hidden:
-            _remove_if_abandoned(name)
+            _remove_if_abandoned(os.path.join(self.path, name))
 
     def _stale(self):
         """The steps that were set aside, as sorted tuples (how often the run had gone back, step, name)."""
@@ -115,11 +119,15 @@ class Steps:
         return sorted((int(one[2]), int(one[1]), one[0]) for one in found)
 
     @contextlib.contextmanager
-    def _setting_aside(self, step, past):
-        """Sets all other steps above `past` aside before the block, which publishes `step`. A kill before the last
-        rename leaves the latest step as it was; one between that and the block leaves `past` or a lower step as the
-        latest. If the block fails, they are put back."""
-        higher = [one for one in self.numbers() if one > past and one != step]
+    def _setting_aside(self, step, after):
+        """Sets all other steps above `step`, or above `after`, aside before the block, which publishes `step`, and with them
+        an older step of this number, unless the run continues from it. A kill before the last rename leaves the
+        latest step as it was; one between that and the block leaves one below `step` as the latest. If the block
+        fails, they are put back."""
+        past = step if after is None else min(step, after)
+        higher = [one for one in self.numbers() if one > past or (one == step and after != step)]
+        if higher == [step]:
+            higher = []   # the block replaces it by one rename
         number, moved = 1 + max((time for time, _, _ in self._stale()), default=0), []
         try:
             for one in higher:   # the highest last: until then, it is the latest

@@ -122,5 +122,7 @@ def close(module: torch.nn.Module) -> None:
             if store.failure is None:
                 store.commit()
         finally:
-            store.remove()
-            del module._weightfs_offload, module.offload_stats
+            try:
+                store.remove()
+            finally:
+                del module._weightfs_offload, module.offload_stats

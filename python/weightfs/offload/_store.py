@@ -101,6 +101,14 @@ def _carry_out(future, function, *arguments):
             future.set_exception(error)
 
 
+def _shut_down(threads):
+    try:
+        threads.shutdown(cancel_futures=True)
+    except BaseException:   # an interrupt: the transfers under way go on, so they are waited for again
+        _shut_down(threads)
+        raise
+
+
 class Cache:
     """Externally synchronized. Consistent after an interrupt at any place: `_held` alone says which entries have memory.
     Errors of transfers are raised by the call that waits for them.
@@ -119,8 +127,16 @@ class Cache:
         self._follows, self._last = {}, (None, None)
 
     def close(self):
-        for threads in (self._readers, self._writers):
-            threads.shutdown(cancel_futures=True)
+        """Ends the transfers, also if interrupts are raised: another cache may use the files afterwards."""
+        try:
+            _shut_down(self._readers)
+        finally:
+            try:
+                _shut_down(self._writers)
+            finally:
+                self._free()
+
+    def _free(self):
         for entry in self._held:
             if entry.transfer is not None:
                 entry.transfer.cancel()

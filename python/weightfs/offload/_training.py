@@ -304,19 +304,22 @@ class Offloaded:
 
     def remove(self):
         """Leaves placeholders in the module."""
-        for installed in [*self._stages, *self._hooks]:
-            installed.remove()
-        self._end_recomputed()
-        for group in self.groups:
-            group.unbind()
-        self.release()
+        with contextlib.ExitStack() as stack:   # an error or an interrupt of one does not prevent the others
+            stack.callback(self.release)
+            for group in self.groups:
+                stack.callback(group.unbind)
+            stack.callback(self._end_recomputed)
+            for installed in [*self._stages, *self._hooks]:
+                stack.callback(installed.remove)
 
     def release(self):
         self._released = True
-        self.cache.close()
-        for group in self.groups:
-            group.tensors = []   # they keep the memory of the cache
-        self.directory.close()
+        try:
+            self.cache.close()
+        finally:   # by now nothing writes to the directory
+            self.directory.close()
+            for group in self.groups:
+                group.tensors = []   # they keep the memory of the cache
 
     def _described(self):
         return {group.name: [[member.name, str(member.dtype), list(member.shape)] for member in group.members]

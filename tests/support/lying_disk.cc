@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A disk that lies or fails below a daemon, which loads this library by LD_PRELOAD. The file that LYING_DISK names has
-// a Control; the test changes it meanwhile. Only transfers of libaio lie, which are those of data and of the log.
+// a Control; the test changes it meanwhile. Transfers of libaio lie, which are those of data, and writes of pwrite(2)
+// that have the marker: single small ones.
 #include <fcntl.h>
 #include <libaio.h>
 #include <sys/mman.h>
@@ -106,8 +107,8 @@ void Write(iocb& transfer, uint64_t lie) {
     bytes.buf = CopyOf(transfer);
     static_cast<unsigned char*>(bytes.buf)[bytes.nbytes / 2] ^= 1;
   } else {
-    if (lie == kTornWrite && pwrite(transfer.aio_fildes, bytes.buf, bytes.nbytes / 2 / kSector * kSector,
-                                    bytes.offset) < 0) {
+    if (lie == kTornWrite && syscall(SYS_pwrite64, transfer.aio_fildes, bytes.buf, bytes.nbytes / 2 / kSector * kSector,
+                                     bytes.offset) < 0) {
       std::abort();
     }
     transfer.aio_fildes = nowhere;
@@ -221,6 +222,19 @@ extern "C" int io_submit(io_context_t context, long count, iocb* transfers[]) {
     if (transfer.aio_lio_opcode == IO_CMD_PREAD) Read(transfer, lie);
   }
   return Answer(syscall(SYS_io_submit, context, count, transfers));
+}
+
+extern "C" ssize_t pwrite64(int file, const void* buffer, size_t size, off64_t offset) {
+  iocb transfer = {};
+  io_prep_pwrite(&transfer, file, const_cast<void*>(buffer), size, offset);
+  const uint64_t lie = control == nullptr || control->marker.load() == 0 ? kNone : control->lie.load();
+  if (lie >= kLostWrite && lie <= kFlippedWrite) Write(transfer, lie);
+  if (lie == kFailedWrite && IsMarked(transfer) && Take(transfer)) {
+    errno = EIO;
+    return -1;
+  }
+  const auto& bytes = transfer.u.c;
+  return syscall(SYS_pwrite64, transfer.aio_fildes, bytes.buf, bytes.nbytes, bytes.offset);
 }
 
 extern "C" int io_getevents(io_context_t context, long minimum, long count, io_event* events, timespec* limit) {

@@ -19,6 +19,7 @@ Result<StoreLook> LookAtStore(const StoreLocation& location) {
   look.queue_depth = 32;
   ASSIGN_OR_RETURN(StoreParts parts, OpenStoreParts(location, look));
   const bool was_clean = parts.was_clean;
+  const std::string lost = parts.lost ? parts.note : std::string();
   StoreOptions options;
   options.read_only = true;
   options.device_sizes = DeviceSizes(parts.superblocks);
@@ -28,13 +29,14 @@ Result<StoreLook> LookAtStore(const StoreLocation& location) {
   const ScrubReport scrubs = store->Scrub();
   RETURN_IF_ERROR(store->Close());
   return StoreLook{Space{ToBytes(space.total).value, ToBytes(space.free).value, ToBytes(space.available).value},
-                   was_clean, scrubs};
+                   was_clean, lost, scrubs};
 }
 
 Result<StoreLook> LookAtMount(const std::string& directory) {
   ASSIGN_OR_RETURN(const Space space, SpaceOfMount(directory));
   const UniqueFd file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  return StoreLook{space, std::nullopt, file ? AskForScrubs(file.get()) : std::nullopt};
+  const auto scrubs = file ? AskForScrubs(file.get()) : std::nullopt;
+  return StoreLook{.space = space, .clean_unmount = {}, .lost = {}, .scrubs = scrubs};
 }
 
 // Only the holder has the figures of a store that it changes; as root a daemon can be reached through another

@@ -15,6 +15,7 @@ struct Space {
 struct StoreLook {
   std::optional<Space> space;
   std::optional<bool> clean_unmount;
+  std::string lost;  // what a mount for writing is refused for; empty: nothing
   std::optional<ScrubReport> scrubs;
 };
 

@@ -121,7 +121,8 @@ Result<void> MetricsServer::ListenAtPath() {
     if (probe && connect(probe.get(), where, sizeof(name)) != 0 && errno == ECONNREFUSED) unlink(address_.c_str());
   }
   listener_ = UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener_ || bind(listener_.get(), where, sizeof(name)) != 0) {
+  // The file gets the mode of the socket.
+  if (!listener_ || fchmod(listener_.get(), 0600) != 0 || bind(listener_.get(), where, sizeof(name)) != 0) {
     return CannotListen(address_, std::strerror(errno));
   }
   if (lstat(address_.c_str(), &status) == 0) made_path_ = {status.st_dev, status.st_ino};

@@ -155,10 +155,10 @@ std::string MetricsText(const MetricsSource& source, MetricsFormat format) {
   text.Gauge("weightfs_buffer_used_bytes", "The part of it in use.", stats.buffer_in_use);
   text.Gauge("weightfs_hot_limit_bytes", "Memory for hot files.", source.hot.limit);
   text.Gauge("weightfs_hot_bytes", "The part of it in use.", source.hot.used);
-  text.Counter("weightfs_hot_mapped_bytes_total", "Bytes of hot files that programs have mapped or read.",
+  text.Counter("weightfs_hot_mapped_bytes", "Bytes of hot files that programs have mapped or read.",
                source.hot.mapped);
-  text.Counter("weightfs_hot_loaded_bytes_total", "Bytes read from the devices for that.", source.hot.loaded);
-  text.Counter("weightfs_hot_evictions_total", "Hot files that gave their memory to others.", source.hot.evictions);
+  text.Counter("weightfs_hot_loaded_bytes", "Bytes read from the devices for that.", source.hot.loaded);
+  text.Counter("weightfs_hot_evictions", "Hot files that gave their memory to others.", source.hot.evictions);
   text.Gauge("weightfs_write_buffer_bytes", "Memory that receives large writes.", stats.write_buffers);
   text.Gauge("weightfs_write_buffer_used_bytes", "The part of it in use.", stats.write_buffers_in_use);
   text.Gauge("weightfs_device_requests", "Requests to the devices in flight.", stats.device_requests);

@@ -19,6 +19,7 @@
 #include "client/gpu/gpu.h"
 #include "common/printable.h"
 #include "common/processes.h"
+#include "common/shell_quote.h"
 #include "common/size_text.h"
 #include "common/unique_fd.h"
 #include "common/utc_time.h"
@@ -274,6 +275,8 @@ Check CheckStore(const StoreLocation& store) {
     find("mounted on " + Printable(view.mount->directory), "");
   } else if (view.holder.held) {
     find("in use by " + DescribeProcess(view.holder.process), "");
+  } else if (!look.lost.empty()) {
+    find(look.lost, fmt::format("weightfs verify {} --repair", ShellQuote(store.name)));
   } else if (look.clean_unmount == false) {
     find("not unmounted cleanly", "mount it: the mount recovers its last commit");
   } else {

@@ -55,6 +55,7 @@ std::string SpaceLine(const Space& space) {
 }
 
 std::string NotMounted(const Result<StoreLook>& look) {
+  if (look.has_value() && !look->lost.empty()) return "no; " + look->lost;
   const bool unclean = look.has_value() && look->clean_unmount == false;
   return unclean ? "no, and was not unmounted cleanly: the next mount recovers its last commit" : "no";
 }

@@ -140,7 +140,7 @@ std::string ScreenText(const WatchArguments& arguments, const std::string& store
   rest.Add({"buffers", Bytes(stats.buffer_in_use), fmt::format("of {}", Bytes(stats.buffer_capacity))});
   if (now.hot) {
     rest.Add({"hot files", Bytes(now.hot->used),
-              fmt::format("of {}, {} mapped", Bytes(now.hot->limit), Bytes(now.hot->mapped))});
+              fmt::format("of {}, {} mapped since the mount", Bytes(now.hot->limit), Bytes(now.hot->mapped))});
   }
   rest.Add({"dirty", Bytes(stats.dirty_bytes), ""});
   rest.Add({"leases", fmt::format("{}", stats.leases),

@@ -75,6 +75,8 @@ class Pass {
       gap = entries.position();
       ASSIGN_OR_RETURN(const bool more, entries.SkipDamage());
       if (!more) return {};
+      // Written between the two reads: there is no gap.
+      if (entries.position().frame == gap->frame) gap.reset();
     }
   }
 

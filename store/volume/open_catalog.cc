@@ -508,7 +508,9 @@ Result<void> BeginRepair(StoreParts* parts) {
   const bool logged = std::ranges::any_of(parts->superblocks, &Superblock::logged);
   ASSIGN_OR_RETURN(wal::Version version, wal::ReadVersion(*parts->catalog));
   ASSIGN_OR_RETURN(const auto unique, parts->catalog->Get(keys::Store(wal::kUniqueFact)));
-  if (logged && unique && unique->starts_with(wal::EncodeVersion(version))) {
+  // A mount between two repairs has put the version into its log.
+  const bool in_log = parts->log.root && parts->log.tail.version == version;
+  if (logged && !in_log && unique && unique->starts_with(wal::EncodeVersion(version))) {
     RETURN_IF_ERROR(parts->catalog->Write(std::move(changes)));  // no repair has begun with it
   } else {
     // An older program takes a replica of the same sequence for newer than the repairs.

@@ -51,6 +51,7 @@ def test_metrics_are_served_and_linted(factory):
     assert after['weightfs_request_duration_seconds_count{kind="create"}'] == 1
     assert after['weightfs_request_duration_seconds_bucket{kind="create",le="+Inf"}'] == 1
     assert 0 <= after["weightfs_log_age_seconds"] < 3600 and after["weightfs_catalog_free_bytes"] > 0
+    assert "weightfs_hot_mapped_bytes_total" in after and not [name for name in after if "_total_total" in name]
     assert after["process_start_time_seconds"] == before["process_start_time_seconds"]
     started = os.stat(f"/proc/{mount.pid}").st_ctime
     assert abs(after["process_start_time_seconds"] - started) < 3600
@@ -185,7 +186,13 @@ def test_a_path_for_metrics_that_cannot_be_used(factory, local, point):
 
 def test_metrics_at_a_path(factory, local):
     path = local / "metrics.socket"
-    mount = factory.mount(factory.store("128M"), f"metrics={path}")
+    store = factory.store("128M")
+    mask = os.umask(0)
+    try:
+        mount = factory.mount(store, f"metrics={path}")
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o077 == 0, "it is for this user"
 
     def scrape_path():
         with socket.socket(socket.AF_UNIX) as client:

@@ -136,6 +136,10 @@ def test_a_damaged_log_without_an_index_is_restored_as_far_as_possible(filled):
     store_files.patch(pool, frames[len(frames) // 2], bytes(4096))
     with pytest.raises(Failure, match="--repair"):
         mount.mount()
+    looked = weightfs("doctor", mount.store.directory, codes=None).out
+    line = looked.partition("\n")[0]
+    assert ": ok" not in line and "damaged" in line and "--repair" in looked, "what refuses the mount"
+    assert "damaged" in weightfs("info", mount.store.directory, codes=None).out
     mount.mount("ro")
     mount.umount()
     mount.options = ""

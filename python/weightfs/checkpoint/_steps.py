@@ -120,7 +120,7 @@ class Steps:
 
     @contextlib.contextmanager
     def _setting_aside(self, step, after):
-        """Sets all other steps above `step`, or above `after`, aside before the block, which publishes `step`, and with them
+        """Sets all other steps above `step`, or above `after`, aside before the block, which publishes `step`; with them
         an older step of this number, unless the run continues from it. A kill before the last rename leaves the
         latest step as it was; one between that and the block leaves one below `step` as the latest. If the block
         fails, they are put back."""

@@ -175,6 +175,30 @@ TEST_F(StoreLocationTest, TheLogOfANewStoreIsWholeDuringARepair) {
   Make(Must(Find(Path("one"), "a")), "d");
 }
 
+// A mount that is killed before its first change has the version of the index in its log, and keeps the index.
+TEST_F(StoreLocationTest, ARepairAfterAKilledOneAndAKilledMountIsInNoLog) {
+  FormatDevices({"one"});
+  const StoreLocation store = Must(Find(Path("one"), "a"));
+  Make(store, "d");
+  {
+    auto parts = OpenStoreParts(store, {.repair = true});
+    ASSERT_TRUE(parts.has_value() && BeginRepair(&*parts).has_value());
+    parts->catalog.reset();
+  }
+  {
+    auto session = StoreSession::Open(store, {}, {.memory = kLeastMemory});
+    ASSERT_TRUE(session.has_value()) << session.error().what;
+    fs::copy_file(Path("one"), Path("killed"));
+    fs::copy(Path("a"), Path("killed_a"), fs::copy_options::recursive);
+  }
+  fs::remove_all(Path("a"));
+  fs::rename(Path("killed"), Path("one"));
+  fs::rename(Path("killed_a"), Path("a"));
+  Repair(store, "fact");
+  ASSERT_TRUE(WriteLog(store).has_value());
+  EXPECT_TRUE(HasFact(Must(Find(Path("one"), "b")), "fact"));
+}
+
 // The superblocks of some devices do not name the index yet. The index still has everything, also what a damaged log
 // lacks.
 TEST_F(StoreLocationTest, ARepairThatIsKilledBeforeItBeginsChangesNothing) {

@@ -35,8 +35,7 @@ Result<StoreLook> LookAtStore(const StoreLocation& location) {
 Result<StoreLook> LookAtMount(const std::string& directory) {
   ASSIGN_OR_RETURN(const Space space, SpaceOfMount(directory));
   const UniqueFd file(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  const auto scrubs = file ? AskForScrubs(file.get()) : std::nullopt;
-  return StoreLook{.space = space, .clean_unmount = {}, .lost = {}, .scrubs = scrubs};
+  return StoreLook{.space = space, .scrubs = file ? AskForScrubs(file.get()) : std::nullopt};
 }
 
 // Only the holder has the figures of a store that it changes; as root a daemon can be reached through another

@@ -4,17 +4,16 @@
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/dist_sink.h>
-#include <spdlog/sinks/ringbuffer_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "common/printable.h"
 #include "common/system_calls.h"
@@ -63,20 +62,27 @@ class LineFormatter final : public spdlog::formatter {
   const std::unique_ptr<spdlog::formatter> inner_;
 };
 
-// Writes each line with one write(2), so that lines of several processes do not mix.
+// Writes each line with one write(2), so that lines of several processes do not mix. Before there is a file it keeps
+// the last lines.
 class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
  public:
-  explicit FileSink(UniqueFd file) : file_(std::move(file)) {}
-
   void Replace(UniqueFd file) {
     const std::lock_guard lock(mutex_);
     file_ = std::move(file);
+    for (const std::string& line : std::exchange(kept_, {})) Write(line);
   }
 
  private:
+  static constexpr size_t kMostKept = 1000;
+
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
+    if (file_) return Write({line.data(), line.size()});
+    kept_.emplace_back(line.data(), line.size());
+    if (kept_.size() > kMostKept) kept_.pop_front();
+  }
+  void Write(std::string_view line) const {
     for (size_t done = 0; done < line.size();) {
       const auto write_rest = [&] { return write(file_.get(), line.data() + done, line.size() - done); };
       const ssize_t written = RepeatInterrupted(write_rest);
@@ -87,6 +93,7 @@ class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
   void flush_() override {}
 
   UniqueFd file_;
+  std::deque<std::string> kept_;
 };
 
 // Other threads may be logging, so sinks are only added inside this one, which has a mutex.
@@ -94,11 +101,15 @@ spdlog::sinks::dist_sink_mt& Sinks() {
   return dynamic_cast<spdlog::sinks::dist_sink_mt&>(*spdlog::default_logger()->sinks().front());
 }
 
-using Ring = spdlog::sinks::ringbuffer_sink_mt;
-
-std::shared_ptr<Ring>& Kept() {
-  static std::shared_ptr<Ring> kept;
-  return kept;
+// Sinks are only added at the start of a mount, so the list itself does not change later.
+FileSink& TheFile() {
+  for (const auto& sink : Sinks().sinks()) {
+    if (auto* const file = dynamic_cast<FileSink*>(sink.get()); file != nullptr) return *file;
+  }
+  auto made = std::make_shared<FileSink>();
+  made->set_formatter(std::make_unique<LineFormatter>("%Y-%m-%dT%H:%M:%S.%e%z %l %v"));
+  Sinks().add_sink(made);
+  return *made;
 }
 
 }  // namespace
@@ -119,30 +130,9 @@ void LogToStderr(spdlog::level::level_enum level) {
 
 void LimitStderr(spdlog::level::level_enum level) { Sinks().sinks().front()->set_level(level); }
 
-void KeepForFile() {
-  Kept() = std::make_shared<Ring>(1000);
-  Sinks().add_sink(Kept());
-}
+void KeepForFile() { TheFile(); }
 
-void LogToFile(UniqueFd file) {
-  auto sink = std::make_shared<FileSink>(std::move(file));
-  sink->set_formatter(std::make_unique<LineFormatter>("%Y-%m-%dT%H:%M:%S.%e%z %l %v"));
-  const auto kept = std::exchange(Kept(), nullptr);
-  const auto first = kept ? kept->last_raw() : std::vector<spdlog::details::log_msg_buffer>();
-  for (const auto& message : first) sink->log(message);
-  Sinks().add_sink(sink);
-  if (!kept) return;
-  Sinks().remove_sink(kept);
-  const auto all = kept->last_raw();  // with what other threads have logged meanwhile
-  for (size_t next = first.size(); next < all.size(); ++next) sink->log(all[next]);
-}
-
-void ReplaceLogFile(UniqueFd file) {
-  // Sinks are only added at the start of a mount, so the list itself does not change here.
-  for (const auto& sink : Sinks().sinks()) {
-    if (auto* const log = dynamic_cast<FileSink*>(sink.get()); log != nullptr) return log->Replace(std::move(file));
-  }
-}
+void LogToFile(UniqueFd file) { TheFile().Replace(std::move(file)); }
 
 bool LogsToJournal() {
   struct stat status = {};

@@ -24,12 +24,9 @@ void LimitStderr(spdlog::level::level_enum level);
 // Keeps the lines that come before LogToFile for it; of more than a thousand, the last ones. Call it after LogToStderr.
 void KeepForFile();
 
-// Also appends the log to `file`, which is open for appending; for a mount in the background. Lines that do not fit on
+// Also appends the log to `file`, which is open for appending; for a mount in the background. Called again, after the
+// old file was renamed, it continues the log in the new one; each line is in one of the two. Lines that do not fit on
 // the filesystem are lost. Call it after LogToStderr; other threads may be logging.
 void LogToFile(UniqueFd file);
-
-// Continues the log in `file`, which is open for appending, after the old file was renamed. Each line is in one of the
-// two. Call it after LogToFile; other threads may be logging.
-void ReplaceLogFile(UniqueFd file);
 
 }  // namespace weightfs

@@ -38,6 +38,11 @@ constexpr uint32_t kNobody = UINT32_MAX;  // a user of the executors, for the wo
 constexpr std::chrono::milliseconds kUnservedEnds{250}, kUnservedEndsAgain{5};
 constexpr std::chrono::seconds kSoon{5};
 
+// `error`: 0, or one below it.
+void LogKeptEntries(int error) {
+  if (error != 0) spdlog::error("the kernel did not forget what replaced entries were (error {})", -error);
+}
+
 bool IsReplacing(Inode& inode) {
   MutexLock lock(inode.mutex);
   return inode.file && inode.file->commit().replacing();
@@ -289,13 +294,13 @@ void Filesystem::ChangedPastKernel(InodeId ino) {
 Filesystem::ReplacedEntries::ReplacedEntries(Filesystem& filesystem, InodeId directory)
     : filesystem_(filesystem), directory_(directory) {
   MutexLock lock(filesystem_.moved_mutex_);
-  filesystem_.replacing_.insert(directory_);
+  ++filesystem_.replacing_;
 }
 
 void Filesystem::ReplacedEntries::Drop(std::span<const DirectFile> entries, std::span<const InodeId> replaced) {
-  std::vector<std::pair<InodeId, std::string>> names;
-  for (const DirectFile& entry : entries) names.emplace_back(directory_, entry.name);
-  filesystem_.DropEntries(names);
+  int error = 0;
+  for (const DirectFile& entry : entries) error = std::min(error, filesystem_.DropEntry(directory_, entry.name));
+  LogKeptEntries(error);
   (void)filesystem_.DropPages(directory_, kWholeFile);  // logged
   // Some replaced inodes have other names or are open.
   for (const InodeId ino : replaced) {
@@ -314,27 +319,26 @@ Filesystem::ReplacedEntries::~ReplacedEntries() {
     const auto moved = std::exchange(filesystem_.moved_, {});
     ++filesystem_.moved_dropping_;
     lock.Unlock();
-    filesystem_.DropEntries(moved);
+    int error = 0;
+    for (const auto& [directory, name] : moved) error = std::min(error, filesystem_.DropEntry(directory, name));
+    LogKeptEntries(error);
     lock.Lock();
     --filesystem_.moved_dropping_;
     filesystem_.moved_dropped_.notify_all();
   }
-  filesystem_.replacing_.erase(filesystem_.replacing_.find(directory_));
+  --filesystem_.replacing_;
 }
 
 // Also what was moved before counts, and may be moved again.
 void Filesystem::NoteMoved(InodeId directory, std::string_view name) {
   MutexLock lock(moved_mutex_);
-  if (!replacing_.empty()) moved_.emplace_back(directory, name);
+  if (replacing_ > 0) moved_.emplace_back(directory, name);
 }
 
-void Filesystem::DropEntries(std::span<const std::pair<InodeId, std::string>> entries) {
-  int failed = 0;
-  for (const auto& [directory, name] : entries) {
-    const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, name.data(), name.size());
-    if (status != 0 && status != -ENOENT) failed = status;  // ENOENT: the kernel does not have it
-  }
-  if (failed != 0) spdlog::error("the kernel did not forget what replaced entries were (error {})", -failed);
+// Returns 0, or an error below it.
+int Filesystem::DropEntry(InodeId directory, std::string_view name) const {
+  const int status = fuse_lowlevel_notify_inval_entry(session, directory.value, name.data(), name.size());
+  return status == -ENOENT ? 0 : status;  // ENOENT: the kernel does not have it
 }
 
 weightfs_stats Filesystem::Stats() const {

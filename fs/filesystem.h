@@ -6,7 +6,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -238,14 +237,14 @@ class Filesystem {
   // The process of a request; 0: unknown.
   uint64_t ProcessOf(const Reply& reply) { return owners_.Of(reply.caller().pid).process; }
   void NotifyReleaseWaiters() EXCLUDES(closed_mutex_);
-  void DropEntries(std::span<const std::pair<InodeId, std::string>> entries);
+  int DropEntry(InodeId directory, std::string_view name) const;
 
   Store& store_;
   const MountOptions& options_;
   std::atomic<uint64_t> listing_memory_{0};  // of all open directories
   RemovedNames removed_names_;
   Mutex moved_mutex_;
-  std::multiset<InodeId> replacing_ GUARDED_BY(moved_mutex_);  // directories with ReplacedEntries
+  int replacing_ GUARDED_BY(moved_mutex_) = 0;  // objects of ReplacedEntries
   std::vector<std::pair<InodeId, std::string>> moved_ GUARDED_BY(moved_mutex_);
   int moved_dropping_ GUARDED_BY(moved_mutex_) = 0;  // calls that drop what was in moved_
   std::condition_variable moved_dropped_;

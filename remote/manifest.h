@@ -73,6 +73,7 @@ struct Manifest {
   std::vector<LinkEntry> links = {};             // ordered by path
   std::vector<Sha256> slices = {};               // of the bytes of each slice of checksums
 
+  int64_t time_ns() const { return published_ns != 0 ? published_ns : created_ns; }
   uint64_t bytes() const;   // of all files
   uint64_t blocks() const;  // checksums
   // Sets FileEntry::first_block. Decode has done so.
@@ -107,6 +108,7 @@ struct Claim {
   // deleted before. Empty: it is decided.
   std::string replaces = {};
 
+  int64_t time_ns() const { return published_ns != 0 ? published_ns : created_ns; }
   // True if a version with this manifest is complete. Otherwise the push that wrote the manifest has lost its claim, or
   // a prune removes the version.
   bool Covers(const Manifest& manifest) const {

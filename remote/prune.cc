@@ -85,10 +85,8 @@ class Pruner {
       const bool readable = manifest || !IsUnreadable(manifest.error().code);
       if (!manifest && readable && manifest.error().code != ErrorCode::kNotFound) return manifest.error();
       if (!contents.claim || !readable || (manifest && Covers(contents.claim->claim, *manifest))) {
-        if ((manifest && TimeOf(*manifest) > options_.until_ns) ||
-            (!manifest && contents.claim && TimeOf(contents.claim->claim) > options_.until_ns)) {
-          return {};
-        }
+        const int64_t claimed = contents.claim ? contents.claim->claim.time_ns() : 0;
+        if ((manifest ? manifest->time_ns() : claimed) > options_.until_ns) return {};
         // Nobody knows how a manifest without a claim came there.
         if (contents.claim && report_.kept.size() >= options_.keep) return Remove(version, contents, /*complete=*/true);
         (contents.claim && readable ? report_.kept : report_.damaged).push_back(version);
@@ -106,11 +104,6 @@ class Pruner {
     if (abandoned) return Remove(version, contents, /*complete=*/false);
     report_.unfinished.push_back(version);
     return {};
-  }
-
-  template <typename Made>  // Manifest or Claim
-  static int64_t TimeOf(const Made& made) {
-    return made.published_ns != 0 ? made.published_ns : made.created_ns;
   }
 
   static bool IsUnreadable(ErrorCode code) { return code == ErrorCode::kCorrupt || code == ErrorCode::kVersion; }

@@ -78,7 +78,7 @@ Result<bool> Series::IsSuperseded(uint64_t version, int64_t time_ns, size_t coun
     if (greater <= version || found >= count) break;
     const auto manifest = Load(greater);
     if (manifest) {
-      found += (manifest->published_ns != 0 ? manifest->published_ns : manifest->created_ns) > time_ns;
+      found += manifest->time_ns() > time_ns;
       continue;
     }
     constexpr std::array kIncomplete = {ErrorCode::kNotFound, ErrorCode::kCorrupt, ErrorCode::kVersion};

@@ -143,7 +143,7 @@ void DaemonLog::Reopen() const {
   // In this order: a StartReport that points standard error at the descriptor meanwhile gets the new file.
   dup3(file->get(), file_.get(), O_CLOEXEC);
   if (IsSameFile(old, STDERR_FILENO)) dup2(file->get(), STDERR_FILENO);
-  ReplaceLogFile(*std::move(file));
+  LogToFile(*std::move(file));
   spdlog::info("the log file was opened again");
 }
 

@@ -231,16 +231,16 @@ Result<void> OpenedFile::CheckLimit() const {
 }
 
 // True if the file was deleted meanwhile, for example by the rollback of the operation that created it.
-bool OpenedFile::WasRemoved(const struct stat& status) const {
-  if (!S_ISREG(status.st_mode) || status.st_nlink > 0 || options_.descriptor >= 0) return false;
+bool OpenedFile::WasRemoved() const {
+  if (!S_ISREG(status_.st_mode) || status_.st_nlink > 0 || options_.descriptor >= 0) return false;
   // A path in /proc may still name it.
   struct stat named {};
-  return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status.st_ino || named.st_dev != status.st_dev;
+  return stat(written_path_.c_str(), &named) != 0 || named.st_ino != status_.st_ino || named.st_dev != status_.st_dev;
 }
 
 Result<uint64_t> OpenedFile::Prepare() {
   if (fstat(any(), &status_) != 0) return Failed("cannot look at the file", errno);
-  if (WasRemoved(status_)) return Failed("it was deleted meanwhile", ESTALE);
+  if (WasRemoved()) return Failed("it was deleted meanwhile", ESTALE);
   const auto have = static_cast<uint64_t>(status_.st_size);
   // Another writer has written to the file since it was created here, so a rollback must not remove it.
   if (created_ && have > 0) keep_on_failure_ = true;
@@ -340,19 +340,16 @@ Result<void> OpenedFile::Finish(bool success) {
 }
 
 Result<void> OpenedFile::MakeFinal() {
-  if (!options_.atomic && !created_ && options_.descriptor < 0) {
-    struct stat now {}, named {};
-    if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
-    // What was renamed over it has replaced what was written. A rollback of another operation has lost it.
-    if (WasRemoved(now) && stat(written_path_.c_str(), &named) != 0) return Failed("it was deleted meanwhile", ESTALE);
+  const bool old = !options_.atomic && !created_ && options_.descriptor < 0;
+  struct stat now {}, named {};
+  if ((old || cuts_off()) && fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
+  // A rollback of another operation has lost what was written. What was renamed over it has only replaced it.
+  if (old && now.st_nlink == 0 && stat(written_path_.c_str(), &named) != 0) {
+    return Failed("it was deleted meanwhile", ESTALE);
   }
-  if (cuts_off()) {
-    // Bytes that others have appended since Open are kept.
-    struct stat now {};
-    if (fstat(any(), &now) != 0) return Failed("cannot look at the file", errno);
-    if (now.st_size == status_.st_size && ftruncate(any(), static_cast<off_t>(options_.size)) != 0) {
-      return Failed("cannot cut off the longer old content", errno);
-    }
+  // Bytes that others have appended since Open are kept.
+  if (cuts_off() && now.st_size == status_.st_size && ftruncate(any(), static_cast<off_t>(options_.size)) != 0) {
+    return Failed("cannot cut off the longer old content", errno);
   }
   if (options_.checksums != nullptr) RETURN_IF_ERROR(options_.checksums->End(any()));
   if (options_.durable && fsync(any()) != 0) return Failed("fsync failed", errno);

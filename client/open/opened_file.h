@@ -110,7 +110,7 @@ class OpenedFile final : public Access, public Layout {
   Result<void> AdoptDescriptor();
   Result<void> Examine();
   Result<void> CheckLimit() const;
-  bool WasRemoved(const struct stat& status) const;
+  bool WasRemoved() const;
   Result<void> LearnAlignment();
   Result<void> MakeFinal();
   void Rollback();

@@ -90,10 +90,11 @@ void Committer::Commit(const InodePtr& inode, CommitLevel level, Done done, Comm
 }
 
 void Committer::StartEarly(const InodePtr& inode) {
+  constexpr BlockCount kFew{16};  // the caller computes their checksums
   if (cycles_ == 0 || failed()) return;
   {
     MutexLock lock(inode->mutex);
-    if (!inode->file || !inode->file->CommitsQuickly()) return;
+    if (!inode->file || inode->file->dirty().dirty() > kFew) return;
   }
   StartWrites(inode, /*urgent=*/true);
 }

@@ -48,7 +48,7 @@ class Committer final : public CommitQueue {
   void Commit(const InodePtr& inode, CommitLevel level, Done done, CommitOptions options = {}) override
       EXCLUDES(mutex_);
   Result<void> CommitHere(const InodePtr& inode, CommitOptions options) override EXCLUDES(mutex_);
-  // Call this without locks before Commit: if a cycle is running, the writes of the file begin meanwhile.
+  // Call this without locks before Commit: if a cycle is running, the writes of a few dirty blocks begin meanwhile.
   void StartEarly(const InodePtr& inode);
   void CommitAll(CommitLevel level, Done done) override EXCLUDES(mutex_);
   std::vector<InodePtr> Uncommitted() override EXCLUDES(mutex_);

@@ -157,11 +157,6 @@ class File {
   // Returns true once before each seal: when the next commit would be so large that its batch delays those of others.
   // Then commit the file early. A replacement is never committed early.
   bool NeedsCommit();
-  // True if a commit takes about as long as handing it to another thread.
-  bool CommitsQuickly() const {
-    return !commit_.committing() && dirty_.dirty() <= kQuick && extents_.changes() <= kQuick.value &&
-           freed_.size() <= kQuick.value;
-  }
   // Takes the difference from the catalog; nullopt when there is none. No block may be dirty.
   std::optional<SealedFile> Seal();
   // These wait for the writes of the last seal; for all writes; until no block of a range is under writeback.
@@ -191,7 +186,6 @@ class File {
   std::vector<DeviceRun> Drop(std::vector<DeviceRun> committed);
 
  private:
-  static constexpr BlockCount kQuick{16};
   class MappingUpdate;
   // Blocks under writeback whose checksums are not in the table yet. The owner of the write computes them without the
   // mutex.

@@ -71,7 +71,8 @@ void WriteBack::StartAll(const InodePtr& inode, PendingWrites* writes) {
 }
 
 void WriteBack::Submit(PendingWrites* writes, bool waits) {
-  constexpr uint64_t kTogether = kMiB, kSmall = 64 * kKiB;  // submit small writes together
+  constexpr uint64_t kTogether = kMiB;  // submit small writes together
+  constexpr uint64_t kSmall = 64 * kKiB;
   waits = waits && writes->writes_.size() == 1;
   const InodePtr inode = std::move(writes->inode_);
   IoBatch batch(devices_);

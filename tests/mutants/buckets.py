@@ -89,7 +89,7 @@ MUTANTS = [
            ("tests/remote/test_pull.py -k another_user",)),
     Mutant("watch-outdated", "push --watch never calls a later publication outdated.",
            "remote/series.cc",
-           "manifest->created_ns) > time_ns;", "manifest->created_ns) != time_ns;",
+           "manifest->time_ns() > time_ns;", "manifest->time_ns() != time_ns;",
            ("tests/remote/test_push_watch.py -k outdated",)),
     Mutant("watch-late", "A step of before that is pushed late removes no step of now.",
            "cli/bucket/push.cc",

@@ -80,7 +80,7 @@ TEST_F(LogTest, ContinuesInAnotherFile) {
   const UniqueFd first(memfd_create("first", MFD_CLOEXEC)), second(memfd_create("second", MFD_CLOEXEC));
   LogToFile(UniqueFd(dup(first.get())));
   spdlog::info("before");
-  ReplaceLogFile(UniqueFd(dup(second.get())));
+  LogToFile(UniqueFd(dup(second.get())));
   spdlog::info("after");
   EXPECT_TRUE(Content(first.get()).ends_with(" info before\n"));
   EXPECT_TRUE(Content(second.get()).ends_with(" info after\n"));

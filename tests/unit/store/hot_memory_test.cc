@@ -55,6 +55,7 @@ TEST(HotFiles, MemoryOfALoadThatDoesNotGoOnIsGivenBack) {
   };
   ASSERT_OK(files.Reserve(*file, 0, 8));
   EXPECT_EQ(count(std::chrono::hours(1)), 16 * kMiB) << "somebody loads it";
+  ASSERT_OK(files.Reserve(*file, 4, 8, now + std::chrono::hours(1)));  // and goes on
   const UniqueFd kept = Must(files.OpenForReading(*file, 8, now + std::chrono::hours(1)));
   file.reset();
   EXPECT_EQ(count(std::chrono::minutes(65)), 16 * kMiB) << "a request that took an hour has just ended";
